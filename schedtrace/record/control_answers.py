@@ -49,6 +49,9 @@ LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
 """Methods in which vLLM's engines and workers spend their lives."""
 _forever = ExitStack()
 """Of a process that was made to listen; its socket goes with it."""
+_listens = False
+"""It was."""
+_made_once = threading.Lock()
 
 
 def listen_while_they_run() -> None:
@@ -64,18 +67,28 @@ def listen_while_they_run() -> None:
 def listen_from_now_on() -> None:
     """Have the engine or worker listen whose loop the main thread is in: it began without schedtrace.
 
-    Called on another thread, which may take its time (``engine/unprepared.py``).
+    Called on another thread, which may take its time (``engine/unprepared.py``), and again by who attaches at
+    the same time.
     """
+    global _listens  # noqa: PLW0603  # of the process, as its main thread is
+    with _made_once:
+        _listens = _listens or _begin_to_listen()
+
+
+def _begin_to_listen() -> bool:
+    """Whether there is a loop to listen for."""
     main = threading.main_thread().ident or 0
     frame = sys._current_frames().get(main)
     while frame is not None and frame.f_code.co_name not in LOOPS:
         frame = frame.f_back
     if frame is None:
         logger.warning("schedtrace: process {} is in no loop of an engine or worker of vLLM", os.getpid())
-    elif frame.f_code.co_name == ENGINE_LOOP:
+        return False
+    if frame.f_code.co_name == ENGINE_LOOP:
         _forever.enter_context(_Engine(frame.f_locals["self"], main).listening())
     else:
         _forever.enter_context(_listening(_Worker(frame.f_locals["self"]).answer))
+    return True
 
 
 def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
