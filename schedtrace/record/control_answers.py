@@ -222,7 +222,7 @@ class _Engine:
             running=len(core.scheduler.running),
             waiting=Queues(core.scheduler).num_waiting(core.scheduler),
             recording=None if trace is None else str(trace),
-            keeps=None if flight is None else flight.keeps,
+            keeps=None if trace is None or flight is None else flight.keeps,
             attached=attachment.attached,
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.model.live import AskAttach, AskDetach, AskQueue, AskSnapshot, Refused
+from schedtrace.model.live import AskAttach, AskDetach, AskQueue, AskSnapshot, AskStatus, Refused
 from schedtrace.model.printable import hashed
 from schedtrace.record import attachment, control_answers
 from schedtrace.simulate import Driver
@@ -83,3 +83,11 @@ def test_a_snapshot_of_an_engine_without_a_ring_is_refused_with_what_can_be_done
     engine.answer(AskAttach(run_dir=str(tmp_path / "run")))
     path = tmp_path / "run" / "engine-0.jsonl"
     assert engine.answer(ask) == Refused(why=f"it keeps nothing in memory, but is recorded to {path}")
+
+
+def test_the_status_during_a_glance_is_that_of_an_engine_that_nobody_records(engine, monkeypatch):
+    seen = []
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: seen.append(engine.answer(AskStatus())))
+    engine.answer(AskQueue())
+    [status] = seen
+    assert (status.recording, status.keeps, status.attached) == (None, None, False)
