@@ -8,7 +8,6 @@ of schedtrace is on the scheduler or its engine.
 import os
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,19 @@ from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
 from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.settings import LINES, Settings
+from schedtrace.record.settings import LINES, Settings, hashes_ids
+from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.traced import prepared_recorder, records, traced_class
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 MOST_WAITED_S = 30.0
 """For the end of the step that runs: a prefill of a long prompt on a slow device may take seconds."""
 
+AGAIN_S = 3.0
+"""Until a recording whose time is over is tried to be ended again, after an engine did not let it go."""
+
+GLANCE_WAITED_S = 5.0
+"""For the end of a step, at both ends of a glance."""
 GLANCE_S = 0.3
 """An engine that schedules nothing calls ``schedule()`` about once a millisecond."""
 GLANCE = kept("60s")
@@ -59,22 +64,30 @@ class Attachment:
         """What the last recording that ended by itself has to say, until somebody asks."""
         self._end_s: float | None = None
         self._timer: threading.Timer | None = None
+        self._glances = False
+        """What records is of ``latest_exits``, and nobody else's business."""
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The scheduler's, active or not, whoever began it; None while only a glance records."""
+        return None if self._glances else getattr(self._engine.scheduler, "_schedtrace_recorder", None)
 
     @property
     def trace(self) -> Path | None:
         """What is written now, by this attachment or since the engine's start."""
-        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        recorder = self.recorder
         return recorder.writer.path if recorder is not None and recorder.active else None
 
     @property
     def attached(self) -> bool:
         """Whether this is what records."""
-        return self._recorder is not None
+        return self._recorder is not None and not self._glances
 
     @property
     def left_s(self) -> float | None:
         """Until it ends by itself."""
-        return None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
+        end_s = self._end_s
+        return None if end_s is None else max(0.0, end_s - time.monotonic())
 
     def attach(
         self, run_dir: Path, for_s: float | None, *, hash_ids: bool, trace: str = PLAIN
@@ -84,7 +97,7 @@ class Attachment:
         Args:
             run_dir: The run folder.
             for_s: Detach after so many seconds.
-            hash_ids: Write request ids as hashes.
+            hash_ids: Write request ids as hashes, which the server may ask for as well.
             trace: How much is kept.
 
         Returns:
@@ -100,23 +113,27 @@ class Attachment:
                     raise RefusedError(msg)
                 msg = f"it is recorded already, to {path}"
                 raise RefusedError(msg)
-            if self._recorder is not None:  # it has given up
-                self._end()
+            if self._recorder is not None:  # it has given up, or a glance has not ended yet
+                self._end(MOST_WAITED_S)
             lines = "full" if os.environ.get(LINES) == "full" else "delta"
-            chosen = Settings(run_dir, trial_ids=False, hash_ids=hash_ids, lines=lines, bounds=bounds(trace))
-            held, recorder, present = self._begin(chosen)
+            chosen = Settings(
+                run_dir,
+                trial_ids=False,
+                hash_ids=hash_ids or hashes_ids(),
+                lines=lines,
+                bounds=bounds(trace),
+            )
+            held, recorder, present = self._begin(chosen, MOST_WAITED_S)
             self._ended = None
             if for_s is not None:
                 self._end_s = time.monotonic() + for_s
-                self._timer = threading.Timer(for_s, self._time_is_over)
-                self._timer.daemon = True
-                self._timer.start()
+                self._end_after(for_s)
         logger.info(
             "schedtrace: attached to engine {}: {}", recorder.writer.engine_rank, recorder.writer.path
         )
         return recorder.writer.path, present, held
 
-    def _begin(self, chosen: Settings) -> tuple[float, Recorder, int]:
+    def _begin(self, chosen: Settings, most_s: float) -> tuple[float, Recorder, int]:
         scheduler = self._engine.scheduler
         plain: Any = type(scheduler)  # hashable, as every class
         try:
@@ -137,15 +154,19 @@ class Attachment:
             began_ns = time.perf_counter_ns()
             in_flight = bool(getattr(self._engine, "batch_queue", None))
             found = copy_queues(scheduler, in_flight=in_flight)
-            scheduler.__class__ = traced
-            scheduler._schedtrace_recorder = recorder
-            recorder.note_present(found)
             present = len(found.running) + recorder.num_waiting(scheduler)
-            held_us = (time.perf_counter_ns() - began_ns) / 1000
+            recorder.note_present(found)
+            try:
+                scheduler._schedtrace_recorder = recorder
+                scheduler.__class__ = traced  # the last that can fail
+                held_us = (time.perf_counter_ns() - began_ns) / 1000
+            except BaseException:
+                scheduler.__class__ = plain
+                raise
 
-        self._recorder, self._plain = recorder, plain
+        self._recorder, self._plain, self._glances = recorder, plain, chosen.in_memory
         try:
-            self._between_steps.do(begin, MOST_WAITED_S)
+            self._between_steps.do(begin, most_s)
         except Exception as error:
             self._release()
             msg = f"it was not attached to: {error}"
@@ -165,45 +186,53 @@ class Attachment:
             ended, self._ended = self._ended, None
             if ended is not None:
                 return ended
-            if self._recorder is None:
+            if self._recorder is None or self._glances:
                 path = self.trace
                 why = f"; it has been recorded since it began, to {path}" if path else ""
                 msg = f"nothing is attached to it{why}"
                 raise RefusedError(msg)
             recorder = self._recorder
-            path, held_us = self._end()
+            path, held_us = self._end(MOST_WAITED_S)
         logger.info("schedtrace: detached from engine {}: {}", recorder.writer.engine_rank, path)
         return path, held_us
 
-    def latest_exits(self, *, hash_ids: bool) -> list[Exit]:
+    @property
+    def ids(self) -> WrittenIds:
+        """Request ids as the recorder writes them; where there is none, as the server asks for."""
+        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        return WrittenIds(hash_ids=hashes_ids() if recorder is None else recorder.writer.hash_ids)
+
+    def latest_exits(self, *, glance: bool = True) -> list[Exit]:
         """Why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
 
         An engine that nobody records is attached to for a moment, with a trace that stays in memory: so the
         causes come from vLLM's own conditions, and need no second opinion about the scheduler's state.
 
         Args:
-            hash_ids: Write request ids as hashes, where nobody records it yet.
+            glance: Attach for a moment where nobody records, which waits for the end of a step.
 
         Raises:
-            RefusedError: it cannot be recorded, or has stopped making steps meanwhile.
+            RefusedError: it cannot be recorded, or is within one step.
         """
         recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
         if recorder is not None and recorder.active:
             return list(recorder.writer.latest_exits)
+        if not glance:
+            return []
         with self._lock:
             if self._recorder is not None:  # it has given up, and is not detached yet
                 return []
-            chosen = Settings(Path(), trial_ids=False, hash_ids=hash_ids, bounds=GLANCE, in_memory=True)
-            _, recorder, _ = self._begin(chosen)
+            chosen = Settings(Path(), trial_ids=False, hash_ids=hashes_ids(), bounds=GLANCE, in_memory=True)
+            _, recorder, _ = self._begin(chosen, GLANCE_WAITED_S)
             time.sleep(GLANCE_S)
             try:
-                self._end()
+                self._end(GLANCE_WAITED_S)
             except RefusedError:
-                recorder.active = False  # who attaches next takes it away
-                raise
+                recorder.active = False
+                self._end_after(AGAIN_S)
         return list(recorder.writer.latest_exits)
 
-    def _end(self) -> tuple[Path, float]:
+    def _end(self, most_s: float) -> tuple[Path, float]:
         recorder, plain = self._recorder, self._plain
         assert recorder is not None  # noqa: S101  # who calls has seen to that
         held_us = 0.0
@@ -216,7 +245,7 @@ class Attachment:
             held_us = (time.perf_counter_ns() - began_ns) / 1000
 
         try:
-            self._between_steps.do(end, MOST_WAITED_S)
+            self._between_steps.do(end, most_s)
         except Exception as error:
             msg = f"it was not detached: {error}"
             raise RefusedError(msg) from error
@@ -236,6 +265,7 @@ class Attachment:
             for name in [name for name in vars(scheduler) if name.startswith("_schedtrace_")]:
                 delattr(scheduler, name)
             self._unwrap()
+        self._glances = False
 
     def _unwrap(self) -> None:
         """Unless another engine of this process is attached to."""
@@ -245,8 +275,21 @@ class Attachment:
             unwrap_worker()
             time_in_workers(on=False)
 
+    def _end_after(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._time_is_over)
+        self._timer.daemon = True
+        self._timer.start()
+
     def _time_is_over(self) -> None:
-        with self._lock, suppress(RefusedError):  # who asks meanwhile waits for what there is to say
-            if self._recorder is not None:
-                self._ended = self._end()
-                logger.info("schedtrace: detached by itself: {}", self._ended[0])
+        with self._lock:  # who asks meanwhile waits for what there is to say
+            if self._timer is not threading.current_thread():  # another has ended it, and may have begun one
+                return
+            glances = self._glances
+            try:
+                ended = self._end(MOST_WAITED_S)
+            except RefusedError:
+                self._end_after(AGAIN_S)
+                return
+            if not glances:
+                self._ended = ended
+                logger.info("schedtrace: detached by itself: {}", ended[0])

@@ -33,6 +33,9 @@ class _Task:
             self._what()
         except Exception as error:
             self.error = error
+        except BaseException as error:  # a signal's, which ends the engine's loop
+            self.error = NotReachedError(f"the engine ends: {error!r}")
+            raise
         finally:
             self.over.set()
 

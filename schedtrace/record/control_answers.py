@@ -39,9 +39,8 @@ from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method, wrap
 from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues
-from schedtrace.record.settings import KEEP, hashes_ids
+from schedtrace.record.settings import KEEP
 from schedtrace.record.stall_causes import stacks_here
-from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.watchdog import watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
@@ -50,6 +49,9 @@ LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
 """Methods in which vLLM's engines and workers spend their lives."""
 _forever = ExitStack()
 """Of a process that was made to listen; its socket goes with it."""
+_listens = False
+"""It was."""
+_made_once = threading.Lock()
 
 
 def listen_while_they_run() -> None:
@@ -65,18 +67,28 @@ def listen_while_they_run() -> None:
 def listen_from_now_on() -> None:
     """Have the engine or worker listen whose loop the main thread is in: it began without schedtrace.
 
-    Called on another thread, which may take its time (``engine/unprepared.py``).
+    Called on another thread, which may take its time (``engine/unprepared.py``), and again by who attaches at
+    the same time.
     """
+    global _listens  # noqa: PLW0603  # of the process, as its main thread is
+    with _made_once:
+        _listens = _listens or _begin_to_listen()
+
+
+def _begin_to_listen() -> bool:
+    """Whether there is a loop to listen for."""
     main = threading.main_thread().ident or 0
     frame = sys._current_frames().get(main)
     while frame is not None and frame.f_code.co_name not in LOOPS:
         frame = frame.f_back
     if frame is None:
         logger.warning("schedtrace: process {} is in no loop of an engine or worker of vLLM", os.getpid())
-    elif frame.f_code.co_name == ENGINE_LOOP:
+        return False
+    if frame.f_code.co_name == ENGINE_LOOP:
         _forever.enter_context(_Engine(frame.f_locals["self"], main).listening())
     else:
         _forever.enter_context(_listening(_Worker(frame.f_locals["self"]).answer))
+    return True
 
 
 def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +133,10 @@ class _Engine:
         self._core = core
         self._between_steps = BetweenSteps(core)
         self._attachment = Attachment(core, self._between_steps)
-        self._watchdog = watch(core, thread, self._exits, self._snapshot_at)
+        attached = self._attachment
+        self._watchdog = watch(
+            core, thread, attached.latest_exits, self._snapshot_at, ids=lambda: attached.ids
+        )
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -163,31 +178,30 @@ class _Engine:
         return Refused(why="an engine is not asked this")
 
     @property
-    def _recorder(self) -> Any:
-        return getattr(self._core.scheduler, "_schedtrace_recorder", None)
-
-    @property
     def _flight(self) -> FlightRecorder | None:
-        return None if self._recorder is None else self._recorder.writer.flight
-
-    def _exits(self) -> list[Exit]:
-        return self._attachment.latest_exits(hash_ids=hashes_ids())
+        recorder = self._attachment.recorder
+        return None if recorder is None else recorder.writer.flight
 
     def _snapshot_at(self, reason: str) -> Path | None:
-        return None if self._flight is None else self._flight.snapshot(reason)
+        flight = self._flight
+        return None if flight is None else flight.snapshot(reason)
+
+    def _exits(self, *, wait: bool) -> list[Exit]:
+        with suppress(Exception):  # then nobody knows
+            return self._attachment.latest_exits(glance=wait and bool(self._core.scheduler.requests))
+        return []
 
     def _queue(self) -> QueueNow:
-        exits: list[Exit] = []
-        if self._core.scheduler.requests:
-            with suppress(Exception):  # then nobody knows
-                exits = self._exits()
-        ids = WrittenIds(hash_ids=hashes_ids())
-        return QueueNow(queue=queue_now(self._core, self._between_steps, exits, ids))
+        ids = self._attachment.ids
+        return QueueNow(queue=queue_now(self._core, self._between_steps, self._exits, ids))
 
     def _snapshot(self, folder: Path) -> AnyAnswer:
-        flight = self._flight
-        if flight is None or not self._recorder.active:
-            return Refused(why=f"it keeps nothing in memory: start the server with {KEEP}=120s")
+        flight, trace = self._flight, self._attachment.trace
+        if trace is None:
+            later = "schedtrace attach records from now on, without a restart"
+            return Refused(why=f"it keeps nothing in memory: start the server with {KEEP}=120s, or {later}")
+        if flight is None:
+            return Refused(why=f"it keeps nothing in memory, but is recorded to {trace}")
         try:
             return Snapshot(path=str(flight.ask(folder).result(WAIT_S)))
         except OSError as error:
@@ -196,6 +210,7 @@ class _Engine:
 
     def _status(self) -> Status:
         core, attachment, watchdog = self._core, self._attachment, self._watchdog
+        trace, flight = attachment.trace, self._flight
         return Status(
             role="engine",
             pid=os.getpid(),
@@ -206,8 +221,8 @@ class _Engine:
             model=str(core.vllm_config.model_config.model),
             running=len(core.scheduler.running),
             waiting=Queues(core.scheduler).num_waiting(core.scheduler),
-            recording=None if attachment.trace is None else str(attachment.trace),
-            keeps=None if self._flight is None else self._flight.keeps,
+            recording=None if trace is None else str(trace),
+            keeps=None if trace is None or flight is None else flight.keeps,
             attached=attachment.attached,
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,

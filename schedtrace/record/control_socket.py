@@ -1,22 +1,27 @@
 """A Unix socket on which a process of an engine is asked things by its own user, a line of JSON each.
 
-The thread that listens sleeps until somebody connects: nothing is on the path of a step, and no setting is
-needed. Who asks is checked by the kernel's word (``SO_PEERCRED``, ``unix(7)``), beside the folder's mode.
+The thread that listens sleeps until somebody connects, and has another one answer: nothing is on the path of
+a step, and no setting is needed. Who asks is checked by the kernel's word (``SO_PEERCRED``, ``unix(7)``),
+beside the folder's mode.
 """
 
 import contextlib
+import errno
 import os
+import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 import msgspec
 from loguru import logger
 
 from schedtrace.model import live
-from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskTimes, Refused, Stacks
+from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskStatus, AskTimes, Refused, Stacks
 from schedtrace.record.processes import process
 
 STACKS_S = 1.0
@@ -30,7 +35,9 @@ _STATES = {
 LONGEST_ASK = 2**16
 """Bytes."""
 MOST_S = 5.0
-"""For who connects to say what is asked, and to take the answer."""
+"""For who connects to say what is asked, and as long again to take the answer."""
+MOST_AT_ONCE = 8
+"""Who are listened to; more wait until they are accepted."""
 _CREDENTIALS = struct.Struct("3i")
 _decode = msgspec.json.Decoder(AnyAsk).decode
 
@@ -41,46 +48,62 @@ class ControlSocket:
     """This process's; forked children do not have it.
 
     Args:
-        answer: Called on the socket's thread, one question after the other; what it raises is a refusal.
+        answer: Called on threads of the socket, one question after the other, but ``AskStatus`` at
+            any time; what it raises is a refusal.
 
     Raises:
-        OSError: there can be no socket.
+        OSError: there can be no socket, or a process of this number listens already: one of another container
+            that has the same folder.
     """
 
     def __init__(self, answer: Answering) -> None:
         self._answer = answer
         self.path = live.own_folder() / f"{os.getpid()}.sock"
-        self._pid = os.getpid()
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()  # of a process of this number that was killed
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(os.fspath(self.path))
-        self.path.chmod(0o600)
-        self._socket.listen(8)
+        self._socket, self._file = _listens_at(self.path)
+        self._one_by_one = threading.Lock()
+        self._free = threading.Semaphore(MOST_AT_ONCE)
+        _sockets.add(self)
         self._thread = threading.Thread(target=self._listen, name="schedtrace-socket", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Listen no more."""
+        if self._socket.fileno() < 0:  # in a forked child, or closed before
+            return
+        with contextlib.suppress(OSError):
+            if _file(self.path) == self._file:
+                self.path.unlink()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() would not
         self._socket.close()
-        if self._pid == os.getpid():
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+
+    def disown(self) -> None:
+        """In a forked child: who asks the parent finds nobody once that has ended."""
+        self._socket.close()
 
     def _listen(self) -> None:
         while True:
+            self._free.acquire()
             try:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
             try:
-                with connection:
-                    connection.settimeout(MOST_S)
-                    self._serve(connection)
-            except Exception as error:  # of who asked: gone, slow, or no schedtrace
+                name = "schedtrace-answer"
+                threading.Thread(target=self._hear, args=(connection,), name=name, daemon=True).start()
+            except RuntimeError as error:  # no more threads
                 logger.debug("schedtrace: a question was not answered: {!r}", error)
+                connection.close()
+                self._free.release()
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                self._serve(connection)
+        except Exception as error:  # of who asked: gone, slow, or no schedtrace
+            logger.debug("schedtrace: a question was not answered: {!r}", error)
+        finally:
+            self._free.release()
 
     def _serve(self, connection: socket.socket) -> None:
         line = _line(connection)  # in any case: a connection closed before that would lose the answer
@@ -88,15 +111,69 @@ class ControlSocket:
             answer: AnyAnswer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
         else:
             answer = self._answer_to(line)
+        connection.settimeout(MOST_S)
         connection.sendall(msgspec.json.encode(answer) + b"\n")
 
     def _answer_to(self, line: bytes) -> AnyAnswer:
         try:
-            return self._answer(_decode(line))
+            question = _decode(line)
+            with contextlib.nullcontext() if question == AskStatus() else self._one_by_one:
+                return self._answer(question)
         except msgspec.MsgspecError as error:
             return Refused(why=f"this schedtrace does not understand the question ({error})")
         except Exception as error:
             return Refused(why=str(error) or repr(error))
+
+
+_sockets: WeakSet[ControlSocket] = WeakSet()
+
+
+def _disown() -> None:
+    for one in list(_sockets):
+        one.disown()
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
+    """A socket there on which somebody listens from the first moment on, and its file.
+
+    Raises:
+        OSError: somebody does already, or it cannot be made.
+    """
+    if _is_alive(path):
+        raise OSError(errno.EADDRINUSE, "somebody listens there already", str(path))
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = path.with_name(f"{secrets.token_hex(4)}.new")  # no reader looks at that
+    try:
+        made.bind(os.fspath(before))
+        before.chmod(0o600)
+        made.listen(MOST_AT_ONCE)
+        file = _file(before)
+        before.replace(path)  # of a process of this number that was killed
+    except OSError:
+        made.close()
+        before.unlink(missing_ok=True)
+        raise
+    return made, file
+
+
+def _is_alive(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(MOST_S)
+        try:
+            connection.connect(os.fspath(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except TimeoutError:  # it has much to do
+            return True
+    return True
+
+
+def _file(path: Path) -> tuple[int, int]:
+    about = path.lstat()
+    return about.st_dev, about.st_ino
 
 
 def peer_of(connection: socket.socket) -> int:
@@ -111,9 +188,11 @@ def _line(connection: socket.socket) -> bytes:
 
     Raises:
         ValueError: nothing does.
+        TimeoutError: not within ``MOST_S``.
     """
-    read = b""
+    read, until_s = b"", time.monotonic() + MOST_S
     while b"\n" not in read and len(read) < LONGEST_ASK:
+        connection.settimeout(max(until_s - time.monotonic(), 1e-3))
         block = connection.recv(LONGEST_ASK)
         if not block:
             break

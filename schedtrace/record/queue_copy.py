@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.queue import EngineQueue, QueueEntry
@@ -165,15 +165,21 @@ MOST_WAITED_S = 5.0
 """For the end of the step that runs; then it is read meanwhile."""
 
 
-def queue_now(
-    engine: Any, between_steps: BetweenSteps, exits: Sequence[Exit], ids: WrittenIds
-) -> EngineQueue:
+class Exits(Protocol):
+    """Those of an engine's latest call of ``schedule()``; empty: not known."""
+
+    def __call__(self, *, wait: bool) -> Sequence[Exit]:
+        """``wait``: they are worth waiting for the end of a step."""
+
+
+def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: WrittenIds) -> EngineQueue:
     """The queues of an engine.
 
     Args:
         engine: vLLM's ``EngineCore``.
         between_steps: The way to its thread.
-        exits: Of its latest call of ``schedule()``; empty: not known.
+        exits: Called before the copy; if they are not known, once more after it, unless the engine is held up
+            within a step. Then another copy is made, which is of the time after them.
         ids: Request ids as they are to be written.
     """
     scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
@@ -186,19 +192,21 @@ def queue_now(
         began_ns = time.perf_counter_ns()
         in_flight = bool(getattr(engine, "batch_queue", None))
         found = copy_queues(scheduler, in_flight=in_flight)
-        copied.append((found, held_blocks(manager), free_blocks(manager)))
-        held_us = (time.perf_counter_ns() - began_ns) / 1000
+        copied[:] = [(found, held_blocks(manager), free_blocks(manager))]
+        held_us += (time.perf_counter_ns() - began_ns) / 1000
 
-    reached = True
+    known, reached = exits(wait=False), True
     try:
         between_steps.do(copy, MOST_WAITED_S)
+        if not known and (known := exits(wait=True)):
+            between_steps.do(copy, MOST_WAITED_S)
     except NotReachedError:
         reached = False
         copy()  # on this thread: each list is copied in one go
     [(found, held, free)] = copied
     now = time.time()
     entries = [(one, _entry(one, now, held, ids)) for one in found.in_order()]
-    _refusals(entries, exits)
+    _refusals(entries, known)
     pause = queues.pause_name(scheduler)
     return EngineQueue(
         rank=engine_rank(engine.vllm_config.parallel_config),
@@ -215,7 +223,7 @@ def queue_now(
         pause=None if pause == "UNPAUSED" else pause,  # type: ignore[arg-type]  # one of vLLM's three words
         running=[entry for one, entry in entries if one.state == "running"],
         waiting=[entry for one, entry in entries if one.state != "running"],
-        exits=list(exits),
+        exits=list(known),
     )
 
 

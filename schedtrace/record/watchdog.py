@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,8 @@ log = logging.getLogger("vllm.schedtrace")
 """Has vLLM's handlers, level and format."""
 
 Causes = Callable[[], list[Exit]]
+Ids = Callable[[], WrittenIds]
+"""Request ids as they are to be written now."""
 Snapshot = Callable[[str], Path | None]
 """Keeps what is known of the time before a stall; is given its kind, returns where it lies."""
 
@@ -80,6 +81,7 @@ class Watchdog:
         after_s: A stall is said after so many seconds.
         snapshot: See ``Snapshot``.
         stacks: The stacks of this process and its workers.
+        ids: How request ids are written; as the server asks for, unless given.
     """
 
     def __init__(
@@ -90,12 +92,13 @@ class Watchdog:
         after_s: float = AFTER_S,
         snapshot: Snapshot | None = None,
         stacks: Callable[[], list[str]] | None = None,
+        ids: Ids | None = None,
     ) -> None:
         self._engine, self._place, self._causes = engine, place, causes
         self._after_s, self._snapshot, self._stacks = after_s, snapshot, stacks or _all_stacks
         self._queues = Queues(engine.scheduler)
         self._movement = Movement()
-        self._ids = WrittenIds(hash_ids=hashes_ids())
+        self._ids = ids or _as_the_server_asks
         self._places: list[Place] = []
         """At each look since the latest progress."""
         self._calls: Any = None
@@ -167,7 +170,7 @@ class Watchdog:
             since_s, cause = self._moved_s, self._cause
         elif circling is not None and working:
             request_id, circle = circling
-            since_s, cause = circle.since_s, partial(circle.stall, self._ids[request_id])
+            since_s, cause = circle.since_s, lambda: circle.stall(self._ids()[request_id])
         else:
             self._ended(now_s, working=working)
             return
@@ -184,7 +187,7 @@ class Watchdog:
                 exits = self._causes()
             except Exception as error:
                 logger.debug("schedtrace: the causes of a stall are not known: {!r}", error)
-        return stall(self._engine, self._places, steps=steps, exits=exits, ids=self._ids)
+        return stall(self._engine, self._places, steps=steps, exits=exits, ids=self._ids())
 
     def _report(self, found: Stall, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
@@ -192,7 +195,7 @@ class Watchdog:
             log.info("%s%s", begin, found.sentence)
             return
         lines = [f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]"]
-        lines += _tried(lambda: holders(self._engine, self._ids))
+        lines += _tried(lambda: holders(self._engine, self._ids()))
         if self._snapshot is not None:
             take = self._snapshot
             lines += _tried(lambda: [f"what happened before: {path}"] if (path := take(found.kind)) else [])
@@ -210,18 +213,24 @@ class Watchdog:
         log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._reported_since_s, reported.kind)
 
 
-def watch(engine: Any, thread: int, causes: Causes, snapshot: Snapshot | None = None) -> Watchdog | None:
+def watch(
+    engine: Any, thread: int, causes: Causes, snapshot: Snapshot | None = None, ids: Ids | None = None
+) -> Watchdog | None:
     """Have an engine and the thread that it runs on watched, unless nobody wants that or it cannot be."""
     try:
         seconds = after_s()
         if seconds is None:
             return None
-        watchdog = Watchdog(engine, lambda: place_of_thread(thread), causes, seconds, snapshot)
+        watchdog = Watchdog(engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids)
         watchdog.start()
     except Exception as error:
         logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, visible(str(error)))
         return None
     return watchdog
+
+
+def _as_the_server_asks() -> WrittenIds:
+    return WrittenIds(hash_ids=hashes_ids())
 
 
 def _all_stacks() -> list[str]:

@@ -74,7 +74,7 @@ class Writer:
         self._lost_beside = False
         self.prefixes = Prefixes(header.block_size)
         self._anchor_ns = anchor_ns
-        self._hash_ids = chosen.hash_ids
+        self.hash_ids = chosen.hash_ids
         self._wall_anchor_us = header.wall_anchor_us
         self._assembler = Assembler(
             anchor_ns,
@@ -167,7 +167,7 @@ class Writer:
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
-        return type(error).__name__ if self._hash_ids else shortened(repr(error))
+        return type(error).__name__ if self.hash_ids else shortened(repr(error))
 
     def notice(self, message: str) -> None:
         """Have a notice written."""

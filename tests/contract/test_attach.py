@@ -1,5 +1,7 @@
 """A recording that begins while vLLM's scheduler works, and ends again: it changes and leaves nothing."""
 
+import threading
+from collections import UserDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +13,13 @@ pytest.importorskip("vllm")
 from typer.testing import CliRunner
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 
 from schedtrace.cli.main import app
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
+from schedtrace.record import attachment
 from schedtrace.record.attachment import Attachment, RefusedError
 from schedtrace.record.between_steps import NotReachedError
 from schedtrace.record.traced import traced_class
@@ -91,6 +95,93 @@ def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle,
     with pytest.raises(RefusedError, match="was not attached to: within one step"):
         idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
     assert is_plain(idle)
+
+
+def test_an_engine_whose_requests_cannot_be_counted_is_left_alone(idle, tmp_path):
+    class Mine(type(idle.scheduler)):  # whose waiting requests are counted by all there are
+        pass
+
+    shutdown = EngineCore.shutdown
+    idle.scheduler.__class__, idle.scheduler.requests = Mine, UserDict(idle.scheduler.requests)
+    with pytest.raises(RefusedError, match="was not attached to: descriptor '__len__' requires a 'dict'"):
+        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    assert type(idle.scheduler) is Mine
+    assert [name for name in vars(idle.scheduler) if name.startswith("_schedtrace")] == []
+    assert not idle.attachment.attached
+    assert EngineCore.shutdown is shutdown
+
+
+def test_a_signal_while_the_class_changes_undoes_it(idle, tmp_path, monkeypatch):
+    counter = iter([0])
+    monkeypatch.setattr(attachment.time, "perf_counter_ns", lambda: next(counter))  # the second call raises
+    with pytest.raises(RefusedError, match="was not attached to"):
+        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    assert is_plain(idle)
+
+
+class Stuck(Now):
+    """Reached at some visits, within one step at the others."""
+
+    def __init__(self, *reached: bool) -> None:
+        self.reached = list(reached)
+        self.over = threading.Event()
+
+    def do(self, what: Any, _timeout_s: float) -> None:
+        if not self.reached.pop(0):
+            raise NotReachedError("within one step")  # noqa: EM101, TRY003  # stands for another text
+        what()
+        if not self.reached:
+            self.over.set()
+
+
+@pytest.fixture
+def stuck(idle, monkeypatch):
+    """``stuck(*reached)``: whether the engine comes to the end of its step at each visit."""
+    monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
+    monkeypatch.setattr(attachment, "GLANCE_S", 0)
+
+    def make(*reached):
+        idle.attachment._between_steps = Stuck(*reached)
+        return idle.attachment
+
+    return make
+
+
+def test_a_recording_whose_time_is_over_is_ended_as_soon_as_the_engine_allows(idle, stuck, tmp_path):
+    attached = stuck(True, False, False, True)
+    path, _, _ = attached.attach(tmp_path / "run", 0.01, hash_ids=False)
+    assert attached._between_steps.over.wait(10)
+    assert attached.detach()[0] == path
+    assert is_plain(idle)
+
+
+def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_later(
+    idle, stuck, monkeypatch
+):
+    attached = stuck(True, False, False, True)
+    monkeypatch.setattr(attachment, "AGAIN_S", 60)
+    attached.latest_exits()
+    assert not is_plain(idle)
+    assert (attached.attached, attached.trace, attached.recorder) == (False, None, None)
+    with pytest.raises(RefusedError, match="nothing is attached to it"):
+        attached.detach()
+    monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
+    attached._timer.cancel()
+    attached._end_after(0)
+    assert attached._between_steps.over.wait(10)
+    with attached._lock:
+        assert is_plain(idle)
+        assert attached._ended is None
+
+
+def test_a_timer_that_comes_too_late_ends_no_later_recording(idle, tmp_path):
+    idle.attachment.attach(tmp_path / "run", 60, hash_ids=False)
+    late = idle.attachment._timer
+    idle.attachment.detach()
+    idle.attachment.attach(tmp_path / "again", None, hash_ids=False)
+    late.function()
+    assert idle.attachment.attached
+    idle.attachment.detach()
 
 
 def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):

@@ -40,7 +40,7 @@ def core_of(engine):
 
 
 def now(engine, exits=(), way=None):
-    return queue_now(core_of(engine), way or Now(), exits, WrittenIds(hash_ids=False))
+    return queue_now(core_of(engine), way or Now(), lambda **_wait: exits, WrittenIds(hash_ids=False))
 
 
 def vllms_own(scheduler):
@@ -110,7 +110,26 @@ def test_an_empty_queue_is_no_reason(crowded):
     assert {one.refused_for for one in queue.waiting} == {None}
 
 
-def test_an_engine_that_is_within_a_step_is_read_meanwhile(crowded):
-    queue = now(crowded, way=Never())
+def test_an_engine_that_is_within_a_step_is_read_meanwhile_and_its_exits_are_not_waited_for(crowded):
+    waits = []
+
+    def exits(*, wait):
+        waits.append(wait)
+        return []
+
+    queue = queue_now(core_of(crowded), Never(), exits, WrittenIds(hash_ids=False))
     assert not queue.between_steps
     assert shown(queue) == vllms_own(crowded.scheduler)
+    assert waits == [False]
+
+
+def test_exits_that_are_waited_for_are_of_a_step_before_the_copy(crowded):
+    def exits(*, wait):
+        if not wait:
+            return []
+        crowded.add("late", 40)
+        return [Exit("waiting", "condition", "max_num_seqs")]
+
+    queue = queue_now(core_of(crowded), Now(), exits, WrittenIds(hash_ids=False))
+    assert [one.request_id for one in queue.waiting] == ["r2", "r3", "late"]
+    assert queue.between_steps

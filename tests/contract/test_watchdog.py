@@ -138,7 +138,7 @@ class Looping:
         self.thread.start()
         watched = Watchdog(
             self.core, lambda: place_of_thread(self.thread.ident),
-            lambda: self.attachment.latest_exits(hash_ids=False), 1.0, stacks=list, **options,
+            self.attachment.latest_exits, 1.0, stacks=list, **options,
         )  # fmt: skip
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -87,7 +87,7 @@ def held_by_queue(engine):
     config = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(model="tiny"))
     core = SimpleNamespace(scheduler=engine.scheduler, vllm_config=config)
     engine.step()
-    return queue_now(core, Now(), [], WrittenIds(hash_ids=False)).held_us
+    return queue_now(core, Now(), lambda **_wait: [], WrittenIds(hash_ids=False)).held_us
 
 
 def main():

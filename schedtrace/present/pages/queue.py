@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message
 from schedtrace.model.queue import EngineQueue, EngineQueues, QueueEntry
 from schedtrace.model.say import say
@@ -66,8 +67,16 @@ def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
     causes = ", ".join(f"{cause} ({integer(count)})" for cause, count in refused.most_common())
     if causes:
         yield say("waiting for {causes}", causes=causes)
+    elif queue.waiting and _came_since(queue):
+        yield say("the latest step that is known left nobody waiting: they have arrived since")
     elif queue.waiting:
         yield say("what they wait for is not known: the latest step refused nobody, or was not seen")
+
+
+def _came_since(queue: EngineQueue) -> bool:
+    """Whether the latest step has emptied the waiting queue, and nobody was preempted or set aside since."""
+    causes = {one.cause for one in queue.exits if one.loop == "waiting"}
+    return causes == {Cause.QUEUE_EMPTY} and all(one.state == "waiting" for one in queue.waiting)
 
 
 def _warnings(queue: EngineQueue) -> Iterator[str]:

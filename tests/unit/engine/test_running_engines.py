@@ -16,7 +16,7 @@ from schedtrace.model import live
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sockets, "FOLDER", tmp_path)
+    monkeypatch.setattr(live, "FOLDER", tmp_path)
     monkeypatch.setattr(running_engines, "STATUS_S", 0.05)
     monkeypatch.setattr(running_engines, "unprepared_engines", lambda _: [])
     return live.own_folder()

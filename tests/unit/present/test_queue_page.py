@@ -1,6 +1,9 @@
 """The page of ``schedtrace queue``: what stands on it at 80 columns."""
 
+import pytest
+
 from schedtrace.model.queue import EngineQueue, EngineQueues, QueueEntry
+from schedtrace.model.trace import Exit
 from schedtrace.present.pages.queue import queue_page
 from schedtrace.present.renderers import Format, renderer
 
@@ -75,6 +78,24 @@ Engine 0 (pid 12345): tiny
   0 of 2 seats taken, 0 waiting
 """
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "causes", "says"),
+    [
+        (
+            "waiting",
+            ["queue_empty"],
+            "the latest step that is known left nobody waiting: they have arrived since",
+        ),
+        ("waiting", ["max_loras", "queue_empty"], "what they wait for is not known"),
+        ("preempted", ["queue_empty"], "what they wait for is not known"),
+        ("waiting", [], "what they wait for is not known"),
+    ],
+)
+def test_who_has_arrived_since_the_latest_step_waits_for_nothing_yet(state, causes, says):
+    exits = [Exit("waiting", "condition", cause) for cause in causes]
+    assert f"  {says}" in text(queue(waiting=[entry("r1", state)], exits=exits))
 
 
 def test_what_is_not_known_and_what_holds_all_up():

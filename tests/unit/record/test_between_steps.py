@@ -1,6 +1,7 @@
 """What is to be done between two steps is done on the engine's thread, once, and leaves nothing there."""
 
 import queue
+import sys
 import threading
 
 import pytest
@@ -92,6 +93,25 @@ def test_what_it_raises_reaches_who_asked_and_not_the_engine():
         BetweenSteps(engine).do(lambda: 1 // 0, 5)
     assert vars(engine).keys() == {"input_queue", "handled"}
     over.set()
+
+
+def test_a_signal_meanwhile_reaches_the_engine_and_counts_as_not_done():
+    engine, errors = Proc(), []
+
+    def asks():
+        try:
+            BetweenSteps(engine).do(sys.exit, 5)
+        except NotReachedError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=asks)
+    thread.start()
+    while engine.input_queue.empty():
+        pass
+    with pytest.raises(SystemExit):
+        engine.turn()
+    thread.join()
+    assert errors == ["the engine ends: SystemExit()"]
 
 
 def test_a_core_that_its_caller_steps_is_reached_before_its_next_step():

@@ -1,6 +1,7 @@
 """Who may ask a process over its socket, and what happens to what is no question."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -8,6 +9,8 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -121,6 +124,100 @@ def test_the_socket_of_a_killed_process_of_this_number_is_replaced(folder):
     made = ControlSocket(lambda _: Done())
     assert ask(made.path, AskTimes(on=True), 5) == Done()
     made.close()
+
+
+@pytest.fixture
+def busy():
+    """A socket whose answers, but for the status, wait for ``goes_on``."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def answer(question):
+        if question != AskStatus():
+            begun.set()
+            goes_on.wait(10)
+        return Done()
+
+    made = ControlSocket(answer)
+    made.begun, made.goes_on = begun, goes_on
+    yield made
+    goes_on.set()
+    made.close()
+
+
+def test_the_status_is_answered_while_another_question_is(busy):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(ask(busy.path, AskTimes(on=True), 10)))
+    thread.start()
+    assert busy.begun.wait(10)
+    assert ask(busy.path, AskStatus(), 5) == Done()
+    assert answers == []
+    busy.goes_on.set()
+    thread.join()
+    assert answers == [Done()]
+
+
+def test_no_more_than_a_few_are_listened_to_at_once(listener):
+    with contextlib.ExitStack() as stack:
+        for _ in range(control_socket.MOST_AT_ONCE):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(listener.path))
+        with pytest.raises(TimeoutError):
+            ask(listener.path, AskTimes(on=True), 0.1)
+    assert ask(listener.path, AskTimes(on=True), 5) == Done()
+
+
+def trickle(connection):
+    for _ in range(50):
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+def test_a_question_that_comes_byte_by_byte_has_one_deadline(listener, monkeypatch):
+    monkeypatch.setattr(control_socket, "MOST_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(listener.path))
+        with pytest.raises(BrokenPipeError):
+            trickle(connection)
+
+
+def test_a_forked_child_does_not_keep_the_socket(listener):
+    inode = os.fstat(listener._socket.fileno()).st_ino
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(read, 1)
+    has = {str(one.readlink()) for one in Path(f"/proc/{child}/fd").iterdir()}
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert f"socket:[{inode}]" not in has
+
+
+def test_a_forked_child_that_closes_it_leaves_it_to_its_parent(listener):
+    child = os.fork()
+    if child == 0:
+        listener.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert ask(listener.path, AskTimes(on=True), 5) == Done()
+
+
+def test_a_process_of_the_same_number_that_listens_is_left_alone(listener):
+    with pytest.raises(OSError, match="somebody listens there already") as raised:
+        ControlSocket(lambda _: Done())
+    assert raised.value.errno == errno.EADDRINUSE
+    assert ask(listener.path, AskTimes(on=True), 5) == Done()
+    assert list(listener.path.parent.iterdir()) == [listener.path]
+
+
+def test_a_socket_that_has_taken_its_place_stays(listener, monkeypatch):
+    monkeypatch.setattr(control_socket, "_is_alive", lambda _path: False)  # as if both began at once
+    other = ControlSocket(lambda _: Done())
+    listener.close()
+    assert ask(other.path, AskTimes(on=True), 5) == Done()
+    other.close()
+    assert not other.path.exists()
 
 
 CHILD = """

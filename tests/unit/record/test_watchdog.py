@@ -10,9 +10,11 @@ from types import SimpleNamespace as Some
 import pytest
 
 from schedtrace.model.causes import Cause
+from schedtrace.model.printable import hashed
 from schedtrace.model.trace import Exit
 from schedtrace.record import watchdog as module
 from schedtrace.record.stall_causes import Place, place_of, place_of_thread, stacks_here
+from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, watch
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -80,6 +82,15 @@ def watched(caplog, monkeypatch):
     monkeypatch.setattr(module, "log", logging.getLogger("test_watchdog"))  # vLLM's hands nothing on
     caplog.set_level(logging.INFO, logger="test_watchdog")
     return lambda engine, *args, **options: Watched(engine, caplog, *args, **options)
+
+
+def test_ids_are_those_that_the_recorder_writes_when_a_stall_is_described(watched):
+    ids = WrittenIds(hash_ids=False)
+    seen = watched(Engine([request("a", 10)]), ids=lambda: ids)
+    assert "1 of 4 seats: a" in seen.for_s(12)[0][2]
+    seen.for_s(1, lambda: works(seen.engine))
+    ids = WrittenIds(hash_ids=True)
+    assert f"1 of 4 seats: {hashed('a')}" in seen.for_s(12)[0][2]
 
 
 def works(engine):

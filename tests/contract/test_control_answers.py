@@ -1,0 +1,93 @@
+"""What an engine answers over its socket: ids as they are written, and refusals with a next step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.model.live import AskAttach, AskDetach, AskQueue, AskSnapshot, AskStatus, Refused
+from schedtrace.model.printable import hashed
+from schedtrace.record import attachment, control_answers
+from schedtrace.simulate import Driver
+
+pytestmark = pytest.mark.vllm
+
+
+class Now:
+    """The test's thread is the engine's."""
+
+    def do(self, what: Any, _timeout_s: float) -> None:
+        what()
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """An engine with one seat, of which r0 has it and r1 waits."""
+    monkeypatch.setenv("SCHEDTRACE_WATCHDOG", "off")
+    monkeypatch.setattr(control_answers, "BetweenSteps", lambda _core: Now())
+    driver = Driver(max_num_seqs=1)
+    for name in ("r0", "r1"):
+        driver.add(name, 40, 40)
+    driver.step()
+    config = SimpleNamespace(parallel_config=SimpleNamespace(), model_config=SimpleNamespace(model="tiny"))
+    core = SimpleNamespace(scheduler=driver.scheduler, batch_queue=driver.in_flight, vllm_config=config)
+    made = control_answers._Engine(core, 1)
+    made.driver = driver
+    yield made
+    if made._attachment.attached:
+        made.answer(AskDetach())
+
+
+def waiting(engine):
+    """Ids and causes of who waits."""
+    return [(one.request_id, one.refused_for) for one in engine.answer(AskQueue()).queue.waiting]
+
+
+def written(engine):
+    """Make a step, and wait until it is in the trace."""
+    engine.driver.step()
+    writer = engine._attachment.recorder.writer
+    while not writer.latest_exits:
+        pass
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_ids_are_hashed_in_trace_and_queue_where_attach_or_the_server_asks_for_it(
+    engine, tmp_path, monkeypatch, server
+):
+    if server:
+        monkeypatch.setenv("SCHEDTRACE_HASH_IDS", "1")
+    engine.answer(AskAttach(run_dir=str(tmp_path / "run"), hash_ids=not server))
+    written(engine)
+    assert waiting(engine) == [(hashed("r1"), "max_num_seqs")]
+    assert engine._attachment.ids["r1"] == hashed("r1")
+    engine.answer(AskDetach())
+    assert b'"r1"' not in (tmp_path / "run" / "engine-0.jsonl").read_bytes()
+    assert engine._attachment.ids["r1"] == (hashed("r1") if server else "r1")
+
+
+def test_of_an_engine_that_nobody_records_the_causes_come_from_a_glance(engine, monkeypatch):
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
+    assert waiting(engine) == [("r1", "max_num_seqs")]
+    assert not hasattr(engine.driver.scheduler, "_schedtrace_recorder")
+
+
+def test_a_snapshot_of_an_engine_without_a_ring_is_refused_with_what_can_be_done(engine, tmp_path):
+    ask = AskSnapshot(run_dir=str(tmp_path / "snapshot"))
+    assert engine.answer(ask) == Refused(
+        why="it keeps nothing in memory: start the server with SCHEDTRACE_KEEP=120s, or schedtrace attach "
+        "records from now on, without a restart"
+    )
+    engine.answer(AskAttach(run_dir=str(tmp_path / "run")))
+    path = tmp_path / "run" / "engine-0.jsonl"
+    assert engine.answer(ask) == Refused(why=f"it keeps nothing in memory, but is recorded to {path}")
+
+
+def test_the_status_during_a_glance_is_that_of_an_engine_that_nobody_records(engine, monkeypatch):
+    seen = []
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: seen.append(engine.answer(AskStatus())))
+    engine.answer(AskQueue())
+    [status] = seen
+    assert (status.recording, status.keeps, status.attached) == (None, None, False)
