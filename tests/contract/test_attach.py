@@ -1,5 +1,6 @@
 """A recording that begins while vLLM's scheduler works, and ends again: it changes and leaves nothing."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +115,18 @@ def test_it_ends_by_itself_and_says_so_to_who_asks_then(idle, tmp_path):
     with pytest.raises(RefusedError, match="nothing is attached to it"):
         idle.attachment.detach()
     assert read_run(tmp_path / "run").traces[0].header.hashed_ids
+
+
+def test_a_wall_clock_that_is_set_back_makes_nobody_wait(idle, tmp_path, monkeypatch):
+    idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    for name, hour in (("time", 3600), ("time_ns", 3600 * 10**9)):
+        clock = getattr(time, name)
+        monkeypatch.setattr(time, name, lambda now=clock, hour=hour: now() - hour)
+    idle.add("later", 40)
+    idle.finish()
+    idle.attachment.detach()
+    [later] = read_run(tmp_path / "run").traces[0].arrivals.to_dicts()
+    assert 0 <= later["queued_us"] - later["arrived_us"] < 60e6
 
 
 @pytest.fixture(params=LOADS, scope="module")

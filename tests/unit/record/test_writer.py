@@ -353,7 +353,21 @@ def test_a_notice(writer_of):
 def test_clocks(writer_of):
     made = writer_of(anchor_ns=5_000)
     assert (made.since_anchor(9_999), made.since_anchor(5_000)) == (4, 0)
-    assert made.from_wall_clock(3.5) == 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("came_s", "wall_s"),
+    [
+        pytest.param(3.5, 9.0, id="as it stood at 2 s when the trace began"),
+        pytest.param(3603.5, 3609.0, id="set to an hour later since"),
+        pytest.param(1.5, 7.0, id="set back since"),
+        pytest.param(3.5, 3.0, id="set back since the request came"),
+    ],
+)
+def test_a_wall_clock_that_is_set_changes_no_age(writer_of, monkeypatch, came_s, wall_s):
+    made = writer_of()
+    monkeypatch.setattr(writer.time, "time_ns", lambda: int(wall_s * 1e9))
+    assert made.from_wall_clock(came_s, now_us=7_000_000) == 1_500_000
 
 
 @pytest.mark.parametrize(("hash_ids", "text"), [(False, "ValueError('client-7')"), (True, "ValueError")])
