@@ -105,9 +105,15 @@ class Writer:
         self._begun_anew = False
         self._notices_so_far: list[str] = []
         """Notices so far, for a file that begins while this one is recorded."""
-        if self.flight is None:
-            write_manifest_if_missing(self.path.parent, header)
-        self._write([header])
+        try:
+            self._write([header])
+            if self.flight is None:
+                write_manifest_if_missing(self.path.parent, header)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._output.discard()
+                self.path.parent.rmdir()  # unless others write there
+            raise
         _writers.add(self)
         self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
         self._thread.start()
@@ -331,6 +337,7 @@ class Writer:
         )
         with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
             self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {self.describe(error)}")])
+        with contextlib.suppress(Exception):
             self._output.close()
         self._pending.clear()
 

@@ -185,7 +185,11 @@ def test_a_connector_that_never_answers_is_told_by_exits_of_a_glance(looping, sa
 
 def test_a_scheduler_of_a_users_own_that_keeps_blocks_for_others_is_no_stall(said):
     engine = Driver(num_blocks=41, kv_transfer_config=KV)
-    engine.scheduler.__class__ = type("Mine", (type(engine.scheduler),), {})
+
+    class Mine(type(engine.scheduler)):
+        pass
+
+    engine.scheduler.__class__ = Mine
     engine.scheduler.connector.keeps = True
     engine.add("prefill-only", 40, 1)
     while engine.scheduler.has_unfinished_requests():
