@@ -9,7 +9,7 @@ from pathlib import Path
 
 from schedtrace.engine.running_engines import RunningEngine, chosen, reached
 from schedtrace.errors import EngineError
-from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached
+from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot
 from schedtrace.model.trace_bounds import DEFAULT
 
 LOOK_EVERY_S = 0.2
@@ -91,9 +91,12 @@ def snapshot_of(target: str | None, parent: Path) -> Path:
     """
     engines = chosen(target)
     folder = _folder(parent, engines[0])
+    written = []
     for engine in engines:
-        engine.ask(AskSnapshot(run_dir=str(folder)))
-    return folder
+        answer = engine.ask(AskSnapshot(run_dir=str(folder)))
+        assert isinstance(answer, Snapshot)  # noqa: S101  # the answer to this question
+        written.append(Path(answer.path).parent)
+    return written[0]
 
 
 def detach_from(target: str | None) -> Iterator[str]:

@@ -95,20 +95,37 @@ def test_snapshots_that_nobody_asked_for_are_few(made, monkeypatch):
     assert sum(path is not None for path in written) == flight_recorder.MOST - 2
 
 
-def test_a_full_disk_is_said_once_and_what_is_kept_stays(made, tmp_path, warnings, monkeypatch):
+@pytest.mark.parametrize(
+    "where", [(safe_files, "create_new"), (flight_recorder, "write_manifest_if_missing")]
+)
+def test_a_full_disk_is_said_once_and_what_is_kept_stays(where, made, tmp_path, warnings, monkeypatch):
     work(made, done(capture(0)))
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(safe_files, "create_new", full)
+        patch.setattr(*where, full)
         with pytest.raises(OSError, match="No space"):
             asked(made, tmp_path / "full").result()
     assert len(warnings) == 1
     assert "No space left on device" in warnings[0]
+    assert list(tmp_path.iterdir()) == []
     asked(made, tmp_path / "again").result()
     assert steps(tmp_path / "again") == [0]
+
+
+def test_two_snapshots_of_one_second_are_two_folders(made, tmp_path):
+    paths = [asked(made, tmp_path / "same").result() for _ in range(3)]
+    assert [path.parent.name for path in paths] == ["same", "same-2", "same-3"]
+
+
+def test_a_disk_that_is_slow_is_no_disk_that_refuses(made, tmp_path):
+    late = made.flight.ask(tmp_path / "late")
+    with pytest.raises(RuntimeError, match="not written within 0 s: the disk is slow"):
+        late.result(0)
+    made.flight.answer(made._end)
+    assert late.result(0).parent.name == "late"
 
 
 def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811
