@@ -208,6 +208,8 @@ FRAME_BYTES = 4 * 2**20
 """Before compression."""
 SMALL = 2**18
 """Bytes of a part that is read in no time."""
+MOST_HEAD = 2
+"""A part has so many times the bytes of its head at least, or parts would be little else where many wait."""
 LEVEL = 1
 """Higher levels take longer and save no tenth."""
 
@@ -291,9 +293,8 @@ class Parts:
         if part.size == part.head and not self._lines:
             return False
         old = now - part.began_s >= self.bounds.part_s
-        return part.size >= self.bounds.part_bytes or (
-            old and (self.bounds.max_s is not None or part.size >= SMALL)
-        )
+        enough = max(self.bounds.part_bytes, MOST_HEAD * part.head)
+        return part.size >= enough or (old and (self.bounds.max_s is not None or part.size >= SMALL))
 
     def write(self, lines: bytes) -> None:
         """Put them into the frame that is gathered."""
