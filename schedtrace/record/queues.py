@@ -1,4 +1,4 @@
-"""Questions about a scheduler's queues, over all releases of vLLM; they have no effect, and what a step asks is O(1).
+"""Questions about a scheduler's queues, over all releases of vLLM; without effect, and O(1) on a step's path.
 
 A queue may remember that it was asked, or decide by the clock what to answer: no method of a queue is called.
 What vLLM's own queues hold is read where they keep it; of any other queue nothing is known but how many
