@@ -12,6 +12,7 @@ pytest.importorskip("vllm")
 from typer.testing import CliRunner
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 
 from schedtrace.cli.main import app
 from schedtrace.diagnose.offered_load import came_at_once
@@ -127,6 +128,23 @@ def test_a_wall_clock_that_is_set_back_makes_nobody_wait(idle, tmp_path, monkeyp
     idle.attachment.detach()
     [later] = read_run(tmp_path / "run").traces[0].arrivals.to_dicts()
     assert 0 <= later["queued_us"] - later["arrived_us"] < 60e6
+
+
+def test_an_engine_that_ends_while_it_is_attached_to_closes_the_trace(idle, tmp_path, monkeypatch):
+    cleanup = "vllm.v1.engine.core.cleanup_dist_env_and_memory"
+    monkeypatch.setattr(cleanup, lambda: None, raising=False)
+    idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    idle.step()
+    core = SimpleNamespace(
+        structured_output_manager=idle.scheduler.structured_output_manager,
+        model_executor=SimpleNamespace(shutdown=lambda: None),
+        scheduler=idle.scheduler,
+    )
+    EngineCore.shutdown(core)
+    [trace] = read_run(tmp_path / "run").traces
+    assert (trace.steps.height, trace.end.steps, trace.problems.unclosed) == (1, 1, False)
+    idle.attachment.detach()
+    assert is_plain(idle)
 
 
 @pytest.fixture(params=LOADS, scope="module")
