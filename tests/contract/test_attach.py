@@ -1,5 +1,7 @@
 """A recording that begins while vLLM's scheduler works, and ends again: it changes and leaves nothing."""
 
+import os
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +74,10 @@ def idle():
     return engine
 
 
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  # numbers
+
+
 def is_plain(engine):
     names = [name for name in vars(engine.scheduler) if name.startswith("_schedtrace")]
     return type(engine.scheduler) in {Scheduler, AsyncScheduler} and not names
@@ -83,6 +89,18 @@ def test_where_no_file_can_be_made_nothing_is_changed(idle, tmp_path):
         idle.attachment.attach(tmp_path / "file" / "run", None, hash_ids=False)
     assert is_plain(idle)
     assert not idle.attachment.attached
+
+
+def test_a_scheduler_that_cannot_be_read_costs_no_file_and_no_thread(idle, tmp_path, monkeypatch):
+    def unreadable(*_, **__):
+        raise AttributeError("kv_cache_manager")  # noqa: EM101  # as Python says it
+
+    monkeypatch.setattr("schedtrace.record.traced.Recorder", unreadable)
+    before = open_files(), threading.active_count()
+    with pytest.raises(RefusedError, match="it cannot be recorded: AttributeError"):
+        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    assert (open_files(), threading.active_count()) == before
+    assert is_plain(idle)
 
 
 def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle, tmp_path, monkeypatch):
