@@ -19,7 +19,7 @@ from schedtrace.engine.running_engines import (
     server_of,
 )
 from schedtrace.errors import EngineError
-from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached
+from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot
 from schedtrace.model.trace_bounds import DEFAULT
 
 MILLISECOND_US = 1000
@@ -145,8 +145,9 @@ def snapshot_of(target: str | None, parent: Path) -> list[Path]:
     """
     folders: dict[Path, None] = {}
     for engine, folder in _with_folders(chosen(target), parent):
-        engine.ask(AskSnapshot(run_dir=str(folder)))
-        folders[folder] = None
+        answer = engine.ask(AskSnapshot(run_dir=str(folder)))
+        assert isinstance(answer, Snapshot)  # noqa: S101  # the answer to this question
+        folders[Path(answer.path).parent] = None  # the engine takes another where this one is taken
     return list(folders)
 
 

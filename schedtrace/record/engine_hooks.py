@@ -8,6 +8,7 @@ whole.
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ from schedtrace.record.hooks import Method, unwrap, wrap
 from schedtrace.record.vllms_own import put_on
 
 MOST_KEPT = 10_000
-"""Of requests that were received, or aborted, and never seen by the scheduler: then all are forgotten."""
+"""Of requests that were received, or aborted, and never seen by the scheduler: then all are forgotten. Of
+grammars that no step takes, for the recording has stopped: the latest."""
 
 
 class Inputs:
@@ -33,7 +35,7 @@ class Inputs:
         self._received: dict[str, tuple[int, int, int | None]] = {}
         self._aborts: dict[str, int] = {}
         self._submitted: dict[str, int] = {}
-        self._grammars: list[Grammar] = []
+        self._grammars: deque[Grammar] = deque(maxlen=MOST_KEPT)
 
     def prepared(self, request: Any, began_ns: int) -> None:
         """The input thread has made a ``Request`` of what a client sent."""
@@ -88,7 +90,7 @@ class Inputs:
         """Those compiled since the last call."""
         taken: list[Grammar] = []
         while self._grammars:
-            taken.append(self._grammars.pop(0))
+            taken.append(self._grammars.popleft())
         return taken
 
     @property
@@ -202,18 +204,16 @@ def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: 
     began_ns = time.monotonic_ns()
     prepared = original(engine, request, *args, **kwargs)
     with contextlib.suppress(Exception):
-        recorder.facts.inputs.prepared(request, began_ns)
-        recorder.facts.engine_is(engine)
-        _listen_to_aborts(engine, recorder.facts.inputs)
+        if recorder.active:  # preparing may take seconds
+            recorder.facts.inputs.prepared(request, began_ns)
+            recorder.facts.engine_is(engine)
+            _listen_to_aborts(engine)
     return prepared
 
 
 def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
     """Clients gave up; vLLM before 0.13 has no queue that its input thread puts this into."""
-    recorder = _recorder(engine)
-    if recorder is not None:
-        with contextlib.suppress(Exception):
-            recorder.facts.inputs.abort_received(request_ids)
+    _abort_received(engine, request_ids)
     return original(engine, request_ids, *args, **kwargs)
 
 
@@ -244,7 +244,15 @@ def _detail(kind: ControlKind, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return shortened(method) if kind == "collective_rpc" and isinstance(method, str) else None
 
 
-def _listen_to_aborts(engine: Any, inputs: Any) -> None:
+def _abort_received(engine: Any, request_ids: Any) -> None:
+    """Have it noted by who records now, if anybody does."""
+    recorder = _recorder(engine)
+    if recorder is not None and recorder.active:
+        with contextlib.suppress(Exception):
+            recorder.facts.inputs.abort_received(request_ids)
+
+
+def _listen_to_aborts(engine: Any) -> None:
     """The input thread puts aborts into a queue: note when, for this engine's queue alone."""
     aborts = getattr(engine, "aborts_queue", None)
     if aborts is None or put_on(aborts, "put_nowait") is not None:
@@ -252,8 +260,7 @@ def _listen_to_aborts(engine: Any, inputs: Any) -> None:
     put = aborts.put_nowait
 
     def put_nowait(request_ids: Any) -> None:
-        with contextlib.suppress(Exception):
-            inputs.abort_received(request_ids)
+        _abort_received(engine, request_ids)
         put(request_ids)
 
     aborts.put_nowait = put_nowait

@@ -69,12 +69,13 @@ class Ring:
     def close(self) -> None:
         """What is kept stays, for who wants it now."""
 
-    def write_to(self, folder: Path, end: bytes) -> Path:
-        """Write all parts into a run folder; if that fails, none of them stays there.
+    def write_to(self, run_dir: Path, end: bytes, header: Header) -> Path:
+        """Write a run folder with all parts; if that fails, nothing of it stays.
 
         Args:
-            folder: The run folder.
+            run_dir: The run folder; where it has a trace of this engine, another with a number.
             end: A frame that comes after them.
+            header: Of the trace, for the manifest.
 
         Returns:
             The trace.
@@ -82,20 +83,45 @@ class Ring:
         Raises:
             OSError: they cannot be written.
         """
-        safe_files.make_folder(folder)
+        trace, again = run_dir / part_name(self._rank), 1
+        while any(trace.parent.glob(trace.name)):
+            again += 1
+            trace = run_dir.with_name(f"{run_dir.name}-{again}") / trace.name
+        safe_files.make_folder(trace.parent)
         written: list[Path] = []
         try:
             parts = self._all()
             for number, content in parts.items():
-                path = folder / part_name(self._rank, number)
+                path = trace.with_name(part_name(self._rank, number))
                 safe_files.create_new(path, content + end if number == max(parts) else content)
                 written.append(path)
-        except OSError:
-            for path in written:
-                with suppress(OSError):
+            write_manifest_if_missing(trace.parent, header)
+        except BaseException:
+            with suppress(OSError):
+                for path in written:
                     path.unlink()
+                trace.parent.rmdir()  # unless another engine has written there
             raise
-        return folder / part_name(self._rank)
+        return trace
+
+
+class Asked(Future[Path]):
+    """A snapshot that somebody waits for."""
+
+    def result(self, timeout: float | None = None) -> Path:
+        """The trace.
+
+        Raises:
+            RuntimeError: it is not written yet, or the recording has ended.
+            OSError: it cannot be written.
+        """
+        try:
+            return super().result(timeout)
+        except TimeoutError:
+            if self.done():
+                return super().result()
+            msg = f"not written within {timeout:g} s: the disk is slow; vLLM's log says when it is"
+            raise RuntimeError(msg) from None
 
 
 EVERY_S = 300.0
@@ -120,7 +146,7 @@ class FlightRecorder:
     def __init__(self, run_dir: Path, ring: Ring, parts: Parts, header: Header, rules: Rules) -> None:
         self._run_dir, self._ring, self._parts, self._header = run_dir, ring, parts, header
         self._rules = rules
-        self._asked: deque[tuple[Path, Future[Path]]] = deque()
+        self._asked: deque[tuple[Path, Asked]] = deque()
         self._lock = threading.Lock()
         self._closed = False
         self._latest_s = -EVERY_S
@@ -136,9 +162,9 @@ class FlightRecorder:
         size, most = self._ring.size / 2**20, (bounds.max_bytes or 0) / 2**20
         return f"the last {bounds.max_s:g} s, {size:.1f} of at most {most:g} MiB"
 
-    def ask(self, folder: Path) -> "Future[Path]":
+    def ask(self, folder: Path) -> Asked:
         """Have a snapshot written; any thread."""
-        future: Future[Path] = Future()
+        future = Asked()
         self._asked.append((folder, future))
         if self._closed:
             self.close()
@@ -216,13 +242,13 @@ class FlightRecorder:
             folder, future = self._asked.popleft()
             try:
                 self._parts.flush()
-                path = self._ring.write_to(folder, self._parts.frame(json_of(end()) + b"\n"))
-                write_manifest_if_missing(folder, self._header)
+                end_frame = self._parts.frame(json_of(end()) + b"\n")
+                path = self._ring.write_to(folder, end_frame, self._header)
             except Exception as error:
                 logger.warning("schedtrace: no snapshot in {}: {!r}; recording goes on", folder, error)
                 future.set_exception(error)
             else:
-                logger.warning("schedtrace: snapshot of the last seconds in {}", folder)
+                logger.warning("schedtrace: snapshot of the last seconds in {}", path.parent)
                 future.set_result(path)
 
 

@@ -1,4 +1,4 @@
-"""Questions about a scheduler's queues, over all releases of vLLM; each is O(1) and has no effect.
+"""Questions about a scheduler's queues, over all releases of vLLM; without effect, and O(1) on a step's path.
 
 A queue may remember that it was asked, or decide by the clock what to answer: no method of a queue is called.
 What vLLM's own queues hold is read where they keep it; of any other queue nothing is known but how many
@@ -139,6 +139,18 @@ class Queues:
             total += reader.length(queue)
         return total
 
+    def num_waiting_seen_from_outside(self, scheduler: Any) -> int:
+        """The same for who is not told of those who leave; never on the path of a step.
+
+        Where the queues do not tell all, a request may be done and kept until somebody has read its blocks.
+        """
+        waiting = self.num_waiting(scheduler)
+        if self._reads_all:
+            return waiting
+        running = set(map(id, scheduler.running))
+        here = list(dict.values(scheduler.requests))
+        return sum(id(request) not in running and not _is_done(request) for request in here)
+
     def num_not_ready(self, scheduler: Any) -> int:
         """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
         if self._aside is None:
@@ -149,6 +161,10 @@ class Queues:
         requests = scheduler.requests
         self._freed = {request_id for request_id in self._freed if dict.__contains__(requests, request_id)}
         return dict.__len__(requests) - len(scheduler.running) - len(self._freed)
+
+
+def _is_done(request: Any) -> bool:
+    return str(getattr(request.status, "name", "")).startswith("FINISHED")
 
 
 def _length(queue: Any) -> int:

@@ -228,10 +228,11 @@ class Recorder:
         try:
             lora = getattr(request, "lora_request", None)
             update = request.request_id in scheduler.requests
+            now_us = self.writer.since_anchor(self.clock())
             arrival = Arrival(
                 request_id=request.request_id,
-                arrived_us=self.writer.from_wall_clock(request.arrival_time),
-                queued_us=self.writer.since_anchor(self.clock()),
+                arrived_us=self.writer.from_wall_clock(request.arrival_time, now_us),
+                queued_us=now_us,
                 prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens,
                 priority=request.priority,

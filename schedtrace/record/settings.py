@@ -57,7 +57,7 @@ class Rules:
     """Objectives whose violation is worth a snapshot; None: not judged."""
 
     ttft_s: float | None = None
-    """From the arrival of a request to its first token."""
+    """From the arrival of a request to its first token, or to its end if it got none."""
     e2e_s: float | None = None
     """From its arrival to its end."""
     preemptions: tuple[int, float] | None = None
@@ -68,8 +68,9 @@ class Rules:
 
     def broken_by(self, finish: Any) -> str | None:
         """Which latency objective a request has missed that is done, as it was given."""
+        waited_until_us = finish.first_token_us if finish.output_tokens else finish.finished_us
         for name, limit_s, end_us in (
-            ("ttft", self.ttft_s, finish.first_token_us),
+            ("ttft", self.ttft_s, waited_until_us),
             ("e2e", self.e2e_s, finish.finished_us),
         ):
             came_us = finish.arrived_us

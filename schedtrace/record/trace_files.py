@@ -24,6 +24,10 @@ Begins = Literal["due", "truncated", "removed", "replaced"]
 """Why a file begins while it is recorded: the one before has enough, or something happened to it."""
 
 
+NO_FILE = -1
+"""In place of a descriptor that is closed: its number may be somebody else's by now."""
+
+
 class Output(Protocol):
     """Where the lines of a trace go."""
 
@@ -50,6 +54,13 @@ class Output(Protocol):
 
         Raises:
             OSError: it cannot be written.
+        """
+
+    def discard(self) -> None:
+        """Close a trace that could not begin, and leave no file of it.
+
+        Raises:
+            OSError: it cannot be removed.
         """
 
 
@@ -104,7 +115,13 @@ class PlainFile:
 
     def close(self) -> None:
         """All is written already."""
-        os.close(self._file)
+        file, self._file = self._file, NO_FILE
+        os.close(file)
+
+    def discard(self) -> None:
+        """Nothing of worth is in it."""
+        self.close()
+        self.path.unlink()
 
 
 class PartFiles:
@@ -151,8 +168,9 @@ class PartFiles:
 
     def close(self) -> None:
         """All is written already."""
-        os.close(self._file)
-        os.close(self._folder)
+        files, self._file, self._folder = (self._file, self._folder), NO_FILE, NO_FILE
+        for file in files:
+            os.close(file)
 
 
 def append(file: int, content: bytes) -> None:
@@ -190,6 +208,8 @@ FRAME_BYTES = 4 * 2**20
 """Before compression."""
 SMALL = 2**18
 """Bytes of a part that is read in no time."""
+MOST_HEAD = 2
+"""A part has so many times the bytes of its head at least, or parts would be little else where many wait."""
 LEVEL = 1
 """Higher levels take longer and save no tenth."""
 
@@ -273,9 +293,8 @@ class Parts:
         if part.size == part.head and not self._lines:
             return False
         old = now - part.began_s >= self.bounds.part_s
-        return part.size >= self.bounds.part_bytes or (
-            old and (self.bounds.max_s is not None or part.size >= SMALL)
-        )
+        enough = max(self.bounds.part_bytes, MOST_HEAD * part.head)
+        return part.size >= enough or (old and (self.bounds.max_s is not None or part.size >= SMALL))
 
     def write(self, lines: bytes) -> None:
         """Put them into the frame that is gathered."""
@@ -307,6 +326,11 @@ class Parts:
             self.flush()
         finally:
             self._store.close()
+
+    def discard(self) -> None:
+        """There is one part, and nothing of worth in it."""
+        self._store.remove(0)
+        self._store.close()
 
     def _remove_old(self, now: float) -> None:
         """A part goes if the others hold the time that is kept, or if all are too large."""

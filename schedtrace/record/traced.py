@@ -264,4 +264,9 @@ def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attache
     """
     anchor = read_anchor()
     header = make_header(scheduler, traced, chosen, anchor, attached=attached)
-    return Recorder(scheduler, traced, Writer(chosen, header, anchor.ns), full_lines=chosen.lines == "full")
+    writer = Writer(chosen, header, anchor.ns)
+    try:
+        return Recorder(scheduler, traced, writer, full_lines=chosen.lines == "full")
+    except Exception:
+        writer.close()
+        raise

@@ -155,7 +155,7 @@ class Watchdog:
         paused = is_paused(self._engine)
         moved = self._movement.look(scheduler, now_s) or paused != self._paused
         self._paused = paused
-        working = has_work(self._engine, self._queues.num_waiting(scheduler))
+        working = has_work(self._engine, self._queues.num_waiting_seen_from_outside(scheduler))
         absent_s = now_s - self._looked_s - EVERY_S
         self._looked_s = now_s
         if moved or not working or self._moved_s is None:

@@ -43,6 +43,10 @@ SHARE_AFTER = 16
 MOST_REPEATED = 20
 """Notices that are repeated where another file begins."""
 
+CLOCK_SET_US = 20_000
+"""From where on the wall clock has been set: NTP sets it by a tenth of a second and more, else both clocks
+are slewed alike."""
+
 MAX_PENDING = 50_000
 """Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
 
@@ -101,9 +105,15 @@ class Writer:
         self._begun_anew = False
         self._notices_so_far: list[str] = []
         """Notices so far, for a file that begins while this one is recorded."""
-        if self.flight is None:
-            write_manifest_if_missing(self.path.parent, header)
-        self._write([header])
+        try:
+            self._write([header])
+            if self.flight is None:
+                write_manifest_if_missing(self.path.parent, header)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._output.discard()
+                self.path.parent.rmdir()  # unless others write there
+            raise
         _writers.add(self)
         self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
         self._thread.start()
@@ -177,9 +187,17 @@ class Writer:
         """A monotonic time in the trace's microseconds."""
         return (ns - self._anchor_ns) // 1000
 
-    def from_wall_clock(self, unix_s: float) -> int:
-        """A Unix time in the trace's microseconds."""
-        return int(unix_s * 1e6) - self._wall_anchor_us
+    def from_wall_clock(self, unix_s: float, now_us: int) -> int:
+        """A Unix time in the trace's microseconds, however the wall clock has been set since the trace began.
+
+        Args:
+            unix_s: A moment ago; one to come was read before the clock was set back.
+            now_us: Now.
+        """
+        wall_us, at_us = time.time_ns() // 1000, int(unix_s * 1e6)
+        if at_us <= wall_us and abs(wall_us - now_us - self._wall_anchor_us) >= CLOCK_SET_US:
+            self._wall_anchor_us = wall_us - now_us
+        return at_us - self._wall_anchor_us
 
     def close(self) -> None:
         """Write everything, then the end line; a second call does nothing."""
@@ -319,6 +337,7 @@ class Writer:
         )
         with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
             self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {self.describe(error)}")])
+        with contextlib.suppress(Exception):
             self._output.close()
         self._pending.clear()
 

@@ -1,6 +1,8 @@
 """A recording that begins while vLLM's scheduler works, and ends again: it changes and leaves nothing."""
 
+import os
 import threading
+import time
 from collections import UserDict
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +76,10 @@ def idle():
     return engine
 
 
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  # numbers
+
+
 def is_plain(engine):
     names = [name for name in vars(engine.scheduler) if name.startswith("_schedtrace")]
     return type(engine.scheduler) in {Scheduler, AsyncScheduler} and not names
@@ -85,6 +91,18 @@ def test_where_no_file_can_be_made_nothing_is_changed(idle, tmp_path):
         idle.attachment.attach(tmp_path / "file" / "run", None, hash_ids=False)
     assert is_plain(idle)
     assert not idle.attachment.attached
+
+
+def test_a_scheduler_that_cannot_be_read_costs_no_file_and_no_thread(idle, tmp_path, monkeypatch):
+    def unreadable(*_, **__):
+        raise AttributeError("kv_cache_manager")  # noqa: EM101  # as Python says it
+
+    monkeypatch.setattr("schedtrace.record.traced.Recorder", unreadable)
+    before = open_files(), threading.active_count()
+    with pytest.raises(RefusedError, match="it cannot be recorded: AttributeError"):
+        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    assert (open_files(), threading.active_count()) == before
+    assert is_plain(idle)
 
 
 def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle, tmp_path, monkeypatch):
@@ -205,6 +223,35 @@ def test_it_ends_by_itself_and_says_so_to_who_asks_then(idle, tmp_path):
     with pytest.raises(RefusedError, match="nothing is attached to it"):
         idle.attachment.detach()
     assert read_run(tmp_path / "run").traces[0].header.hashed_ids
+
+
+def test_a_wall_clock_that_is_set_back_makes_nobody_wait(idle, tmp_path, monkeypatch):
+    idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    for name, hour in (("time", 3600), ("time_ns", 3600 * 10**9)):
+        clock = getattr(time, name)
+        monkeypatch.setattr(time, name, lambda now=clock, hour=hour: now() - hour)
+    idle.add("later", 40)
+    idle.finish()
+    idle.attachment.detach()
+    [later] = read_run(tmp_path / "run").traces[0].arrivals.to_dicts()
+    assert 0 <= later["queued_us"] - later["arrived_us"] < 60e6
+
+
+def test_an_engine_that_ends_while_it_is_attached_to_closes_the_trace(idle, tmp_path, monkeypatch):
+    cleanup = "vllm.v1.engine.core.cleanup_dist_env_and_memory"
+    monkeypatch.setattr(cleanup, lambda: None, raising=False)
+    idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    idle.step()
+    core = SimpleNamespace(
+        structured_output_manager=idle.scheduler.structured_output_manager,
+        model_executor=SimpleNamespace(shutdown=lambda: None),
+        scheduler=idle.scheduler,
+    )
+    EngineCore.shutdown(core)
+    [trace] = read_run(tmp_path / "run").traces
+    assert (trace.steps.height, trace.end.steps, trace.problems.unclosed) == (1, 1, False)
+    idle.attachment.detach()
+    assert is_plain(idle)
 
 
 @pytest.fixture(params=LOADS, scope="module")

@@ -87,10 +87,10 @@ def test_an_error_in_inference_stops_the_recording_only(broken, plain, recording
 
 
 FIRST_LINES = [
-    "recording.make_header",
-    "recording.Writer",
+    "traced.make_header",
+    "traced.Writer",
     "recorder.InferredExits",
-    "recording.from_environment",
+    "traced.from_environment",
 ]
 
 

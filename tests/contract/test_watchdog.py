@@ -183,6 +183,25 @@ def test_a_connector_that_never_answers_is_told_by_exits_of_a_glance(looping, sa
     assert [name for name in vars(engine.driver.scheduler) if name.startswith("_schedtrace")] == []
 
 
+def test_a_scheduler_of_a_users_own_that_keeps_blocks_for_others_is_no_stall(said):
+    engine = Driver(num_blocks=41, kv_transfer_config=KV)
+
+    class Mine(type(engine.scheduler)):
+        pass
+
+    engine.scheduler.__class__ = Mine
+    engine.scheduler.connector.keeps = True
+    engine.add("prefill-only", 40, 1)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    assert list(engine.scheduler.requests) == ["prefill-only"]
+    core = SimpleNamespace(scheduler=engine.scheduler)
+    watched = Watchdog(core, lambda: ELSEWHERE, list, stacks=list)
+    for second in range(30):
+        watched.look(second)
+    assert said() == []
+
+
 def test_a_worker_that_sleeps_and_answers_in_the_end(looping, said):
     engine = looping()
     engine.driver.add("runs", 40, 10_000)

@@ -1,6 +1,8 @@
 """What stays in memory is written when it is asked for, or when something happened."""
 
 import errno
+import os
+import signal
 import threading
 import time
 
@@ -9,9 +11,10 @@ import pytest
 from schedtrace.model import safe_files
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_bounds import Bounds
+from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
 from schedtrace.record import flight_recorder, writer
-from schedtrace.record.capture import Came
+from schedtrace.record.capture import NOBODY, Came
 from schedtrace.record.settings import Rules
 from tests.unit.record.test_writer import capture, done, work, writer_of  # noqa: F401  # a fixture
 
@@ -95,20 +98,83 @@ def test_snapshots_that_nobody_asked_for_are_few(made, monkeypatch):
     assert sum(path is not None for path in written) == flight_recorder.MOST - 2
 
 
-def test_a_full_disk_is_said_once_and_what_is_kept_stays(made, tmp_path, warnings, monkeypatch):
+@pytest.mark.parametrize(
+    "where", [(safe_files, "create_new"), (flight_recorder, "write_manifest_if_missing")]
+)
+def test_a_full_disk_is_said_once_and_what_is_kept_stays(where, made, tmp_path, warnings, monkeypatch):
     work(made, done(capture(0)))
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(safe_files, "create_new", full)
+        patch.setattr(*where, full)
         with pytest.raises(OSError, match="No space"):
             asked(made, tmp_path / "full").result()
     assert len(warnings) == 1
     assert "No space left on device" in warnings[0]
+    assert list(tmp_path.iterdir()) == []
     asked(made, tmp_path / "again").result()
     assert steps(tmp_path / "again") == [0]
+
+
+@pytest.mark.parametrize(("part_of_last", "steps_lost"), [(0, 2), (0.1, 2), (0.9, 1)])
+def test_a_process_killed_within_a_snapshot_leaves_a_run_whose_last_part_is_cut(
+    part_of_last,
+    steps_lost,
+    writer_of,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    cli,
+):
+    made = writer_of(bounds=Bounds(2**26, 8, 8), in_memory=True)
+    clock = time.monotonic
+    for number in range(8):  # two in each part
+        monkeypatch.setattr(time, "monotonic", lambda at=number: clock() + at * 0.81)
+        work(
+            made, done(capture(number, ids="a", came=Came([Arrival("a", 0, 0, 5)]) if not number else NOBODY))
+        )
+    monkeypatch.setattr(time, "monotonic", clock)
+    folder = tmp_path / "cut"
+    child = os.fork()
+    if child == 0:
+
+        def killed(path, content):
+            last = path.name == part_name(0, max(made.flight._ring._parts))
+            path.write_bytes(content[: int(len(content) * part_of_last)] if last else content)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        safe_files.create_new = killed
+        asked(made, folder)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    [trace] = read_run(folder).traces
+    assert trace.problems.unclosed
+    assert trace.steps["step"].to_list() == list(range(8 - steps_lost))
+    monkeypatch.chdir(tmp_path)
+    for command, *more in (
+        ("analyze",),
+        ("step", 0),
+        ("request", "a"),
+        ("export",),
+        ("report",),
+        ("watch", "--once"),
+    ):
+        assert cli(command, folder, *more)[0] == 0, command
+
+
+def test_two_snapshots_of_one_second_are_two_folders(made, tmp_path):
+    paths = [asked(made, tmp_path / "same").result() for _ in range(3)]
+    assert [path.parent.name for path in paths] == ["same", "same-2", "same-3"]
+
+
+def test_a_disk_that_is_slow_is_no_disk_that_refuses(made, tmp_path):
+    late = made.flight.ask(tmp_path / "late")
+    with pytest.raises(RuntimeError, match="not written within 0 s: the disk is slow"):
+        late.result(0)
+    made.flight.answer(made._end)
+    assert late.result(0).parent.name == "late"
 
 
 def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811

@@ -1,12 +1,13 @@
 """Hooks outside the scheduler: what they note, and that they call the original where nobody records."""
 
+from queue import Queue
 from types import SimpleNamespace
 
 import pytest
 
 from schedtrace.model.trace_facts import Grammar
 from schedtrace.record import engine_hooks
-from schedtrace.record.engine_hooks import Inputs
+from schedtrace.record.engine_hooks import MOST_KEPT, Inputs
 from schedtrace.record.hooks import wrap
 
 
@@ -49,9 +50,38 @@ def test_a_request_that_is_prepared_is_noted(monkeypatch):
     )
     recorder = SimpleNamespace(active=True, facts=facts)
     monkeypatch.setattr(engine_hooks, "_recorder", lambda _: recorder)
-    monkeypatch.setattr(engine_hooks, "_listen_to_aborts", lambda engine, _: noted.append(engine))
+    monkeypatch.setattr(engine_hooks, "_listen_to_aborts", noted.append)
     assert engine_hooks._prepare(lambda _, request: request, "engine", "r") == "r"
     assert noted == ["r", "engine", "engine"]
+
+
+def recorder_of(inputs):
+    return SimpleNamespace(active=True, facts=SimpleNamespace(inputs=inputs, engine_is=lambda _: None))
+
+
+def test_a_recording_that_ends_while_a_request_is_prepared_leaves_the_queue_of_aborts_alone():
+    core = SimpleNamespace(scheduler=SimpleNamespace(), aborts_queue=Queue())
+    recorder = core.scheduler._schedtrace_recorder = recorder_of(Inputs(lambda ns: ns // 1000))
+
+    def detached_meanwhile(_, request):
+        recorder.active = False
+        return request
+
+    engine_hooks._prepare(detached_meanwhile, core, SimpleNamespace(request_id="r"))
+    assert "put_nowait" not in vars(core.aborts_queue)
+
+
+def test_an_abort_is_noted_by_the_recording_that_goes_on_when_it_comes():
+    core = SimpleNamespace(scheduler=SimpleNamespace(), aborts_queue=Queue())
+    first, second = Inputs(lambda ns: ns), Inputs(lambda ns: ns)
+    for inputs in (first, second):
+        core.scheduler._schedtrace_recorder = recorder_of(inputs)
+        engine_hooks._prepare(lambda _, request: request, core, SimpleNamespace(request_id="r"))
+    core.aborts_queue.put_nowait(["r"])
+    core.scheduler._schedtrace_recorder = None
+    core.aborts_queue.put_nowait(["unseen"])
+    assert (list(first._aborts), list(second._aborts)) == ([], ["r"])
+    assert [core.aborts_queue.get_nowait() for _ in range(2)] == [["r"], ["unseen"]]
 
 
 @pytest.fixture
@@ -79,6 +109,14 @@ def test_grammars_are_taken_once(clock, noted):
         Grammar("b", submitted_us=None, started_us=4, compiled_us=9, failed=True),
     ]
     assert (noted.grammars(), noted.compiled) == ([], False)
+
+
+def test_of_grammars_that_nobody_takes_the_latest_are_kept(clock, noted):
+    clock(0)
+    for number in range(MOST_KEPT + 5):
+        noted.grammar_compiled(SimpleNamespace(request_id=str(number)), 0, failed=False)
+    kept = noted.grammars()
+    assert (len(kept), kept[0].request_id) == (MOST_KEPT, "5")
 
 
 def test_the_first_abort_counts_and_is_taken_once(clock, noted):

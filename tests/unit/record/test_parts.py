@@ -90,6 +90,17 @@ def test_a_small_part_goes_on_where_no_age_is_asked_for(clock, made_of, monkeypa
     assert made.begins() == "due"
 
 
+def test_a_part_is_not_mostly_its_head(clock, made_of):
+    made = made_of(max_bytes=2**20)  # in parts of 64 KiB
+    made.write(os.urandom(2**17))
+    found = []
+    for clock.now in range(1, 5):
+        made.write(os.urandom(2**15))
+        made.flush()
+        found.append(made.begins())
+    assert found == [None, None, None, "due"]
+
+
 def test_nobody_begins_a_part_while_nothing_happens_and_the_old_ones_go_nevertheless(
     clock, made_of, tmp_path
 ):
@@ -152,7 +163,7 @@ from schedtrace.record import trace_files
 trace_files.FRAME_S = 0
 made = trace_files.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
 made.write(b"head\\n")
-made.write(b"one\\n")
+made.write(bytes(range(40)))
 Bounds.part_bytes = 1
 begin = made._store.begin
 
@@ -169,4 +180,4 @@ made.begins()
 @pytest.mark.parametrize(("when", "left"), [("before", {}), ("after", {1: []})])
 def test_one_killed_between_two_parts_leaves_whole_ones(when, left, tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run", when], check=False)
-    assert content(tmp_path) == {0: [b"head\n", b"one\n"], **left}
+    assert content(tmp_path) == {0: [b"head\n", bytes(range(40))], **left}

@@ -86,3 +86,15 @@ def test_a_foreign_queue_is_not_asked_and_who_neither_runs_nor_is_done_waits():
     assert (counted.num_waiting(scheduler), counted.num_not_ready(scheduler)) == (2, 0)
     assert (head(scheduler), first_of(scheduler.waiting)) == (None, None)
     assert counted.foreign(scheduler) == [f"{__name__}.Foreign"]
+
+
+def test_seen_from_outside_who_is_done_and_kept_for_its_blocks_does_not_wait():
+    runs, waits, kept = (
+        SimpleNamespace(status=SimpleNamespace(name=name))
+        for name in ("RUNNING", "WAITING_FOR_REMOTE_KVS", "FINISHED_LENGTH_CAPPED")
+    )
+    requests = {"runs": runs, "waits": waits, "kept": kept}
+    foreign = SimpleNamespace(running=[runs], requests=requests, waiting=Foreign())
+    assert Queues(foreign).num_waiting_seen_from_outside(foreign) == 1
+    own = SimpleNamespace(running=[runs], requests=None, waiting=Queue([waits]))
+    assert Queues(own).num_waiting_seen_from_outside(own) == 1

@@ -46,7 +46,7 @@ class Writer:
         self.closed += 1
 
     since_anchor = staticmethod(lambda ns: ns // 1000)
-    from_wall_clock = staticmethod(lambda unix_s: int(unix_s * 1e6) - 5_000_000)
+    from_wall_clock = staticmethod(lambda unix_s, _: int(unix_s * 1e6) - 5_000_000)
     describe = staticmethod(repr)
 
 

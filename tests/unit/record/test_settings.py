@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.model.trace import Finish
 from schedtrace.model.trace_bounds import Bounds, bounds, kept
 from schedtrace.record.settings import DEFAULT_RULES, Rules, rules
 
@@ -38,6 +39,25 @@ def test_what_is_understood(parse, text, found):
 )
 def test_parts_of_bounds(bounds, part):
     assert (bounds.part_bytes, bounds.part_s) == part
+
+
+@pytest.mark.parametrize(
+    ("came_us", "first_token_us", "finished_us", "output_tokens", "broken"),
+    [
+        pytest.param(0, 5_000_001, 9_000_000, 1, "ttft>5s", id="late"),
+        pytest.param(0, 5_000_000, 9_000_000, 1, None, id="in time"),
+        pytest.param(0, None, 5_000_001, 0, "ttft>5s", id="aborted without a token"),
+        pytest.param(0, None, 5_000_000, 0, None, id="aborted soon"),
+        pytest.param(0, None, 9_000_000, 3, None, id="its first token was not seen"),
+        pytest.param(None, 6_000_000, 9_000_000, 1, None, id="not seen to come"),
+    ],
+)
+def test_waits_for_the_first_token_end_at_the_latest_with_the_request(
+    came_us, first_token_us, finished_us, output_tokens, broken
+):
+    done = Finish("a", "ABORTED", finished_us, 10, output_tokens)
+    done.arrived_us, done.first_token_us = came_us, first_token_us
+    assert Rules(ttft_s=5).broken_by(done) == broken
 
 
 NOT_UNDERSTOOD = {

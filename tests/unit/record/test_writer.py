@@ -12,8 +12,9 @@ import pytest
 
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.model.trace_bounds import Bounds
 from schedtrace.model.trace_facts import Control
-from schedtrace.record import assemble, writer
+from schedtrace.record import assemble, trace_files, writer
 from schedtrace.record import capture as capture_module
 from schedtrace.record.capture import ALL, NOBODY, Came, Capture, DummyPass, Result, Rows, Synced
 from schedtrace.record.settings import Settings
@@ -353,7 +354,21 @@ def test_a_notice(writer_of):
 def test_clocks(writer_of):
     made = writer_of(anchor_ns=5_000)
     assert (made.since_anchor(9_999), made.since_anchor(5_000)) == (4, 0)
-    assert made.from_wall_clock(3.5) == 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("came_s", "wall_s"),
+    [
+        pytest.param(3.5, 9.0, id="as it stood at 2 s when the trace began"),
+        pytest.param(3603.5, 3609.0, id="set to an hour later since"),
+        pytest.param(1.5, 7.0, id="set back since"),
+        pytest.param(3.5, 3.0, id="set back since the request came"),
+    ],
+)
+def test_a_wall_clock_that_is_set_changes_no_age(writer_of, monkeypatch, came_s, wall_s):
+    made = writer_of()
+    monkeypatch.setattr(writer.time, "time_ns", lambda: int(wall_s * 1e9))
+    assert made.from_wall_clock(came_s, now_us=7_000_000) == 1_500_000
 
 
 @pytest.mark.parametrize(("hash_ids", "text"), [(False, "ValueError('client-7')"), (True, "ValueError")])
@@ -529,6 +544,41 @@ def test_giving_up_is_told_in_the_trace_and_nothing_is_held_any_more(writer_of):
     assert last(made)["message"] == "recording stopped: OSError(5, 'broken')"
     made.close()
     assert lines(made) == ["notice"]
+
+
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  # numbers
+
+
+@pytest.mark.parametrize("bounds", [None, Bounds()])
+@pytest.mark.parametrize("fails", ["writer.write_manifest_if_missing", "trace_files.append"])
+def test_a_trace_that_cannot_begin_leaves_no_file_open_and_none_in_the_folder(
+    bounds, fails, writer_of, tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"schedtrace.record.{fails}", full)
+    before = open_files()
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            writer_of(bounds=bounds)
+    assert (open_files(), list(tmp_path.iterdir())) == (before, [])
+
+
+@pytest.mark.parametrize("bounds", [None, Bounds()])
+def test_giving_up_closes_the_file_though_nothing_more_can_be_written(bounds, writer_of, monkeypatch):
+    before = open_files()
+    made = writer_of(bounds=bounds)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trace_files, "append", full)
+        for _ in range(2):
+            made._give_up(full)
+    assert open_files() == before
 
 
 def test_the_thread_writes_without_being_asked(monkeypatch, tmp_path):
