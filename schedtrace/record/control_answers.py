@@ -220,7 +220,7 @@ class _Engine:
             vllm_version=vllm_version(),
             model=str(core.vllm_config.model_config.model),
             running=len(core.scheduler.running),
-            waiting=Queues(core.scheduler).num_waiting(core.scheduler),
+            waiting=Queues(core.scheduler).num_waiting_seen_from_outside(core.scheduler),
             recording=None if trace is None else str(trace),
             keeps=None if trace is None or flight is None else flight.keeps,
             attached=attachment.attached,

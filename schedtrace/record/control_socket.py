@@ -34,6 +34,8 @@ _STATES = {
 }
 LONGEST_ASK = 2**16
 """Bytes."""
+END_S = 1.0
+"""For the thread that listens to end; it waits while no more may be asked at a time."""
 MOST_S = 5.0
 """For who connects to say what is asked, and as long again to take the answer."""
 MOST_AT_ONCE = 8
@@ -75,6 +77,7 @@ class ControlSocket:
                 self.path.unlink()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() would not
+        self._thread.join(END_S)
         self._socket.close()
 
     def disown(self) -> None:

@@ -37,6 +37,8 @@ from schedtrace.record.step_lines import WrittenIds
 VARIABLE = "SCHEDTRACE_WATCHDOG"
 AFTER_S = 10.0
 EVERY_S = 1.0
+END_S = 1.0
+"""For a look that goes on while the engine ends."""
 ABSENT_S = 3 * EVERY_S
 """Between two looks, from which on the watchdog itself was held up: the process was stopped, for instance."""
 MOST_FAILED = 60
@@ -117,8 +119,10 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more; waits for a look that goes on, but not for long."""
         self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(END_S)
 
     def _watch(self) -> None:
         failed = 0
