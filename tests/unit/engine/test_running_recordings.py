@@ -42,7 +42,7 @@ class Engine:
             case AskDetach():
                 return Detached(path="trace", held_us=10)
             case AskSnapshot():
-                return Snapshot(path=question.run_dir)
+                return Snapshot(path=f"{question.run_dir}/engine-0.*.jsonl.zst")
 
 
 @pytest.fixture
