@@ -19,8 +19,8 @@ import pytest
 from schedtrace.engine.running_engines import running_engines
 from schedtrace.read.lines import WholeLines
 from schedtrace.record.processes import above, children
+from tests.e2e import vllm_by_fork
 from tests.e2e.conftest import REPO, environment, schedtrace
-from tests.e2e.vllm_by_fork import VLLM_CPU
 
 START_S = 300
 STALL_S = 3
@@ -48,11 +48,11 @@ def working(workplace):
 
 
 @contextmanager
-def benchmark(workplace, vllm=VLLM_CPU, **variables):
+def benchmark(workplace, **variables):
     """vLLM's own throughput benchmark, once requests run."""
     made = [sys.executable, REPO / "examples" / "tiny_model.py", workplace / "model"]
     subprocess.run(made, check=True, capture_output=True)
-    command = [sys.executable, vllm, "bench", "throughput", "--model", "model"]
+    command = [sys.executable, vllm_by_fork.__file__, "bench", "throughput", "--model", "model"]
     command += ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "64M"]
     command += ["--max-model-len", "2048", "--max-num-seqs", "8", "--dataset-name", "random"]
     command += ["--random-input-len", "200", "--random-output-len", "800", "--num-prompts", "2000"]

@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import polars as pl
 import pytest
 
+from schedtrace.engine.running_engines import running_engines
 from schedtrace.read.lines import WholeLines
 from schedtrace.read.run import read_run
+from schedtrace.record.processes import above
 from schedtrace.timeline.timeline import make_timeline
 from tests.e2e.conftest import REPO, environment
 
@@ -118,6 +120,8 @@ def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, w
         answers = clients.map(lambda number: complete(url, f"{number} " * 50, 8, timeout=120), range(20))
         assert [answer.status for answer in answers] == [200] * 20
     metrics = urllib.request.urlopen(f"{url}/metrics", timeout=5).read().decode()
+    listening = [engine.status.pid for engine in running_engines()]
+    assert sum(process.pid in above(pid) for pid in listening) == 1  # its plugin was loaded in a spawned core
     with pytest.raises((TimeoutError, urllib.error.URLError)):
         complete(url, "abc", 3900, timeout=1)
     time.sleep(1)

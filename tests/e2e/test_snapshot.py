@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from tests.e2e import vllm_by_fork
 from tests.e2e.test_attach import asked, benchmark, report
 
 
@@ -15,7 +14,7 @@ from tests.e2e.test_attach import asked, benchmark, report
 def keeping(workplace):
     """A working engine that was started with SCHEDTRACE_KEEP."""
     variables = {"SCHEDTRACE_KEEP": "8s", "SCHEDTRACE_DIR": str(workplace / "kept")}
-    with benchmark(workplace, vllm_by_fork.__file__, **variables) as process:
+    with benchmark(workplace, **variables) as process:
         yield process
 
 
