@@ -65,7 +65,8 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
             super().__init__(lambda _: made, num_blocks=number * 500, max_model_len=16_384, **limits)
             self.scheduler.__class__ = Switched  # made as vLLM's, of which more is known than of another one
             self.classes = {"plain": Scheduler, "traced": traced}
-            self.writer = self.scheduler._schedtrace_recorder.writer
+            recorder = self.scheduler._schedtrace_recorder
+            self.writer = getattr(recorder, "writer", None) or recorder._writer  # of a commit before
             self.added = 0
             for place in range(number + waiting):
                 self.another(1 + place * output // number if output else 16_000)
