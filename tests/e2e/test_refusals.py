@@ -26,9 +26,9 @@ def compared(workplace):
 def test_diff_run_makes_both_runs_and_compares_them(compared, workplace):
     changed = {change["name"]: (change["base"], change["new"]) for change in compared["config"]}
     assert changed["scheduler_config.max_num_seqs"] == (16, 4)
-    (blocked,) = [change for change in compared["findings"] if change["code"] == "blocked-budget"]
-    assert (blocked["cause"], blocked["state"]) == ("max_num_seqs", "appeared")
-    assert "max-num-seqs-bound" in compared["verdict"]["text"]
+    for code in ("blocked-budget", "max-num-seqs-bound"):  # a busy machine may have interruptions that lead
+        (found,) = [change for change in compared["findings"] if change["code"] == code]
+        assert (found["cause"], found["state"]) == ("max_num_seqs", "appeared")
     for label in ("many", "few"):
         manifest = json.loads((workplace / "logs" / label / "run.json").read_text())
         assert [trial["trial"] for trial in manifest["trials"]] == [1, 2]
