@@ -13,7 +13,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.printable import hashed
 from schedtrace.model.trace import Exit
 from schedtrace.record import watchdog as module
-from schedtrace.record.stall_causes import Place, place_of, place_of_thread, stacks_here
+from schedtrace.record.stall_causes import Place, holders, place_of, place_of_thread, stacks_here
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, watch
 
@@ -368,3 +368,12 @@ def test_stacks_have_the_names_of_threads():
     thread.join()
     assert f"{thread.ident:016x} some-thread (most recent call first)" in text
     assert place_of_thread(thread.ident) is None
+
+
+@pytest.mark.parametrize(("number", "more"), [(8, ""), (9, " and 1 more"), (10, " and 2 more")])
+def test_of_many_who_hold_blocks_eight_are_named(number, more):
+    engine = Engine()
+    held = engine.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+    held.clear()
+    held.update({f"r{place}": [1] for place in range(number)})
+    assert holders(engine, WrittenIds(hash_ids=False))[-1].endswith(f", r7 1 (finished){more}")
