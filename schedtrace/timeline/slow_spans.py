@@ -24,6 +24,8 @@ ABOUT = 0.8
 """A step with four fifths of another one's work has about as much."""
 FEWEST_LIKE = 3
 """Steps with at least as much work, or with as many requests, of which the median is the usual time."""
+NEAR = 20_000
+"""A slow step is compared with so many steps around it: with all of a million, an analysis took minutes."""
 MOST_FRAC = 0.25
 """What more than a quarter of the steps show is no interruption but how the load is."""
 SLOWER = 1.25
@@ -164,24 +166,24 @@ def _of_device(known: pl.DataFrame) -> pl.DataFrame:
         return _slow([])
     import numpy as np  # noqa: PLC0415  # a filter for each slow step would take half a minute
 
-    known = modelled
+    known = modelled.with_row_index("place")
     far = known.filter(pl.col("device_us") >= FAR * pl.col("expected_us"))
     if far.is_empty() or far.height > MOST_FRAC * known.height:
         return _slow([])
-    step, device, expected_us, used = (
-        known[name].to_numpy() for name in ("step", "device_us", "expected_us", "used_tokens")
-    )
-    work = {name: known[name].to_numpy() for name in FEATURES}
+    columns = {name: known[name].to_numpy() for name in ("step", "device_us", "expected_us", *FEATURES)}
     rows = []
     for one in far.to_dicts():
-        others = step != one["step"]
-        costly = others & (expected_us >= ABOUT * one["expected_us"])
-        larger = np.logical_and.reduce([others, *(work[name] >= ABOUT * one[name] for name in FEATURES)])
+        first = max(0, min(one["place"] - NEAR // 2, known.height - NEAR))
+        near = {name: values[first : first + NEAR] for name, values in columns.items()}
+        device, others = near["device_us"], near["step"] != one["step"]
+        costly = others & (near["expected_us"] >= ABOUT * one["expected_us"])
+        larger = np.logical_and.reduce([others, *(near[name] >= ABOUT * one[name] for name in FEATURES)])
         like = max(
             float(np.median(device[alike])) if alike.sum() >= FEWEST_LIKE else 0.0
             for alike in (costly, larger)
         )
         if not like:  # a step takes no longer than smaller ones with its tokens together
+            used = near["used_tokens"]
             smaller = others & (used >= 1) & (used <= one["used_tokens"])
             like = one["used_tokens"] * float((device[smaller] / used[smaller]).min(initial=np.inf))
             like = 0.0 if math.isinf(like) else like

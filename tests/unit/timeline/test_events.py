@@ -118,6 +118,17 @@ def test_a_step_with_more_work_is_not_slow(view_of):
     assert view_of(*lines).events.is_empty()
 
 
+def test_a_step_is_compared_with_those_around_it(view_of, monkeypatch):
+    """Most of nine like it took as long, but long before; the four around it did not."""
+    long_ago, around = (2, 5, 8, 12, 15), (84, 86, 92, 94)
+    lines = steady(100, longer=dict.fromkeys((*long_ago, 90), 9_700))
+    for number in (*long_ago, *around, 90):
+        lines[number].decode_tokens = 2
+    assert 90 not in view_of(*lines).events["step"].to_list()
+    monkeypatch.setattr("schedtrace.timeline.slow_spans.NEAR", 30)
+    assert 90 in view_of(*lines).events["step"].to_list()
+
+
 def test_a_pause_of_all(view_of):
     """It lasts from 20.5 to 50 ms, and the step in flight goes on until 20.98."""
     controls = [
