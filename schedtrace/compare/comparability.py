@@ -8,10 +8,10 @@ import polars as pl
 
 from schedtrace.diagnose.latencies import FINISHED
 from schedtrace.model.comparison import MetricChange, Sample
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, Number, given
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from schedtrace.model.comparison import DecidedStep, Decisions, Divergence
-from schedtrace.model.facts import Fact
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.schema import LONGEST_US
 from schedtrace.timeline.timeline import Timeline
 

@@ -18,8 +18,8 @@ from scipy.stats import norm, t
 from schedtrace.compare.significance import ALPHA, CONFIDENCE, POWER, holm
 from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token
 from schedtrace.diagnose.throughput import counted_spans
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import RunReport
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 

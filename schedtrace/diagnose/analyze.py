@@ -15,11 +15,11 @@ from schedtrace.diagnose.time_split import time_split
 from schedtrace.diagnose.trials import over_all_engines
 from schedtrace.diagnose.verdict import lead_first, verdict
 from schedtrace.errors import UsageError
-from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import ALL_FACTS, Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import Ranks

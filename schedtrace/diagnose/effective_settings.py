@@ -8,12 +8,12 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
-from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import Configured
 from schedtrace.model.message import NOTHING, Message, Number, given, joined
 from schedtrace.model.report import Advice, EffectiveSetting, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.timeline.ingress import OFFLINE_CONTEXT
 from schedtrace.timeline.timeline import Timeline

@@ -13,11 +13,11 @@ from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
-from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
 from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.rank import Rank, rank_of
 from schedtrace.timeline.timeline import Timeline

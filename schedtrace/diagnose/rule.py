@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.model.trace_facts import Fact
 
 Seen = TypeVar("Seen")
 """What a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""

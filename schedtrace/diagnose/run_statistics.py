@@ -21,7 +21,6 @@ from schedtrace.diagnose.latencies import (
     single,
 )
 from schedtrace.diagnose.throughput import counted_s, counted_spans, sampled_tokens, throughput
-from schedtrace.model.facts import Fact
 from schedtrace.model.statistics import (
     ClassLatency,
     DraftUse,
@@ -31,6 +30,7 @@ from schedtrace.model.statistics import (
     PrefixCacheUse,
     Statistics,
 )
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.rank import kv_used_frac

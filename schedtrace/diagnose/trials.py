@@ -13,9 +13,9 @@ from schedtrace.diagnose.throughput import (
     sampled_tokens,
     throughput,
 )
-from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import StripCell, TrialReport
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import Timeline
 

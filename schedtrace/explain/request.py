@@ -8,9 +8,9 @@ import polars as pl
 from schedtrace.errors import UsageError
 from schedtrace.explain.request_events import life_events
 from schedtrace.explain.request_rows import RequestRows, request_rows, waits
-from schedtrace.model.facts import Fact
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import Timeline, make_timeline

@@ -12,10 +12,10 @@ from schedtrace.explain.exit_sentences import stops, victims
 from schedtrace.explain.request_rows import ending
 from schedtrace.explain.step_facts import step_facts
 from schedtrace.explain.would_fit import known_need, what_if
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter, WhatIf
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import Need

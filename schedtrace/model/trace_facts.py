@@ -3,6 +3,7 @@
 A field is absent where the running vLLM does not have the fact; a count of 0 is written as such.
 """
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -173,3 +174,23 @@ class SetAside(msgspec.Struct, omit_defaults=True):
     """Tokens that it has and that are not computed."""
     blocks_held: int | None = None
     """KV blocks that it keeps, of all cache groups; null where the cache manager is not vLLM's."""
+
+
+class Fact(StrEnum):
+    """A kind of facts that a record can tell, in the words in which its absence is told.
+
+    Foreign logs tell less than a trace of schedtrace.
+    """
+
+    REQUESTS = "what each request got"
+    TIMES = "when steps began and ended"
+    QUEUE = "queue lengths"
+    EXITS = "why a step stopped"
+    BLOCKS = "KV blocks"
+    LIVES = "when requests came and went"
+    PREEMPTIONS = "preemptions"
+    CACHE = "prefix-cache hits"
+    CONFIG = "the engine's settings"
+
+
+ALL_FACTS = frozenset(Fact)

@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.facts import Fact
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.columns import FLAT
 from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from schedtrace.model.facts import Fact
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.foreign import LARGEST, LONGEST_LINE, StepRows, foreign_trace, text_lines
 from schedtrace.read.problems import Problems
 from schedtrace.read.trace import Trace

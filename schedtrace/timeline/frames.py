@@ -12,10 +12,9 @@ from typing import TypeVar, cast
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_facts import Control
+from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
 from schedtrace.read.columns import cpu_times, present_in
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.schema import schema_of

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.model.facts import Fact
 from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import level
 from schedtrace.timeline.step_time import FEATURES, StepTime, fit_step_time

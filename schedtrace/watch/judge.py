@@ -8,9 +8,9 @@ from schedtrace.diagnose.analyze import all_findings
 from schedtrace.diagnose.one_engine import judge as judge_engine
 from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import lead_first, leading, unlimited, verdict
-from schedtrace.model.facts import ALL_FACTS
 from schedtrace.model.message import NOTHING
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import ALL_FACTS
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed

@@ -10,8 +10,8 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline

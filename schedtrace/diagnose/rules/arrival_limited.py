@@ -6,10 +6,10 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5

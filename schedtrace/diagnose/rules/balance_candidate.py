@@ -6,8 +6,8 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.rank import PASS
 

@@ -7,9 +7,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, finding_of
 from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import MAX_STEPS, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline

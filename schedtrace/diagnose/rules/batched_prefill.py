@@ -9,9 +9,9 @@ from schedtrace.diagnose.rules.allowed_settings import (
     can_lower_batched_tokens,
 )
 from schedtrace.diagnose.rules.common import advise, step_finding
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline

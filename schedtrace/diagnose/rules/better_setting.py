@@ -4,8 +4,8 @@ from typing import Any
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import finding_of
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.trace_facts import Fact
 
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 """What a gain of a metric saves."""

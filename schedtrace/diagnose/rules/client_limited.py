@@ -3,9 +3,9 @@
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, step_finding
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 ANSWERS = "{clients}; the engine[ has {seats:n seat} and] {works}."

@@ -11,10 +11,10 @@ from schedtrace.diagnose.rules.common import (
     severity_by_weight,
     share_of_requests,
 )
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.ingress import idle_meanwhile_us, is_offline, ways_to_engine
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline

@@ -9,10 +9,10 @@ from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_fin
 from schedtrace.diagnose.rules.kv_bound import largest_holder
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.admission import behind_head, refused_heads
 from schedtrace.timeline.charges import BY_SIZE, HEAD_OF_LINE
 from schedtrace.timeline.timeline import Timeline

@@ -10,8 +10,8 @@ from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Steps
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import IDLE_HOLDERS
 from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline

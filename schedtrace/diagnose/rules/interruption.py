@@ -7,10 +7,10 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import StepExample, advise, step_finding
 from schedtrace.diagnose.step_groups import slow_groups
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Number, Steps
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline

@@ -10,10 +10,10 @@ from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Steps
 from schedtrace.model.report import Advice, Gain
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import RECOMPUTE
 from schedtrace.timeline.timeline import Timeline
 

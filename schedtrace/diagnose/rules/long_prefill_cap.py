@@ -5,8 +5,8 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, model_cost, step_finding
 from schedtrace.model.causes import Cap
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 THRESHOLD = "long_prefill_token_threshold"

@@ -7,8 +7,8 @@ from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed, t
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import LONG_PROMPT
 from schedtrace.timeline.long_prompts import long_prefills
 from schedtrace.timeline.timeline import Timeline

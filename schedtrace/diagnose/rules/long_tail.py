@@ -6,10 +6,10 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import advise, severity_by_weight, share_of_requests, step_finding
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Requests
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 FAR = 3.0

@@ -15,10 +15,10 @@ from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, by_c
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Setting
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_TIMES = 1.1

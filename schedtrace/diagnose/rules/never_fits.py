@@ -11,10 +11,10 @@ from schedtrace.diagnose.rules.allowed_settings import batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.model.vocabulary import advice as advice_on
 from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.pieces import LENGTH_US

@@ -15,10 +15,10 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
 from schedtrace.model.causes import CAUSES, Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 

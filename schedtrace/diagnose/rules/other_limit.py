@@ -8,10 +8,10 @@ from schedtrace.diagnose.rules.common import LongestWaited, advise, wait_finding
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.charges import CHARGES as NAMED
 from schedtrace.timeline.step_time import median

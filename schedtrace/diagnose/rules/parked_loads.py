@@ -7,8 +7,8 @@ from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged, mean
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import PARKED_LOADS
 from schedtrace.timeline.spans import level
 from schedtrace.timeline.timeline import Timeline

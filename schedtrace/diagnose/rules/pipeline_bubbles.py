@@ -6,10 +6,10 @@ from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, smallest_batched_tokens
 from schedtrace.diagnose.rules.common import StepExample, advise, listed, share_of_requests, step_finding
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 UNEVEN_FRAC = 0.2

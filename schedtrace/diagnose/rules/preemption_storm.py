@@ -9,8 +9,8 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, prefill_cost, step_finding
 from schedtrace.diagnose.rules.preemption import MOST_VICTIMS, RepeatVictim, repeat_victims, repeatedly
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 OFTEN = 3

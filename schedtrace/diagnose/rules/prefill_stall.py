@@ -6,9 +6,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
 from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PrefillStalls, Ranks
 from schedtrace.timeline.rank import PASS
 

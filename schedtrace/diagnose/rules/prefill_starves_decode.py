@@ -8,10 +8,10 @@ from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import StepExample, share_of_requests, step_finding
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 

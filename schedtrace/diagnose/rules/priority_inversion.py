@@ -8,10 +8,10 @@ from schedtrace.diagnose.rules.allowed_settings import most_seats, seats_cost
 from schedtrace.diagnose.rules.common import Waited, advise, by_class, listed, wait_finding
 from schedtrace.diagnose.waits import ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import PRIORITY_INVERSION
 from schedtrace.timeline.timeline import Timeline
 

@@ -5,10 +5,10 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, finding_of
 from schedtrace.diagnose.uneven_ranks import AVOIDABLE_FROM_FRAC, RankFigures, RankImbalance, rank_imbalance
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 
 

@@ -8,10 +8,10 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import seats_cost
 from schedtrace.diagnose.rules.common import advise, listed, severity, step_finding
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Steps
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import refused as waits_for_a_cause
 from schedtrace.timeline.timeline import Timeline

@@ -12,10 +12,10 @@ from schedtrace.diagnose.rules.common import (
     share_of_requests,
     step_finding,
 )
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
 from schedtrace.timeline.spans import overlap_us

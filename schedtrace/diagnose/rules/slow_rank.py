@@ -7,9 +7,9 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, finding_of
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.rank import BEYOND, PASS
 

@@ -6,10 +6,10 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import now
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, said, step_finding
 from schedtrace.diagnose.step_groups import TRAITS, Group, SlowGroup, judged_steps, slow_groups
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, Requests, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 

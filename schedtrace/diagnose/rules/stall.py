@@ -13,9 +13,9 @@ from schedtrace.diagnose.rules.common import (
     trial_numbers,
 )
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 

@@ -9,8 +9,8 @@ from schedtrace.diagnose.rules.common import LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Advice
+from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 

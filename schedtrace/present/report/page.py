@@ -17,11 +17,11 @@ from schedtrace.diagnose.verdict import leading
 from schedtrace.explain.request import request_life
 from schedtrace.explain.step import StepStories
 from schedtrace.model.comparison import Comparison
-from schedtrace.model.facts import Fact
 from schedtrace.model.message import joined
 from schedtrace.model.printable import printable, visible
 from schedtrace.model.report import Report, RunReport
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import Fact
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.request import request_page

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from schedtrace.model.facts import Fact
+from schedtrace.model.trace_facts import Fact
 from tests.makers import run_folder, step
 
 ROOT = Path(__file__).parents[3]

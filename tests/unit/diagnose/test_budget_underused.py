@@ -5,7 +5,7 @@ import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import RULES
-from schedtrace.model.facts import Fact
+from schedtrace.model.trace_facts import Fact
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests.makers import step

@@ -6,9 +6,9 @@ import pytest
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.model.causes import Cause
-from schedtrace.model.facts import Fact
 from schedtrace.model.report import Severity
 from schedtrace.model.trace import Events, Step
+from schedtrace.model.trace_facts import Fact
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.model.facts import Fact
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.loguru_log import parse, read_loguru_log, records
 
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
