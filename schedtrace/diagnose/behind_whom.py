@@ -15,7 +15,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Count, Message
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.long_prompts import SHORT_FRAC
+from schedtrace.timeline.holders import SHORT_FRAC
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.spans import level
 from schedtrace.timeline.step_time import median

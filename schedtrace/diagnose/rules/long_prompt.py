@@ -10,7 +10,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import LONG_PROMPT
-from schedtrace.timeline.long_prompts import long_prefills
+from schedtrace.timeline.holders import long_prefills
 from schedtrace.timeline.timeline import Timeline
 
 

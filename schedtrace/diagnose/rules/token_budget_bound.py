@@ -11,7 +11,7 @@ from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.long_prompts import prefills
+from schedtrace.timeline.holders import prefills
 from schedtrace.timeline.timeline import Timeline
 
 NAMED_FROM_FRAC = 0.25

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.timeline.long_prompts import long_prefills, prefills
+from schedtrace.timeline.holders import long_prefills, prefills
 from tests.makers import arrival, step
 
 
