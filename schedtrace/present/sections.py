@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from schedtrace.model.message import Message
 from schedtrace.model.printable import printable
-from schedtrace.present.numbers import integer
+from schedtrace.present.phrases import integer
 
 _D = TypeVar("_D")
 _R = TypeVar("_R")

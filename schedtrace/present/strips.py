@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from schedtrace.model.say import say
-from schedtrace.present.numbers import bar, settled
+from schedtrace.present.phrases import bar, settled
 from schedtrace.present.sections import Bars, State, States, Strip, Text
 
 _T = TypeVar("_T")

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from schedtrace.model.message import joined
 from schedtrace.model.printable import visible
 from schedtrace.model.say import say
-from schedtrace.present.numbers import integer
-from schedtrace.present.phrases import plain
+from schedtrace.present.phrases import integer, plain
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
 from schedtrace.watch.session import Session
 

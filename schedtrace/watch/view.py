@@ -9,7 +9,7 @@ from itertools import groupby
 from textual.content import Content
 
 from schedtrace.model.printable import visible
-from schedtrace.present.numbers import integer, number, percent
+from schedtrace.present.phrases import integer, number, percent
 from schedtrace.present.words import COLOURS
 from schedtrace.watch.plain_lines import (
     long,

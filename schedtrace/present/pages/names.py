@@ -3,7 +3,7 @@
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
-from schedtrace.present.numbers import counted, integer
+from schedtrace.present.phrases import counted, integer
 
 MOST_NAMES = 6
 

@@ -6,8 +6,7 @@ from schedtrace.model.message import Message, given
 from schedtrace.model.prediction import Figure, Prediction, Proposal, Proposals, SettingChange
 from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound
-from schedtrace.present.numbers import change_range, number, percent
-from schedtrace.present.phrases import phrase
+from schedtrace.present.phrases import change_range, number, percent, phrase
 from schedtrace.present.sections import (
     Cause,
     Commands,

@@ -8,7 +8,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.live import EngineQueue, EngineQueues, QueueEntry
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.present.numbers import integer
+from schedtrace.present.phrases import integer
 from schedtrace.present.sections import (
     Content,
     Field,

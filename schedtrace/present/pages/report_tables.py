@@ -13,8 +13,8 @@ from schedtrace.model.statistics import (
     PrefixCacheUse,
     Statistics,
 )
-from schedtrace.present.numbers import counted, integer, number, percent, series
 from schedtrace.present.pages.names import in_brackets
+from schedtrace.present.phrases import counted, integer, number, percent, series
 from schedtrace.present.sections import (
     Bars,
     Content,

@@ -6,8 +6,7 @@ from typing import Any
 from schedtrace.model.message import Message, given, joined
 from schedtrace.model.report import EffectiveSetting, RunReport, SettingValue, TrialReport
 from schedtrace.model.say import say
-from schedtrace.present.numbers import counted, integer, number, percent
-from schedtrace.present.phrases import phrase
+from schedtrace.present.phrases import counted, integer, number, percent, phrase
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
 from schedtrace.present.words import EXITS_VIA
 

@@ -8,7 +8,7 @@ from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Percentiles
 from schedtrace.model.sweep_result import Bound, Sweep, SweepRow
-from schedtrace.present.numbers import integer, number, percent
+from schedtrace.present.phrases import integer, number, percent
 from schedtrace.present.sections import (
     Cell,
     Field,

@@ -18,8 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, Share, Steps, Value
-from schedtrace.present.numbers import counted, percent, settled
-from schedtrace.present.phrases import pieces, plain
+from schedtrace.present.phrases import counted, percent, pieces, plain, settled
 from schedtrace.present.sections import Bars, Headline, Page, Section, States, Style, Styled, Text
 from schedtrace.present.strips import highest, state_characters, states_of
 from schedtrace.present.words import COLOURS

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schedtrace.model.message import CauseWord, Code, Message, Request, Setting
-from schedtrace.present.numbers import percent
-from schedtrace.present.phrases import pieces, plain
+from schedtrace.present.phrases import percent, pieces, plain
 from schedtrace.present.sections import (
     Bars,
     Cause,

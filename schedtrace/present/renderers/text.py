@@ -11,8 +11,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from schedtrace.present.numbers import percent
-from schedtrace.present.phrases import plain
+from schedtrace.present.phrases import percent, plain
 from schedtrace.present.sections import (
     Bars,
     Cause,

@@ -18,8 +18,18 @@ from schedtrace.model.message import (
     joined,
 )
 from schedtrace.model.say import say
-from schedtrace.present.numbers import BARS, bar, integer, number, percent, series
-from schedtrace.present.phrases import duration, phrase, pieces, plain
+from schedtrace.present.phrases import (
+    BARS,
+    bar,
+    duration,
+    integer,
+    number,
+    percent,
+    phrase,
+    pieces,
+    plain,
+    series,
+)
 
 
 @pytest.mark.parametrize(

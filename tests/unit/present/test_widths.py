@@ -14,12 +14,12 @@ from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.catalogue import catalogue
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
-from schedtrace.present.numbers import BARS
 from schedtrace.present.pages.catalogue import catalogue_page
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.step import step_page
+from schedtrace.present.phrases import BARS
 from schedtrace.present.sections import Commands, Facts, Table
 from schedtrace.present.strips import EIGHTHS
 from schedtrace.present.words import STATES
