@@ -124,7 +124,7 @@ def trace_bounds(text: str | None) -> str | None:
     Raises:
         UsageError: it is not.
     """
-    from schedtrace.model.trace_parts import bounds
+    from schedtrace.model.trace_bounds import bounds
 
     try:
         if text is not None:

@@ -11,7 +11,7 @@ from schedtrace.engine.recording_check import begun_traces, require_recording, r
 from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Status, TrialResult, Workload
-from schedtrace.model.trace_parts import traces_in
+from schedtrace.model.trace_names import traces_in
 
 
 class Observer(Protocol):

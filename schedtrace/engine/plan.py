@@ -24,7 +24,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
 from schedtrace.model.printable import encodable
 from schedtrace.model.redact import hide_in_text, without_secrets
-from schedtrace.model.trace_parts import traces_in
+from schedtrace.model.trace_names import traces_in
 
 MAX_MEMORY_SHARE = 0.95
 """Of a GPU, for the engines of both runs together."""

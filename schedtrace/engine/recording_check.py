@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from schedtrace.engine.supervise import log_lines
 from schedtrace.errors import InputError, RecordingError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.trace_parts import files_of, is_in_parts, traces_in
+from schedtrace.model.trace_names import files_of, is_in_parts, traces_in
 
 if TYPE_CHECKING:
     from schedtrace.read.trace import Trace

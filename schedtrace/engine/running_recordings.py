@@ -20,7 +20,7 @@ from schedtrace.engine.running_engines import (
 )
 from schedtrace.errors import EngineError
 from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot
-from schedtrace.model.trace_parts import DEFAULT
+from schedtrace.model.trace_bounds import DEFAULT
 
 MILLISECOND_US = 1000
 

@@ -19,7 +19,7 @@ from schedtrace.engine.given_options import model_is_local
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import EngineError, RecordingError, UsageError
 from schedtrace.model import safe_files
-from schedtrace.model.trace_parts import PLAIN
+from schedtrace.model.trace_bounds import PLAIN
 from schedtrace.record import settings
 
 LOG_NAME = "vllm.log"

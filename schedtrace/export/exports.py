@@ -14,7 +14,7 @@ from schedtrace.export.mooncake import mooncake_loads, write_mooncake
 from schedtrace.model import safe_files
 from schedtrace.model.printable import encodable, visible, visible_json
 from schedtrace.model.trace_facts import ALL_FACTS, Fact
-from schedtrace.model.trace_parts import plain_of
+from schedtrace.model.trace_names import plain_of
 from schedtrace.read.chain import expanded
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace

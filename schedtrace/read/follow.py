@@ -10,7 +10,7 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
-from schedtrace.model.trace_parts import is_in_parts
+from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import (
     FIELDS,

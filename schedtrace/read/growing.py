@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import descriptor
-from schedtrace.model.trace_parts import files_of, is_in_parts, part_number
+from schedtrace.model.trace_names import files_of, is_in_parts, part_number
 from schedtrace.read.lines import LONGEST_LINE, reading
 from schedtrace.read.living import Lives, skim
 from schedtrace.read.part_files import HEAD_LINES, Frames

@@ -16,7 +16,7 @@ import msgspec
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
-from schedtrace.model.trace_parts import files_of, is_in_parts, part_number
+from schedtrace.model.trace_names import files_of, is_in_parts, part_number
 from schedtrace.read.part_files import HEAD_LINES, Frames, files_for
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import readable

@@ -10,7 +10,7 @@ import msgspec
 from zstandard import ZstdDecompressor, ZstdError
 
 from schedtrace.model.safe_files import opened
-from schedtrace.model.trace_parts import files_of
+from schedtrace.model.trace_names import files_of
 
 if TYPE_CHECKING:
     from zstandard import ZstdDecompressionObj  # of its stubs

@@ -10,7 +10,7 @@ import msgspec
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Configured, FrontEndLine, Manifest, Refused, read_manifest
-from schedtrace.model.trace_parts import PLAIN, files_of, is_in_parts, trace_of, traces_in
+from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, trace_of, traces_in
 from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
 from schedtrace.read.traces import Traces, foreign_reader, traces_of
 

@@ -8,7 +8,7 @@ from typing import overload
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_parts import is_in_parts, is_trace
+from schedtrace.model.trace_names import is_in_parts, is_trace
 from schedtrace.read.iteration_log import ITERATION, read_iteration_log
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, decode_line, read_header, reading
 from schedtrace.read.loguru_log import BEGINS, read_loguru_log

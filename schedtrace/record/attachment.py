@@ -14,7 +14,7 @@ from typing import Any
 from loguru import logger
 
 from schedtrace.model.trace import Exit
-from schedtrace.model.trace_parts import PLAIN, bounds, kept
+from schedtrace.model.trace_bounds import PLAIN, bounds, kept
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine

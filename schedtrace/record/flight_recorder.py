@@ -19,7 +19,7 @@ from loguru import logger
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.model.trace import End, Header
-from schedtrace.model.trace_parts import part_name
+from schedtrace.model.trace_names import part_name
 from schedtrace.record.settings import Rules, write_manifest_if_missing
 from schedtrace.record.trace_files import Begins, Parts
 

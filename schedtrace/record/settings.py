@@ -13,7 +13,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
 from schedtrace.model.redact import vllm_environment, without_secrets
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_parts import DEFAULT, PLAIN, Bounds, bounds, kept
+from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, kept
 
 DIR = "SCHEDTRACE_DIR"
 """Folder that gets one run folder per vLLM start; setting it switches recording on."""

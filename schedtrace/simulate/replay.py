@@ -14,7 +14,7 @@ from schedtrace.errors import NeverEndsError, UsageError, reason_of
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.model.prediction import OF_RANKS
-from schedtrace.model.trace_parts import PLAIN
+from schedtrace.model.trace_bounds import PLAIN
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRACE, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock

@@ -10,7 +10,7 @@ from schedtrace.errors import InputError
 from schedtrace.explain.request import explain_request
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import read_manifest
-from schedtrace.model.trace_parts import files_of, is_in_parts
+from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.present.pages.queue import queue_page
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.renderers import Format, renderer

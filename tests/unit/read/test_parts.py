@@ -9,7 +9,7 @@ from zstandard import ZstdCompressor
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Arrival, End, Events, Notice, Present
-from schedtrace.model.trace_parts import part_number
+from schedtrace.model.trace_names import part_number
 from schedtrace.read import lines as lines_module
 from schedtrace.read.follow import Following
 from schedtrace.read.lines import ReadOptions, WholeLines

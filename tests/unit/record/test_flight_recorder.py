@@ -10,7 +10,8 @@ import pytest
 
 from schedtrace.model import safe_files
 from schedtrace.model.trace import Arrival, Finish, Preemption
-from schedtrace.model.trace_parts import Bounds, part_name
+from schedtrace.model.trace_bounds import Bounds
+from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
 from schedtrace.record import flight_recorder, writer
 from schedtrace.record.capture import NOBODY, Came

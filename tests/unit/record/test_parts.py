@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from zstandard import ZstdDecompressor
 
-from schedtrace.model.trace_parts import Bounds
+from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record import trace_files
 from schedtrace.record.trace_files import PartFiles, Parts
 
@@ -158,7 +158,7 @@ def test_a_folder_that_is_gone_is_an_error(made_of, tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from schedtrace.model.trace_parts import Bounds
+from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record import trace_files
 trace_files.FRAME_S = 0
 made = trace_files.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.trace import Finish
-from schedtrace.model.trace_parts import Bounds, bounds, kept
+from schedtrace.model.trace_bounds import Bounds, bounds, kept
 from schedtrace.record.settings import DEFAULT_RULES, Rules, rules
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.model.trace_bounds import Bounds
 from schedtrace.model.trace_facts import Control
-from schedtrace.model.trace_parts import Bounds
 from schedtrace.record import assemble, trace_files, writer
 from schedtrace.record import capture as capture_module
 from schedtrace.record.capture import ALL, NOBODY, Came, Capture, DummyPass, Result, Rows, Synced

@@ -12,7 +12,7 @@ from schedtrace.errors import EngineError, InputError
 from schedtrace.model.live import QueueNow
 from schedtrace.model.message import NOTHING
 from schedtrace.model.trace import End, Events
-from schedtrace.model.trace_parts import part_name
+from schedtrace.model.trace_names import part_name
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target
