@@ -1,4 +1,5 @@
-"""The sockets on which running engines answer: where they are, what is asked, and what is answered.
+"""The sockets on which running engines answer: where they are, what is asked, and what is answered (the document of
+``schedtrace queue`` among it: who waits and who runs).
 
 A folder of this user alone, with a socket for each process, named after it; a line of JSON each way.
 """

@@ -1,4 +1,4 @@
-"""How messages are written as text: each kind of argument in one place."""
+"""How messages and numbers are written as text: each kind of argument in one place."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,8 @@
-"""Requests that keep KV blocks and get nothing, while another one is refused blocks.
+"""Who holds what others are refused: KV blocks without getting anything, or most of the token budget.
 
 A streaming session keeps its blocks between two parts; a finished request keeps them until a KV transfer has
-fetched them. Loads on their way and requests that their scheduler set aside are told of elsewhere.
+fetched them. Loads on their way and requests that their scheduler set aside are told of elsewhere. A long
+prompt takes most of the steps' prefill tokens.
 """
 
 from typing import Any
@@ -120,7 +121,7 @@ def _elsewhere(frames: Frames) -> pl.DataFrame:
     return pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *known]).unique().collect()
 
 
-MOST_FRAC = 0.5
+MOST_PREFILL_FRAC = 0.5
 """Half of a step's prefill tokens."""
 SHORT_FRAC = 0.25
 """A prompt is short beside one at least four times as long: else they are of a kind."""
@@ -163,7 +164,7 @@ def long_prefills(frames: Frames) -> pl.DataFrame:
         .filter(
             (pl.col("prompt_tokens") > frames.token_budget)
             & (SHORT_FRAC * pl.col("prompt_tokens") >= usual)
-            & (pl.col("scheduled_tokens") >= MOST_FRAC * pl.col("prefill_tokens"))
+            & (pl.col("scheduled_tokens") >= MOST_PREFILL_FRAC * pl.col("prefill_tokens"))
         )
         .sort("step", "scheduled_tokens", descending=[False, True])
         .unique("step", keep="first", maintain_order=True)
