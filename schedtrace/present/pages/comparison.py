@@ -16,7 +16,7 @@ from schedtrace.model.comparison import (
 )
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.present.pages.names import in_brackets
+from schedtrace.present.words import in_brackets
 from schedtrace.present.phrases import counted, integer, number, percent, settled
 from schedtrace.present.sections import (
     Field,

@@ -12,7 +12,7 @@ from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Distribution, Percentiles
-from schedtrace.present.pages.names import whose_figures
+from schedtrace.present.words import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import engines_table, trials_table
 from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy

@@ -6,7 +6,7 @@ from schedtrace.model.message import NOTHING, Message, StepList, joined
 from schedtrace.model.report import MAX_STEPS, Advice, RunReport
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.say import say
-from schedtrace.present.pages.names import on_engines
+from schedtrace.present.words import on_engines
 from schedtrace.present.pages.report_tables import (
     CAPS,
     CAUSES,

@@ -13,7 +13,7 @@ from schedtrace.model.statistics import (
     PrefixCacheUse,
     Statistics,
 )
-from schedtrace.present.pages.names import in_brackets
+from schedtrace.present.words import in_brackets
 from schedtrace.present.phrases import counted, integer, number, percent, series
 from schedtrace.present.sections import (
     Bars,

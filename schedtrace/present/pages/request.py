@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from schedtrace.model.life import Life, LifeEvent
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.say import say
-from schedtrace.present.pages.names import engine, of_trial
+from schedtrace.present.words import engine, of_trial
 from schedtrace.present.phrases import counted, phrase
 from schedtrace.present.sections import (
     Band,

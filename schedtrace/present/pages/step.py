@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from schedtrace.model.message import Count, Message, Number, Value, joined
 from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter
-from schedtrace.present.pages.names import engine, of_trial, some
+from schedtrace.present.words import engine, of_trial, some
 from schedtrace.present.phrases import counted, integer, number
 from schedtrace.present.sections import (
     Content,
