@@ -142,7 +142,7 @@ def _manifest(folder: Path, shape: Any, device: Any) -> Any:
 def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) -> None:
     """The trials' figures, what they rest on, and what to type next."""
     from schedtrace.present.phrases import plain
-    from schedtrace.step_times.memory import MOST_BLOCKS
+    from schedtrace.step_times.gpus import MOST_BLOCKS
     from schedtrace.whatif.replays import gathering_notes
 
     show_trials(played.folder)

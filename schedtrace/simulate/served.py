@@ -23,7 +23,7 @@ from schedtrace.simulate.executor import DUMMY, Clock, ModelRunner, Ran, Simulat
 from schedtrace.simulate.lockstep import CommonPasses
 from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.memory import MOST_BLOCKS
+from schedtrace.step_times.gpus import MOST_BLOCKS
 from schedtrace.step_times.simulated_device import KEY, simulated_device
 
 FULL, SLIDING = "full_attention", "sliding_attention"

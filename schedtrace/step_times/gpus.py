@@ -1,5 +1,8 @@
 """What a GPU can do at best, from its vendor's data sheet."""
 
+from schedtrace.errors import UsageError
+from schedtrace.step_times.shapes import DTYPE_BYTES, Shape
+
 import re
 from dataclasses import dataclass
 
@@ -68,3 +71,110 @@ class GpuPlatform:
         return False
 
     is_tpu = is_device_capability = is_cpu
+
+
+OUTSIDE_BYTES = 2**30
+"""Assumed: CUDA context, NCCL's buffers and CUDA graphs, which no tensor accounts for."""
+LIVE_HIDDEN, LIVE_INTERMEDIATE = 4, 2
+"""Assumed: activations of a layer that live at once, in widths of the model and of its MLP."""
+LOGITS_BYTES = 4
+"""vLLM samples from logits in float32."""
+OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
+"""Settings that change the number of KV cache blocks by way of a GPU's memory."""
+FIT_TO_MEMORY = {None, -1, "auto"}
+"""Values of ``max_model_len`` that leave it to the KV cache; vLLM itself does so where one is given."""
+MOST_BLOCKS = 2**18
+"""KV cache blocks of an engine whose model is tiny: each is an object in vLLM's memory."""
+
+
+def refuse_of_memory(name: str, option: str = "--set") -> None:
+    """Refuse to change a setting of ``OF_MEMORY`` in a replay.
+
+    Raises:
+        UsageError: what to give instead.
+    """
+    if name in OF_MEMORY:
+        msg = (
+            f"{option} {name}: it acts by way of the GPU's memory, which a replay lacks: "
+            "--set num_gpu_blocks_override=N"
+        )
+        raise UsageError(msg)
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Bytes of one number.
+
+    Raises:
+        UsageError: not a known type.
+    """
+    if dtype not in DTYPE_BYTES:
+        msg = f"unknown data type '{dtype}': known are {', '.join(DTYPE_BYTES)}"
+        raise UsageError(msg)
+    return DTYPE_BYTES[dtype]
+
+
+def weight_bytes(shape: Shape, tensor_parallel_size: int = 1) -> float:
+    """Weights on each GPU: layers as they are stored, embeddings in the model's own type."""
+    embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    layers = (shape.parameters - embeddings) * dtype_bytes(shape.weight_dtype)
+    return (layers + embeddings * dtype_bytes(shape.dtype)) / tensor_parallel_size
+
+
+def kv_bytes_per_token(shape: Shape, dtype: str | None = None, tensor_parallel_size: int = 1) -> float:
+    """KV cache of one token on each GPU.
+
+    Heads are divided among GPUs, and each has one at least. Latent attention (MLA) caches one vector for all
+    heads, on every GPU.
+
+    Args:
+        shape: The model's.
+        dtype: Of the cache; None: as the model's.
+        tensor_parallel_size: GPUs.
+    """
+    each = dtype_bytes(dtype or shape.dtype)
+    if shape.kv_rank:
+        return shape.layers * (shape.kv_rank + shape.rope_dim) * each
+    heads = max(1.0, shape.kv_heads / tensor_parallel_size)
+    return 2 * shape.layers * heads * shape.head_dim * each
+
+
+def activation_bytes(shape: Shape, max_num_batched_tokens: int, max_num_seqs: int, tp: int = 1) -> float:
+    """The peak that vLLM measures with a batch of its largest size; an assumption."""
+    wide = max(shape.intermediate if shape.dense_layers or not shape.experts else 0,
+               (shape.experts_per_token + shape.shared_experts) * shape.expert_intermediate)  # fmt: skip
+    width = LIVE_HIDDEN * shape.hidden + LIVE_INTERMEDIATE * wide / tp
+    logits = max_num_seqs * shape.vocab * LOGITS_BYTES
+    return max_num_batched_tokens * width * dtype_bytes(shape.dtype) + logits
+
+
+def kv_cache_blocks(
+    shape: Shape,
+    gpu: Gpu,
+    tensor_parallel_size: int = 1,
+    *,
+    block_size: int = 16,
+    gpu_memory_utilization: float = 0.9,
+    kv_dtype: str | None = None,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 256,
+) -> int:
+    """KV cache blocks: what is left of vLLM's share of the memory, in blocks of ``block_size`` tokens.
+
+    At most ``MOST_BLOCKS``.
+
+    Raises:
+        UsageError: the weights do not fit, or nothing is left for the cache.
+    """
+    share = gpu.memory_bytes * gpu_memory_utilization
+    weights = weight_bytes(shape, tensor_parallel_size)
+    peak = activation_bytes(shape, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
+    per_block = block_size * kv_bytes_per_token(shape, kv_dtype, tensor_parallel_size)
+    blocks = int((share - weights - peak - OUTSIDE_BYTES) // per_block)
+    if blocks < 1:
+        msg = (
+            f"{shape.name} does not fit: {(weights + peak + OUTSIDE_BYTES) / 1e9:.1f} GB on each of "
+            f"{tensor_parallel_size} {gpu.name}, which has {share / 1e9:.1f} GB for vLLM; "
+            f"raise --tensor-parallel-size"
+        )
+        raise UsageError(msg)
+    return min(blocks, MOST_BLOCKS)

@@ -7,7 +7,7 @@ from typing import Any
 from schedtrace.engine.vllm_options import read_options, refuse_setting
 from schedtrace.errors import UsageError
 from schedtrace.model.prediction import OF_RANKS
-from schedtrace.step_times.memory import refuse_of_memory
+from schedtrace.step_times.gpus import refuse_of_memory
 
 
 def vllm_version() -> str:

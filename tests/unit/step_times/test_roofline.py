@@ -6,7 +6,7 @@ from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import Gpu, gpu
-from schedtrace.step_times.memory import activation_bytes, kv_bytes_per_token, kv_cache_blocks, weight_bytes
+from schedtrace.step_times.gpus import activation_bytes, kv_bytes_per_token, kv_cache_blocks, weight_bytes
 from schedtrace.step_times.roofline import Efficiency, Roofline
 from schedtrace.step_times.shapes import Shape, shape
 
