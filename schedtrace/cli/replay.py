@@ -51,7 +51,7 @@ def replay(
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.whatif.baseline import require_baseline
-    from schedtrace.whatif.installed import import_vllm, require_settings
+    from schedtrace.engine.vllm_options import import_vllm, require_settings
     from schedtrace.whatif.prediction import predict, recorded
     from schedtrace.whatif.sweep import parse_changes
 

@@ -96,7 +96,7 @@ def sweep(
     """
     from schedtrace.present.pages.sweep import sweep_page
     from schedtrace.present.progress import CountBar
-    from schedtrace.whatif.installed import require_settings
+    from schedtrace.engine.vllm_options import require_settings
     from schedtrace.whatif.sweep import FILE_NAME, SweepLog, combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
     from schedtrace.whatif.sweep_play import LocalPool, RayPool

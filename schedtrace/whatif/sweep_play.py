@@ -20,7 +20,7 @@ from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
 from schedtrace.read.trace import Trace
-from schedtrace.whatif.installed import import_vllm
+from schedtrace.engine.vllm_options import import_vllm
 from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
 
