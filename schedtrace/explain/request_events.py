@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import msgspec
 import polars as pl
 
-from schedtrace.explain.exit_sentences import preempted_for
+from schedtrace.explain.sentences import preempted_for
 from schedtrace.explain.request_rows import RequestRows, Row, Wait
-from schedtrace.explain.step_facts import MISSES, entries
+from schedtrace.explain.sentences import MISSES, entries
 from schedtrace.model.life import LifeEvent
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.explain.exit_sentences import (
+from schedtrace.explain.sentences import (
     SAME_STOP,
     Row,
     preempted,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.explain.exit_sentences import stop_values, stops, victim_values, victims
+from schedtrace.explain.sentences import stop_values, stops, victim_values, victims
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import filled
 from schedtrace.model.trace import Exit, Preemption
