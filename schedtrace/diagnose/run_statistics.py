@@ -34,7 +34,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.rank import kv_used_frac
-from schedtrace.timeline.rank_loads import RankLoads
+from schedtrace.timeline.rank import RankLoads
 from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.timeline import Timeline
 

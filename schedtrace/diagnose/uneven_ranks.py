@@ -10,7 +10,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace import Header
 from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.rank_loads import RankLoads
+from schedtrace.timeline.rank import RankLoads
 from schedtrace.timeline.timeline import Timeline
 
 

@@ -18,7 +18,7 @@ import polars as pl
 
 from schedtrace.model.trace import Header
 from schedtrace.timeline.rank import PASS, Rank, rank_of
-from schedtrace.timeline.rank_loads import RankLoads, rank_loads
+from schedtrace.timeline.rank import RankLoads, rank_loads
 from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline
 
