@@ -26,7 +26,7 @@ from schedtrace.read.lines import Content, ReadOptions, WholeLines
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
 from schedtrace.read.problems import Problems
-from schedtrace.read.schema import schema_of
+from schedtrace.read.columns import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write
 
 FOLDER = "traces"

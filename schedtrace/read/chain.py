@@ -12,7 +12,7 @@ from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, 
 from schedtrace.read.columns import FIELDS, Values, rebuilt, value, values_of
 from schedtrace.read.lines import AS_READ, WholeLines, decode_line
 from schedtrace.read.running import Running
-from schedtrace.read.schema import LARGEST
+from schedtrace.read.columns import LARGEST
 
 _AS_EXPECTED = RowChanges()
 

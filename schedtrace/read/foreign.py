@@ -13,7 +13,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.read.columns import FLAT
 from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
-from schedtrace.read.schema import schema_of
+from schedtrace.read.columns import schema_of
 from schedtrace.read.stretches import ORDINARY, SCHEMA
 from schedtrace.read.tables import STRETCHES, Tables
 from schedtrace.read.trace import Trace

@@ -19,7 +19,7 @@ from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Head
 from schedtrace.model.trace_names import files_of, is_in_parts, part_number
 from schedtrace.read.part_files import HEAD_LINES, Frames, files_for
 from schedtrace.read.problems import Problems
-from schedtrace.read.schema import readable
+from schedtrace.read.columns import readable
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes that there are."""

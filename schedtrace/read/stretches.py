@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.read.schema import schema_of
+from schedtrace.read.columns import schema_of
 
 ROWS_AT_ONCE = 2**18
 """All stretches are cut after so many rows."""

@@ -10,7 +10,7 @@ import polars as pl
 
 from schedtrace.model import safe_files
 from schedtrace.model.trace import Events, Step
-from schedtrace.read.schema import schema_of
+from schedtrace.read.columns import schema_of
 from schedtrace.read.stretches import SCHEMA
 
 
