@@ -20,7 +20,7 @@ from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, 
 from schedtrace.diagnose.throughput import counted_spans
 from schedtrace.model.report import RunReport
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 Series = NDArray[np.float64]

@@ -9,7 +9,7 @@ import polars as pl
 
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 

@@ -7,7 +7,7 @@ first: host work that hides behind it costs nothing.
 import polars as pl
 
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import request_states
 from schedtrace.timeline.spans import level, time_within
 

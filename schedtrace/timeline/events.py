@@ -12,7 +12,7 @@ import polars as pl
 
 from schedtrace.timeline.engine_states import engine_busy_us, engine_states
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED, request_states
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.spans import level, time_within
 
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ import polars as pl
 
 from schedtrace.timeline.engine_states import engine_states
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 FAR = 2.0

@@ -8,7 +8,7 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.pieces import WAITS, pieces, place_of
+from schedtrace.timeline.spans import WAITS, pieces, place_of
 from schedtrace.timeline.queue_waits import waits
 
 OTHER = pl.lit(str(Cause.OTHER))

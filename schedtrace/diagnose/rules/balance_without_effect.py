@@ -11,7 +11,7 @@ from schedtrace.model.report import MAX_STEPS, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 SHUT = (

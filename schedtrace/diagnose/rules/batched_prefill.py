@@ -13,7 +13,7 @@ from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.holders import prefills
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5

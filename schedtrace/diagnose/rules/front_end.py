@@ -16,7 +16,7 @@ from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.ingress import idle_meanwhile_us, is_offline, ways_to_engine
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.15

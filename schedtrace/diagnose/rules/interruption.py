@@ -12,7 +12,7 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01

@@ -19,7 +19,7 @@ from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 MOST_HOLDERS = 3

@@ -5,7 +5,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP
 from tests.makers import arrival, finish, step
 
