@@ -4,6 +4,6 @@
 """
 
 from schedtrace.step_times.batch import Batch, StepTimes
-from schedtrace.step_times.constants import Constants, HostTimes
+from schedtrace.step_times.batch import Constants, HostTimes
 
 __all__ = ["Batch", "Constants", "HostTimes", "StepTimes"]

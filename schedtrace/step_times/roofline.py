@@ -8,7 +8,7 @@ from functools import cached_property
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.constants import HostTimes, OnHost
+from schedtrace.step_times.batch import HostTimes, OnHost
 from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.gpus import dtype_bytes, kv_bytes_per_token, weight_bytes
 from schedtrace.step_times.shapes import Shape

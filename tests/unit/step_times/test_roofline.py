@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.constants import Constants, HostTimes
+from schedtrace.step_times.batch import Constants, HostTimes
 from schedtrace.step_times.gpus import Gpu, gpu
 from schedtrace.step_times.gpus import activation_bytes, kv_bytes_per_token, kv_cache_blocks, weight_bytes
 from schedtrace.step_times.roofline import Efficiency, Roofline

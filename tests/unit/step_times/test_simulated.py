@@ -8,7 +8,7 @@ import pytest
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.constants import Constants, HostTimes
+from schedtrace.step_times.batch import Constants, HostTimes
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.gpus import MOST_BLOCKS, kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
