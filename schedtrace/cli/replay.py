@@ -47,11 +47,11 @@ def replay(
     vLLM's own scheduler decides every step, in virtual time; the step times are fitted to the run. Without
     --set it is checked whether the replay decides as was recorded.
     """
+    from schedtrace.engine.vllm_options import import_vllm, require_settings
     from schedtrace.present.pages.prediction import prediction_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.whatif.baseline import require_baseline
-    from schedtrace.engine.vllm_options import import_vllm, require_settings
     from schedtrace.whatif.prediction import predict, recorded
     from schedtrace.whatif.sweep import parse_changes
 

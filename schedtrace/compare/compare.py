@@ -2,12 +2,6 @@
 
 from collections import defaultdict
 
-from schedtrace.diagnose.rule import Threshold, share_frac
-from schedtrace.diagnose.rules import KINDS, budget_underused
-from schedtrace.diagnose.waits import FOUND_FROM_FRAC
-from schedtrace.model.comparison import CauseChange, FindingChange
-from schedtrace.model.report import Finding, RunReport
-
 from schedtrace.compare.comparability import (
     Load,
     fairness_notes,
@@ -30,15 +24,17 @@ from schedtrace.compare.servers import Served, judged
 from schedtrace.compare.setting_changes import changed_settings
 from schedtrace.compare.significance import fewest_trials
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.rule import Threshold, share_frac
+from schedtrace.diagnose.rules import KINDS, budget_underused
 from schedtrace.diagnose.throughput import counted_time
+from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.errors import InputError
-from schedtrace.model.comparison import Comparison
+from schedtrace.model.comparison import CauseChange, Comparison, FindingChange
 from schedtrace.model.message import Message
-from schedtrace.model.report import RunReport
+from schedtrace.model.report import Finding, RunReport
 from schedtrace.model.say import say
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import make_timeline
-
 
 _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]

@@ -16,8 +16,7 @@ from schedtrace.model.message import Count, Message
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.holders import SHORT_FRAC
-from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.spans import level
+from schedtrace.timeline.spans import LENGTH_US, level
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 

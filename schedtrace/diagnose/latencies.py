@@ -4,8 +4,7 @@ import polars as pl
 
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.timeline.computing import with_work
-from schedtrace.timeline.spans import place_of
-from schedtrace.timeline.spans import at_steps, level
+from schedtrace.timeline.spans import at_steps, level, place_of
 from schedtrace.timeline.timeline import Timeline
 
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]

@@ -14,8 +14,7 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.spans import united
+from schedtrace.timeline.spans import LENGTH_US, united
 from schedtrace.timeline.timeline import Timeline
 
 Over = Literal["trial", "requests"]

@@ -10,9 +10,8 @@ from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, INTERRUPTED, OF_KV
 from schedtrace.timeline.engine_states import STATES, with_engine_time
 from schedtrace.timeline.events import interrupted_us
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.spans import until
+from schedtrace.timeline.spans import LENGTH_US, until
 from schedtrace.timeline.timeline import Timeline
 
 COMPUTING = ("prefill", "decode", "recompute")

@@ -14,8 +14,8 @@ from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, TimePart
 from schedtrace.model.say import say
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 

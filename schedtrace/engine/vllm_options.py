@@ -9,14 +9,6 @@ and one that cannot be written is not missed: only the answer to a wrong option 
 takes to import.
 """
 
-from collections.abc import Mapping, Sequence
-from importlib import metadata
-from typing import Any
-
-from schedtrace.errors import UsageError
-from schedtrace.model.prediction import OF_RANKS
-from schedtrace.step_times.gpus import refuse_of_memory
-
 import argparse
 import contextlib
 import difflib
@@ -26,7 +18,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -35,7 +27,8 @@ import msgspec
 
 from schedtrace.errors import UsageError
 from schedtrace.model import safe_files
-
+from schedtrace.model.prediction import OF_RANKS
+from schedtrace.step_times.gpus import refuse_of_memory
 
 Kind = Literal["word", "decimal"]
 
@@ -346,8 +339,8 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
 
 def import_vllm() -> None:
     """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
-    import schedtrace.simulate.replay  # noqa: F401, PLC0415  # only whether it can be imported
-    from schedtrace.engine.vllm_config import keep_options  # noqa: PLC0415  # only where vLLM is
+    import schedtrace.simulate.replay  # noqa: F401  # only whether it can be imported
+    from schedtrace.engine.vllm_config import keep_options  # only where vLLM is
 
     if read_options() is None:
         keep_options()

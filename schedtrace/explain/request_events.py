@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import msgspec
 import polars as pl
 
-from schedtrace.explain.sentences import preempted_for
 from schedtrace.explain.request_rows import RequestRows, Row, Wait
-from schedtrace.explain.sentences import MISSES, entries
+from schedtrace.explain.sentences import MISSES, entries, preempted_for
 from schedtrace.model.life import LifeEvent
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say

@@ -6,22 +6,22 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Value, joined
-from schedtrace.model.say import say
-from schedtrace.timeline.timeline import Timeline
-
-from types import SimpleNamespace
-from typing import Any
-
-import polars as pl
-
-from schedtrace.model.message import Count, Message, Number, Request, Requests, Value
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Requests,
+    Value,
+    joined,
+)
 from schedtrace.model.say import say
 from schedtrace.model.story import Stop, Victim
 from schedtrace.model.trace import Header
 from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.timeline import Timeline
-
 
 _ACTIONS = {"gate": "was not entered", "continue": "skipped a request"}
 """Kinds of exits in words; any other one ended its loop."""

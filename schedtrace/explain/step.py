@@ -8,9 +8,8 @@ from typing import Any
 import polars as pl
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.sentences import stops, victims
 from schedtrace.explain.request_rows import ending
-from schedtrace.explain.sentences import step_facts
+from schedtrace.explain.sentences import step_facts, stops, victims
 from schedtrace.explain.would_fit import known_need, what_if
 from schedtrace.model.message import Message
 from schedtrace.model.say import say

@@ -4,10 +4,7 @@ from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
 from schedtrace.present.phrases import counted, integer
-
-from schedtrace.model.say import say
 from schedtrace.present.sections import State, Style, Styled, Text
-
 
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 

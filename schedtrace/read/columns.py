@@ -2,15 +2,10 @@
 
 import enum
 import types
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-import msgspec
-import polars as pl
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
@@ -19,7 +14,6 @@ from msgspec import UNSET
 from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.read.tables import NESTED, OF_STEP, empty
-
 
 LARGEST = 10**18
 """Nothing that is counted or timed has so many digits, and Polars' integers hold it."""

@@ -10,9 +10,8 @@ import msgspec
 import polars as pl
 
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
-from schedtrace.read.columns import structs_of
+from schedtrace.read.columns import readable, structs_of
 from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, decode_line
-from schedtrace.read.columns import readable
 from schedtrace.read.stretches import SCHEMA
 
 CAME, LOST, RUNS = -3, -2, -1

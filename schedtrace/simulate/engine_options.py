@@ -17,8 +17,7 @@ from schedtrace.model.trace import Header
 from schedtrace.simulate import releases
 from schedtrace.simulate.config import require_values
 from schedtrace.simulate.driver import recorded_groups
-from schedtrace.step_times.gpus import Gpu, GpuPlatform
-from schedtrace.step_times.gpus import FIT_TO_MEMORY, kv_cache_blocks, refuse_of_memory
+from schedtrace.step_times.gpus import FIT_TO_MEMORY, Gpu, GpuPlatform, kv_cache_blocks, refuse_of_memory
 from schedtrace.step_times.shapes import Shape
 
 RENAMED = {"policy": "scheduling_policy"}

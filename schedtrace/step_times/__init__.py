@@ -3,7 +3,6 @@
 ``docs/simulation.md`` has the formulas and their sources. Nothing here imports vLLM or torch.
 """
 
-from schedtrace.step_times.batch import Batch, StepTimes
-from schedtrace.step_times.batch import Constants, HostTimes
+from schedtrace.step_times.batch import Batch, Constants, HostTimes, StepTimes
 
 __all__ = ["Batch", "Constants", "HostTimes", "StepTimes"]

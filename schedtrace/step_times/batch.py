@@ -1,8 +1,5 @@
 """What a step computes, all that a model of its time may look at, and what every such model answers."""
 
-from dataclasses import dataclass
-
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol

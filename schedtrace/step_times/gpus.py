@@ -1,12 +1,10 @@
 """What a GPU can do at best, from its vendor's data sheet."""
 
-from schedtrace.errors import UsageError
-from schedtrace.step_times.shapes import DTYPE_BYTES, Shape
-
 import re
 from dataclasses import dataclass
 
 from schedtrace.errors import UsageError
+from schedtrace.step_times.shapes import DTYPE_BYTES, Shape
 
 
 @dataclass(frozen=True)

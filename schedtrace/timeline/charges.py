@@ -14,9 +14,8 @@ from schedtrace.timeline.admission import behind_head, refused_heads
 from schedtrace.timeline.events import events
 from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.holders import SHORT_FRAC, idle_holders, long_prefills
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED, request_states
-from schedtrace.timeline.spans import merged, overlap_us, steps_of, time_within, united
+from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, steps_of, time_within, united
 
 PARKED_LOADS = "parked_loads"
 """Requests that wait for KV from elsewhere hold the blocks: at least as many as run."""

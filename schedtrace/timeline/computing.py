@@ -10,8 +10,8 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.spans import COMPUTES, DECODES, WAITS, pieces, place_of
 from schedtrace.timeline.queue_waits import lost_before
+from schedtrace.timeline.spans import COMPUTES, DECODES, WAITS, pieces, place_of
 from schedtrace.timeline.waiting import OTHER, cause_runs, loop_ends
 
 ADMISSION = ["request_id", "admission"]

@@ -17,8 +17,7 @@ from typing import NamedTuple, Self
 import polars as pl
 
 from schedtrace.model.trace import Header
-from schedtrace.timeline.rank import PASS, Rank, rank_of
-from schedtrace.timeline.rank import RankLoads, rank_loads
+from schedtrace.timeline.rank import PASS, Rank, RankLoads, rank_loads, rank_of
 from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline
 

@@ -7,9 +7,8 @@ first: host work that hides behind it costs nothing.
 import polars as pl
 
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import request_states
-from schedtrace.timeline.spans import level, time_within
+from schedtrace.timeline.spans import LENGTH_US, level, time_within
 
 STATES = ("device", "schedule", "update", "dummy", "host_gap", "idle")
 """In the order in which they count."""

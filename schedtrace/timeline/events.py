@@ -12,11 +12,10 @@ import polars as pl
 
 from schedtrace.timeline.engine_states import engine_busy_us, engine_states
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED, request_states
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
-from schedtrace.timeline.spans import merged, overlap_us, until
+from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
 
 LEAST_FRAC = 0.002
 """Of the engine's time: what all of one kind have to take to be kept."""

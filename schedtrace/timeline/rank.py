@@ -4,20 +4,12 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.spans import level, time_within
-
-from dataclasses import dataclass
-
-import polars as pl
-
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.spans import level
+from schedtrace.timeline.spans import LENGTH_US, level, time_within
 from schedtrace.timeline.step_time import FEATURES, StepTime, fit_step_time
 from schedtrace.timeline.timeline import Timeline
-
 
 PASS = ("wave", "step_counter")
 """What the steps of all ranks of one pass of a lock-step run have in common."""

@@ -9,8 +9,8 @@ import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.spans import ARRIVES, COMPUTES, WAITS, pieces, placed
 from schedtrace.timeline.queue_waits import after_gaps, lost_before, next_steps, was_preempted
+from schedtrace.timeline.spans import ARRIVES, COMPUTES, WAITS, pieces, placed
 from schedtrace.timeline.waiting import waiting_pieces
 
 QUEUED = ("waiting", "preempted", "set_aside")

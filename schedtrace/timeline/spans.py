@@ -2,9 +2,6 @@
 
 import polars as pl
 
-import polars as pl
-
-
 SCHEMA = {
     "request_id": pl.String,
     "at": pl.Int64,

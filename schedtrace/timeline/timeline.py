@@ -13,10 +13,9 @@ from schedtrace.timeline.charges import charges
 from schedtrace.timeline.engine_states import engine_busy_us, engine_states
 from schedtrace.timeline.events import events
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.queue_waits import waits
 from schedtrace.timeline.request_states import request_states
-from schedtrace.timeline.spans import at_steps, level
+from schedtrace.timeline.spans import LENGTH_US, at_steps, level
 from schedtrace.timeline.step_time import busy_us
 
 WARMUP_TRIAL = 0

@@ -8,8 +8,8 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.spans import WAITS, pieces, place_of
 from schedtrace.timeline.queue_waits import waits
+from schedtrace.timeline.spans import WAITS, pieces, place_of
 
 OTHER = pl.lit(str(Cause.OTHER))
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import polars as pl
 
 from schedtrace.diagnose.trials import pooled_reports
+from schedtrace.engine.vllm_options import vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.prediction import Prediction, SettingChange
@@ -22,7 +23,6 @@ from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
-from schedtrace.engine.vllm_options import vllm_version
 from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload

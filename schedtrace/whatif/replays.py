@@ -18,8 +18,7 @@ from schedtrace.model.trace import Header
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.fitted import Counted, Fitted
-from schedtrace.step_times.gpus import Gpu
-from schedtrace.step_times.gpus import FIT_TO_MEMORY
+from schedtrace.step_times.gpus import FIT_TO_MEMORY, Gpu
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import Shape
 from schedtrace.timeline.timeline import Timeline, make_timeline

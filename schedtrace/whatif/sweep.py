@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 import schedtrace
+from schedtrace.engine.vllm_options import vllm_version
 from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, Outcome, Sweep
 from schedtrace.read.run import Run
-from schedtrace.engine.vllm_options import vllm_version
 from schedtrace.whatif.replays import RecordedEngine, Work, gathering_notes
 from schedtrace.whatif.sweep_play import Pool, base_settings, outcome_of
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows

@@ -16,11 +16,11 @@ from loguru import logger
 
 from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token
 from schedtrace.diagnose.throughput import seconds
+from schedtrace.engine.vllm_options import import_vllm
 from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
 from schedtrace.read.trace import Trace
-from schedtrace.engine.vllm_options import import_vllm
 from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
 

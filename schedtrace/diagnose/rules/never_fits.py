@@ -17,8 +17,8 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.model.vocabulary import advice as advice_on
 from schedtrace.model.vocabulary import reason
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 MOST_EXAMPLES = 3

@@ -16,7 +16,6 @@ from schedtrace.model.comparison import (
 )
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.present.words import in_brackets
 from schedtrace.present.phrases import counted, integer, number, percent, settled
 from schedtrace.present.sections import (
     Field,
@@ -32,7 +31,7 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import CHANGES
+from schedtrace.present.words import CHANGES, in_brackets
 
 TWO_DIGITS_FRAC = 0.1
 """Of an interval: from here on, two digits are more than it knows."""

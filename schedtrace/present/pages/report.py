@@ -12,7 +12,6 @@ from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Distribution, Percentiles
-from schedtrace.present.words import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import engines_table, trials_table
 from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy
@@ -32,7 +31,7 @@ from schedtrace.present.sections import (
     Table,
     unstyled,
 )
-from schedtrace.present.words import GAINS, severity, time_part
+from schedtrace.present.words import GAINS, severity, time_part, whose_figures
 
 MOST_LINES, WIDTH = 40, 80
 """One screen of the usual terminal."""

@@ -6,7 +6,6 @@ from schedtrace.model.message import NOTHING, Message, StepList, joined
 from schedtrace.model.report import MAX_STEPS, Advice, RunReport
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.say import say
-from schedtrace.present.words import on_engines
 from schedtrace.present.pages.report_tables import (
     CAPS,
     CAUSES,
@@ -31,7 +30,7 @@ from schedtrace.present.sections import (
     Text,
     table,
 )
-from schedtrace.present.words import severity
+from schedtrace.present.words import on_engines, severity
 
 LEAST_SHOWN_FRAC = 0.01
 """An estimated cost below this share of the run is below what the model of step times resolves."""

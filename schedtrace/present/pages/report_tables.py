@@ -13,7 +13,6 @@ from schedtrace.model.statistics import (
     PrefixCacheUse,
     Statistics,
 )
-from schedtrace.present.words import in_brackets
 from schedtrace.present.phrases import counted, integer, number, percent, series
 from schedtrace.present.sections import (
     Bars,
@@ -29,7 +28,7 @@ from schedtrace.present.sections import (
     left_out,
     table,
 )
-from schedtrace.present.words import ENGINE_STATES, state
+from schedtrace.present.words import ENGINE_STATES, in_brackets, state
 
 MOST_ROWS = 10
 MOST_TRIALS = 32

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from schedtrace.model.life import Life, LifeEvent
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.say import say
-from schedtrace.present.words import engine, of_trial
 from schedtrace.present.phrases import counted, phrase
 from schedtrace.present.sections import (
     Band,
@@ -23,7 +22,7 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import EVENTS, state
+from schedtrace.present.words import EVENTS, engine, of_trial, state
 
 MOST_CHUNKS = 8
 MOST_GAPS = 3

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from schedtrace.model.message import Count, Message, Number, Value, joined
 from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter
-from schedtrace.present.words import engine, of_trial, some
 from schedtrace.present.phrases import counted, integer, number
 from schedtrace.present.sections import (
     Content,
@@ -23,6 +22,7 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
+from schedtrace.present.words import engine, of_trial, some
 
 MOST_LISTED = 20
 LISTED_BY = "--all lists them"

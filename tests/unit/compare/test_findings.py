@@ -1,7 +1,6 @@
 import pytest
 
-from schedtrace.compare.compare import compare
-from schedtrace.compare.compare import finding_changes, refusal_changes
+from schedtrace.compare.compare import compare, finding_changes, refusal_changes
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence, Finding

@@ -3,10 +3,15 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.batch import Constants, HostTimes
-from schedtrace.step_times.gpus import Gpu, gpu
-from schedtrace.step_times.gpus import activation_bytes, kv_bytes_per_token, kv_cache_blocks, weight_bytes
+from schedtrace.step_times.batch import Batch, Constants, HostTimes
+from schedtrace.step_times.gpus import (
+    Gpu,
+    activation_bytes,
+    gpu,
+    kv_bytes_per_token,
+    kv_cache_blocks,
+    weight_bytes,
+)
 from schedtrace.step_times.roofline import Efficiency, Roofline
 from schedtrace.step_times.shapes import Shape, shape
 

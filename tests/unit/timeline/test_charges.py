@@ -5,8 +5,8 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP
+from schedtrace.timeline.spans import LENGTH_US
 from tests.makers import arrival, finish, step
 
 BY_PRIORITY = {"max_num_seqs": 8, "enable_chunked_prefill": True, "policy": "priority"}
