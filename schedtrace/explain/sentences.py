@@ -148,8 +148,6 @@ def preempted_for(row: Row, request: Value) -> Message:
     return say("for a request that is not recorded")
 
 
-Row = dict[str, Any]
-
 MOST_NAMED = 5
 MISSES = {
     "skipped": "vLLM does not look up such a request",
@@ -234,13 +232,13 @@ def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
             local=local,
             external=external,
         )
-    for miss, reason in MISSES.items():
+    for miss, why in MISSES.items():
         missed = sum(request["miss"] == miss for request in came)
         if missed:
             yield say(
                 "{requests:n new request} found nothing in the prefix cache: {reason}.",
                 requests=missed,
-                reason=reason,
+                reason=why,
             )
 
 

@@ -1,7 +1,7 @@
-"""The sockets on which running engines answer: where they are, what is asked, and what is answered (the document of
-``schedtrace queue`` among it: who waits and who runs).
+"""The sockets on which running engines answer: where they are, what is asked, and what is answered.
 
-A folder of this user alone, with a socket for each process, named after it; a line of JSON each way.
+A folder of this user alone, with a socket for each process, named after it; a line of JSON each way. The
+document of ``schedtrace queue`` is among the answers: who waits and who runs.
 """
 
 import os
