@@ -26,7 +26,7 @@ from schedtrace.present.sections import (
     Table,
     unstyled,
 )
-from schedtrace.present.strips import bar_characters, legend_with_key, state_characters
+from schedtrace.present.words import bar_characters, legend_with_key, state_characters
 
 _SPECIAL = re.compile(
     r"[\\`*\[\]~#@$]|<[a-z/!?]|&[#\w]|(?<![^\W_])_|_(?![^\W_])|://|www\.|:[\w+-]+:", re.IGNORECASE

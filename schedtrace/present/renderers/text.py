@@ -32,7 +32,7 @@ from schedtrace.present.sections import (
     Styled,
     Table,
 )
-from schedtrace.present.strips import bar_characters, horizontal_bar, legend_with_key, state_characters
+from schedtrace.present.words import bar_characters, horizontal_bar, legend_with_key, state_characters
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:

@@ -35,7 +35,7 @@ from schedtrace.present.sections import (
     table,
 )
 from schedtrace.present.sections import Cause as RootCause
-from schedtrace.present.strips import state_characters
+from schedtrace.present.words import state_characters
 from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state
 from tests.unit.present.test_goldens import check
 
