@@ -9,7 +9,7 @@ import polars as pl
 
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.window import Window, windowed
+from schedtrace.timeline.timeline import Window, windowed
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
