@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedtrace.engine.given_options import any_given, model_of, number_of, option_of, switched_off
+from schedtrace.engine.run_spec import any_given, model_of, number_of, option_of, switched_off
 from schedtrace.engine.prompts import Prompt
 from schedtrace.engine.run_spec import RANDOM, RunSpec
 from schedtrace.errors import UsageError

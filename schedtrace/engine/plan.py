@@ -13,7 +13,7 @@ from pathlib import Path
 
 from schedtrace import __version__
 from schedtrace.engine import simulated
-from schedtrace.engine.given_options import model_of, option_of
+from schedtrace.engine.run_spec import model_of, option_of
 from schedtrace.engine.lengths import check_lengths
 from schedtrace.engine.prompts import check_ranks, load_prompts
 from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.engine.given_options import first_number
+from schedtrace.engine.run_spec import first_number
 from schedtrace.engine.run_spec import RANDOM, RunSpec
 from schedtrace.errors import InputError, UsageError
 from schedtrace.workloads import open_workload, random_load

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from schedtrace.engine.given_options import any_given, first_number, model_of
+from schedtrace.engine.run_spec import any_given, first_number, model_of
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import UsageError
 from schedtrace.step_times.gpus import GpuPlatform
