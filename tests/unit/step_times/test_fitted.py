@@ -12,7 +12,7 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitted import Fitted, fit, load
 from schedtrace.step_times.linear import fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
-from schedtrace.step_times.recorded_times import Recorded
+from schedtrace.step_times.fitted import Recorded
 from tests.makers import arrival, step
 
 COLUMNS = ("prefill", "decode", "context")

@@ -139,7 +139,7 @@ def test_an_unknown_gpu_lists_the_known_ones(name):
 
 def test_importing_it_loads_nothing_heavy():
     code = (
-        "import sys, schedtrace.step_times.recorded_times, schedtrace.step_times.roofline;"
+        "import sys, schedtrace.step_times.fitted, schedtrace.step_times.roofline;"
         "print({'torch', 'vllm', 'scipy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
