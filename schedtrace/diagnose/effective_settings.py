@@ -15,7 +15,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
-from schedtrace.timeline.ingress import OFFLINE_CONTEXT
+from schedtrace.diagnose.rules.front_end import OFFLINE_CONTEXT
 from schedtrace.timeline.timeline import Timeline
 
 LOCAL_INTERVAL_SINCE = (0, 33)

@@ -19,7 +19,7 @@ from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.step_times.gpus import OF_MEMORY
-from schedtrace.timeline.ingress import OFFLINE_CONTEXT
+from schedtrace.diagnose.rules.front_end import OFFLINE_CONTEXT
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.replays import Work
