@@ -8,14 +8,13 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
-from schedtrace.model.manifest import Configured
+from schedtrace.model.manifest import OFFLINE_CONTEXT, Configured
 from schedtrace.model.message import NOTHING, Message, Number, given, joined
 from schedtrace.model.report import Advice, EffectiveSetting, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
-from schedtrace.diagnose.rules.front_end import OFFLINE_CONTEXT
 from schedtrace.timeline.timeline import Timeline
 
 LOCAL_INTERVAL_SINCE = (0, 33)

@@ -9,9 +9,16 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedtrace.engine.run_spec import any_given, model_of, number_of, option_of, switched_off
 from schedtrace.engine.prompts import Prompt
-from schedtrace.engine.run_spec import RANDOM, RunSpec
+from schedtrace.engine.run_spec import (
+    RANDOM,
+    RunSpec,
+    any_given,
+    model_of,
+    number_of,
+    option_of,
+    switched_off,
+)
 from schedtrace.errors import UsageError
 
 _PLAIN_ATTENTION = {"llama", "qwen2", "qwen3", "mistral"}

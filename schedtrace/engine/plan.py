@@ -13,10 +13,9 @@ from pathlib import Path
 
 from schedtrace import __version__
 from schedtrace.engine import simulated
-from schedtrace.engine.run_spec import model_of, option_of
 from schedtrace.engine.lengths import check_lengths
 from schedtrace.engine.prompts import check_ranks, load_prompts
-from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
+from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec, model_of, option_of
 from schedtrace.engine.vllm_config import is_cpu_build
 from schedtrace.engine.vllm_options import read_options, refuse
 from schedtrace.errors import RecordingError, UsageError

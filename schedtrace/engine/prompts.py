@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.engine.run_spec import first_number
-from schedtrace.engine.run_spec import RANDOM, RunSpec
+from schedtrace.engine.run_spec import RANDOM, RunSpec, first_number
 from schedtrace.errors import InputError, UsageError
 from schedtrace.workloads import open_workload, random_load
 from schedtrace.workloads.formats import OwnRow, format_of, own_rows

@@ -3,13 +3,11 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
-
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from schedtrace.model.manifest import TrialResult
-
 
 RANDOM = "random"
 

@@ -8,8 +8,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from schedtrace.engine.run_spec import any_given, first_number, model_of
-from schedtrace.engine.run_spec import RunSpec
+from schedtrace.engine.run_spec import RunSpec, any_given, first_number, model_of
 from schedtrace.errors import UsageError
 from schedtrace.step_times.gpus import GpuPlatform
 from schedtrace.step_times.shapes import shape, shape_folder

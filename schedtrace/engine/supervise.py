@@ -15,8 +15,7 @@ from typing import IO
 import msgspec
 
 from schedtrace.engine import run_spec
-from schedtrace.engine.run_spec import model_is_local
-from schedtrace.engine.run_spec import RunSpec
+from schedtrace.engine.run_spec import RunSpec, model_is_local
 from schedtrace.errors import EngineError, RecordingError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.trace_bounds import PLAIN

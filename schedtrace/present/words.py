@@ -5,16 +5,11 @@ from collections import Counter
 from itertools import accumulate
 from typing import TypeVar
 
-from schedtrace.model.say import say
-from schedtrace.present.phrases import bar, settled
-from schedtrace.present.sections import Bars, State, States, Strip, Text
-
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
-from schedtrace.present.phrases import counted, integer
-from schedtrace.present.sections import State, Style, Styled, Text
-
+from schedtrace.present.phrases import bar, counted, integer, settled
+from schedtrace.present.sections import Bars, State, States, Strip, Style, Styled, Text
 
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 

@@ -1,9 +1,5 @@
 """Step times fitted to recorded traces, with their error and where they came from."""
 
-from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.observed import observed
-from schedtrace.timeline.timeline import Timeline
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +18,6 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, of_slowest
 from schedtrace.step_times.observed import observed
 from schedtrace.timeline.timeline import Timeline
-
 
 BLOCK = 25
 """Steps: residuals of neighbours are alike, so they are drawn in blocks."""

@@ -96,7 +96,7 @@ class Frames:
     requests_missing: bool = False
     """There may be requests that the trace does not hold."""
     is_window: bool = False
-    """Cut to a part of its trace (``timeline/window.py``)."""
+    """Cut to a part of its trace (``timeline.windowed``)."""
 
     @cached_property
     def end_us(self) -> int:

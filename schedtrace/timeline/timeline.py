@@ -1,10 +1,6 @@
 """One engine's trace with all that is made of it: what findings and metrics are computed from."""
 
 from dataclasses import dataclass, replace
-
-import polars as pl
-
-
 from functools import cached_property
 
 import polars as pl
@@ -22,7 +18,6 @@ from schedtrace.timeline.queue_waits import waits
 from schedtrace.timeline.request_states import request_states
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
 from schedtrace.timeline.step_time import busy_us
-
 
 WARMUP_TRIAL = 0
 FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")

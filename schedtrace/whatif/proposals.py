@@ -10,7 +10,7 @@ from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.setting_origins import GIVEN
-from schedtrace.model.manifest import Manifest
+from schedtrace.model.manifest import OFFLINE_CONTEXT, Manifest
 from schedtrace.model.message import Message
 from schedtrace.model.prediction import Proposal, Proposals, as_options
 from schedtrace.model.redact import HIDDEN
@@ -19,7 +19,6 @@ from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.step_times.gpus import OF_MEMORY
-from schedtrace.diagnose.rules.front_end import OFFLINE_CONTEXT
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.replays import Work

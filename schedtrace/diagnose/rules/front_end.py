@@ -1,11 +1,5 @@
 """``front-end``: requests are on their way to the engine for much of the time to first token."""
 
-import polars as pl
-
-from schedtrace.timeline.engine_states import with_engine_time
-from schedtrace.timeline.spans import united
-from schedtrace.timeline.timeline import Timeline
-
 import msgspec
 import polars as pl
 
@@ -17,16 +11,14 @@ from schedtrace.diagnose.rules.common import (
     severity_by_weight,
     share_of_requests,
 )
+from schedtrace.model.manifest import OFFLINE_CONTEXT
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.engine_states import with_engine_time
+from schedtrace.timeline.spans import LENGTH_US, united
 from schedtrace.timeline.timeline import Timeline
-
-
-OFFLINE_CONTEXT = "LLM_CLASS"
-"""vLLM's usage context of ``LLM(...)``."""
 
 
 def is_offline(timeline: Timeline) -> bool:

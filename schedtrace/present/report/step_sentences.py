@@ -3,7 +3,7 @@
 What a sentence has in common with its step is written as the difference to it, which is mostly 0.
 
 A page that shows any of 50,000 steps cannot hold 50,000 stories. These are the very sentences of
-``explain/exit_sentences.py``, made once for each kind with slots in place of what differs.
+``explain/sentences.py``, made once for each kind with slots in place of what differs.
 """
 
 from collections.abc import Callable, Iterable

@@ -5,8 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from schedtrace.engine.run_spec import model_is_local, model_of, option_of
-from schedtrace.engine.run_spec import RunSpec
+from schedtrace.engine.run_spec import RunSpec, model_is_local, model_of, option_of
 from schedtrace.engine.supervise import LOG_NAME, EngineProcess, log_tail, root_cause
 
 

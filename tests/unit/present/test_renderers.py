@@ -35,8 +35,7 @@ from schedtrace.present.sections import (
     table,
 )
 from schedtrace.present.sections import Cause as RootCause
-from schedtrace.present.words import state_characters
-from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state
+from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state, state_characters
 from tests.unit.present.test_goldens import check
 
 WAITED = say(

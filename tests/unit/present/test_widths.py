@@ -21,8 +21,7 @@ from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.step import step_page
 from schedtrace.present.phrases import BARS
 from schedtrace.present.sections import Commands, Facts, Table
-from schedtrace.present.words import EIGHTHS
-from schedtrace.present.words import STATES
+from schedtrace.present.words import EIGHTHS, STATES
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
 from tests.unit.present.hand_made import crowded

@@ -9,10 +9,9 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Fitted, fit, load
+from schedtrace.step_times.fitted import Fitted, Recorded, fit, load
 from schedtrace.step_times.linear import fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
-from schedtrace.step_times.fitted import Recorded
 from tests.makers import arrival, step
 
 COLUMNS = ("prefill", "decode", "context")
