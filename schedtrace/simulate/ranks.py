@@ -20,7 +20,8 @@ from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.simulate.lockstep import Device, Group, LockstepExecutor
 from schedtrace.simulate.routing import ROUTERS, FrontEnd
 from schedtrace.simulate.simulation import MOST_IDLE_STEPS, NoProgressError, TimedEngine, VirtualEngines
-from schedtrace.step_times.batch import Constants, StepTimes
+from schedtrace.step_times.batch import StepTimes
+from schedtrace.step_times.constants import Constants
 
 
 class Stopped(SystemExit):  # vLLM's loop lets it through

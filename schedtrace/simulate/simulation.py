@@ -15,7 +15,8 @@ from schedtrace.simulate.clock import NEVER, VirtualClock, timed
 from schedtrace.simulate.core import make_core
 from schedtrace.simulate.driver import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
-from schedtrace.step_times.batch import Constants, StepTimes
+from schedtrace.step_times.batch import StepTimes
+from schedtrace.step_times.constants import Constants
 
 YIELD_US = 1000
 """What ``EngineCore`` sleeps after a step without tokens while requests are left."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from schedtrace.errors import UsageError
-from schedtrace.step_times.batch import Batch, HostTimes, OnHost
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.constants import HostTimes, OnHost
 from schedtrace.step_times.gpus import Gpu, dtype_bytes, kv_bytes_per_token, weight_bytes
 from schedtrace.step_times.shapes import Shape
 

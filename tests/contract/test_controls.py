@@ -10,7 +10,7 @@ from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
-from schedtrace.step_times.batch import Constants
+from schedtrace.step_times.constants import Constants
 
 pytestmark = pytest.mark.vllm
 

@@ -16,7 +16,8 @@ from schedtrace.simulate.engine_options import engine_options
 from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.replay import play as play_load
 from schedtrace.simulate.simulation import NoProgressError
-from schedtrace.step_times.batch import Batch, Constants, HostTimes
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.fitted import fit
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions

@@ -12,7 +12,7 @@ from vllm.v1.core.sched import scheduler as vllms
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver, Simulation, VirtualClock
-from schedtrace.step_times.batch import Constants, HostTimes
+from schedtrace.step_times.constants import Constants, HostTimes
 
 pytestmark = pytest.mark.vllm
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
-from schedtrace.step_times.batch import Constants
+from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import shape

@@ -8,7 +8,8 @@ from typing import Any
 
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
-from schedtrace.step_times.batch import Batch, Constants, HostTimes
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.constants import Constants, HostTimes
 
 HOST = HostTimes(100, 0, 0, 0, 100, 0)
 """An engine whose host work is 2 to 3 % of a step."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from schedtrace.step_times.batch import HostTimes
+from schedtrace.step_times.constants import HostTimes
 from tests.exam.case import MACHINE, Machine, case
 
 

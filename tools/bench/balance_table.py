@@ -27,7 +27,7 @@ from scipy.optimize import least_squares
 from schedtrace.simulate import VirtualClock
 from schedtrace.simulate.lockstep import Device
 from schedtrace.simulate.ranks import Ranks
-from schedtrace.step_times.batch import Constants
+from schedtrace.step_times.constants import Constants
 
 REQUESTS, CLIENTS, PROMPT, OUTPUT = 512, 128, 3500, 1500
 BUDGET = 8192

@@ -35,7 +35,7 @@ def engine_of(running, step_ms, *, overlapped):
     from schedtrace.simulate.core import make_core
     from schedtrace.simulate.driver import kv_cache_groups, make_request
     from schedtrace.simulate.executor import ModelRunner, SimulatedExecutor
-    from schedtrace.step_times.batch import Constants
+    from schedtrace.step_times.constants import Constants
 
     clock.SPIN_US = 0.0  # waiting awake would count as work
     plain = AsyncScheduler if overlapped else Scheduler

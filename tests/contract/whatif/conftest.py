@@ -10,7 +10,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record.settings import TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
-from schedtrace.step_times.batch import Constants, HostTimes
+from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.prediction import recorded
 
 TIMES = Constants(2000, 15, 120, 0.5, HostTimes(60, 2, 20, 1, 50, 10))

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 from schedtrace.cli.main import main
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from schedtrace.step_times.batch import Constants, HostTimes
+from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.replays import ModelledEngine, Work

@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.prediction import Objective
-from schedtrace.step_times.batch import Constants, HostTimes
+from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, recorded

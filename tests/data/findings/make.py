@@ -23,7 +23,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver, Simulation, VirtualClock
-from schedtrace.step_times.batch import Constants
+from schedtrace.step_times.constants import Constants
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[2]))  # for the toy connector, which vLLM imports by its name

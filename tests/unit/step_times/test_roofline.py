@@ -3,7 +3,8 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.step_times.batch import Batch, Constants, HostTimes
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import (
     Gpu,
     activation_bytes,

@@ -7,7 +7,8 @@ import statistics
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.step_times.batch import Batch, Constants, HostTimes
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import MOST_BLOCKS, gpu, kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import OURS, SHAPES, config_of, shape, shape_folder

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from schedtrace.model.sweep_result import Outcome
-from schedtrace.step_times.batch import Constants
+from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.fitted import Fitted
 from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Source
 from schedtrace.step_times.linear import Linear

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.step_times.batch import Constants
+from schedtrace.step_times.constants import Constants
 from schedtrace.whatif import sweep
 from schedtrace.whatif.replays import RecordedEngine
 from schedtrace.whatif.sweep import SweepLog, digest, key
