@@ -13,8 +13,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.read.columns import FLAT, schema_of
 from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
-from schedtrace.read.stretches import ORDINARY, SCHEMA
-from schedtrace.read.tables import STRETCHES, Tables
+from schedtrace.read.tables import ORDINARY, SCHEMA, STRETCHES, Tables
 from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"

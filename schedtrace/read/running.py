@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import polars as pl
 from msgspec.structs import astuple
 
-from schedtrace.read.stretches import ORDINARY, OTHERS, Ended, Stretch
+from schedtrace.read.tables import ORDINARY, OTHERS, Ended, Stretch
 
 T = TypeVar("T")
 _BLOCK = 32

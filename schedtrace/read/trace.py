@@ -14,8 +14,7 @@ from schedtrace.read.cache import read_by_files
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, reading
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
-from schedtrace.read.stretches import ROWS_AT_ONCE, SCHEMA
-from schedtrace.read.tables import OF_STEP, STRETCHES, Tables
+from schedtrace.read.tables import OF_STEP, ROWS_AT_ONCE, SCHEMA, STRETCHES, Tables
 
 COLUMNS = {
     **dict.fromkeys(OF_STEP, pl.Int64),
