@@ -1,4 +1,4 @@
-"""What a run is asked to do, and the messages between the supervisor and its engine process."""
+"""What a run is asked to do, by vLLM's arguments as well, and what supervisor and engine process say."""
 
 import re
 from collections.abc import Iterable

@@ -6,7 +6,7 @@ but they never accept anything: the engine process still parses every argument w
 They are kept in the user's cache folder for the installed vLLM. The engine process writes them when it has
 vLLM's parser in hand; later commands read them. A cache that is missing, unreadable or damaged is no cache,
 and one that cannot be written is not missed: only the answer to a wrong option then takes as long as vLLM
-takes to import.
+takes to import. Which vLLM is installed, a replay asks here as well.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""The exits and preemptions of a step, with a sentence for each."""
+"""Sentences about a step: its exits and preemptions, and what was recorded beside the decisions.
+
+Beside them stand holders of KV blocks, what the caches gave, the worker's time, requests in between.
+"""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

@@ -125,6 +125,10 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest
 
 
+OFFLINE_CONTEXT = "LLM_CLASS"
+"""vLLM's usage context of ``LLM(...)``."""
+
+
 class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field="type", kw_only=True):
     """vLLM made an engine's configuration of its arguments."""
 

@@ -1,4 +1,4 @@
-"""The words of severities, states and changes, how each is marked, and what colours pictures give them."""
+"""Words of severities, states and changes, names in running text, and pictures over time in characters."""
 
 from bisect import bisect_right
 from collections import Counter

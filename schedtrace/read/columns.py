@@ -1,4 +1,7 @@
-"""The fields of a step, of its own line or the step before; these and structs as columns of Polars frames."""
+"""The fields of a step, of its own line or the step before; these and structs as columns of Polars frames.
+
+The schema of a frame is derived from the struct of a trace line, so that the two cannot drift apart.
+"""
 
 import enum
 import types

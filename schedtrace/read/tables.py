@@ -1,4 +1,9 @@
-"""What is nested in the steps, as flat tables of their own; on disk where they do not fit memory."""
+"""What is nested in the steps, as flat tables of their own; on disk where they do not fit memory.
+
+A *stretch* is one request over consecutive steps of a trial: in each of them it got the same number of
+tokens, and its computed tokens rose by just that number. A step in which it was new, resumed or had drafts
+is a stretch of its own. All are cut after so many rows: those of one table explode into bounded memory.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

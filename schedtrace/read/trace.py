@@ -108,7 +108,7 @@ class Trace(Parsed):
             raise UsageError(msg)
 
     def stretches(self) -> pl.LazyFrame:
-        """What every request got, as stretches of steps (``read/stretches.py``)."""
+        """What every request got, as stretches of steps (``read/tables.py``)."""
         return self.large[STRETCHES]
 
     def requests(self) -> pl.LazyFrame:

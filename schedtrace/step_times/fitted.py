@@ -1,4 +1,7 @@
-"""Step times fitted to recorded traces, with their error and where they came from."""
+"""Step times fitted to recorded traces, with their error and where they came from.
+
+``Recorded`` has those of one trace step by step, for a replay that must reproduce it.
+"""
 
 import math
 from collections.abc import Sequence

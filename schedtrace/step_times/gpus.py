@@ -1,4 +1,8 @@
-"""What a GPU can do at best, from its vendor's data sheet."""
+"""What a GPU can do at best, from its vendor's data sheet, and how its memory is used.
+
+A model takes so much of it, and KV cache blocks take the rest. All figures are of one GPU out of
+``tensor_parallel_size``; those of memory are estimates: ``docs/simulation.md``.
+"""
 
 import re
 from dataclasses import dataclass

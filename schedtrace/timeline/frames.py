@@ -65,7 +65,7 @@ class Frames:
     header: Header
     steps: pl.DataFrame
     stretches: pl.LazyFrame
-    """What requests got, as stretches of steps (``read/stretches.py``)."""
+    """What requests got, as stretches of steps (``read/tables.py``)."""
     arrivals: pl.DataFrame
     """Whoever was there before is none of them."""
     finishes: pl.DataFrame

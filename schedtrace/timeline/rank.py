@@ -1,4 +1,7 @@
-"""What all ranks of a run together need of one: a few numbers a step, so that its timeline may be let go."""
+"""What all ranks of a run together need of one: a few numbers a step, so that its timeline may be let go.
+
+Of these also how many requests each has over time, and who waited on one while another had room.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,9 @@
-"""Sums over spans of time or of steps: what they add up to at each moment, and how much lies in others."""
+"""Sums over spans of time or of steps: what they add up to at each moment, and how much lies in others.
+
+Also the pieces of requests' lives, since when each was in which state: ``request_states.py`` puts them
+together. A piece has no end: it lasts until the request's next one begins. So the pieces of a request can
+neither overlap nor leave a gap.
+"""
 
 import polars as pl
 

@@ -1,4 +1,4 @@
-"""One engine's trace with all that is made of it: what findings and metrics are computed from."""
+"""One engine's trace, or a part of it, with all that findings and metrics are computed from."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,4 +1,8 @@
-"""A load: requests in the order in which they reach the engine, read anew by each iteration."""
+"""A load: requests in the order in which they reach the engine, read anew by each iteration.
+
+Of a closed loop, in which clients keep so many requests open and send the next one after an answer, the
+recorded times would be wrong in a replay: an engine that answers sooner is sent more.
+"""
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -21,7 +21,7 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
-from schedtrace.read import stretches
+from schedtrace.read import tables
 from schedtrace.read import trace as rows_module
 from schedtrace.read.chain import expanded
 from schedtrace.read.trace import read_trace, rows_between
@@ -283,7 +283,7 @@ def schedules(draw):
 def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at_once):
     with (
         TemporaryDirectory() as folder,
-        patch.object(stretches, "ROWS_AT_ONCE", rows_at_once),
+        patch.object(tables, "ROWS_AT_ONCE", rows_at_once),
         patch.object(rows_module, "ROWS_AT_ONCE", rows_at_once),
     ):
         compare(steps, full_every, folder)
@@ -312,7 +312,7 @@ def compare(steps, full_every, folder):
 
 
 def test_where_stretches_are_cut_they_stand_in_the_order_of_the_steps(trace_of, monkeypatch):
-    monkeypatch.setattr(stretches, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(tables, "ROWS_AT_ONCE", 4)
     steps = [
         full(0, ("a", 5, 1), ("b", 5, 1)),
         full(1, ("a", 6, 1), ("b", 6, 1)),
