@@ -22,12 +22,11 @@ from schedtrace import __version__
 from schedtrace.errors import InputError
 from schedtrace.model import safe_files
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
-from schedtrace.read.columns import schema_of
 from schedtrace.read.lines import Content, ReadOptions, WholeLines
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import CannotWriteError, Tables, scan, write
+from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, write
 
 FOLDER = "traces"
 NOTE = "cache.json"

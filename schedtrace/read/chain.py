@@ -9,9 +9,10 @@ import msgspec
 import polars as pl
 
 from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, Step
-from schedtrace.read.columns import FIELDS, LARGEST, Values, rebuilt, value, values_of
+from schedtrace.read.columns import FIELDS, Values, rebuilt, value, values_of
 from schedtrace.read.lines import AS_READ, WholeLines, decode_line
 from schedtrace.read.running import Running
+from schedtrace.read.tables import LARGEST
 
 _AS_EXPECTED = RowChanges()
 

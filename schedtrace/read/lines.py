@@ -17,9 +17,9 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_names import files_of, is_in_parts, part_number
-from schedtrace.read.columns import readable
 from schedtrace.read.part_files import HEAD_LINES, Frames, files_for
 from schedtrace.read.problems import Problems
+from schedtrace.read.tables import readable
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes that there are."""

@@ -10,9 +10,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
-from schedtrace.read.columns import readable, structs_of
+from schedtrace.read.columns import structs_of
 from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, decode_line
-from schedtrace.read.tables import SCHEMA
+from schedtrace.read.tables import SCHEMA, readable
 
 CAME, LOST, RUNS = -3, -2, -1
 """Steps, before any, in which those who were there before a window came, were preempted and were admitted."""

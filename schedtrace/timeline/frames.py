@@ -15,8 +15,9 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
-from schedtrace.read.columns import cpu_times, present_in, schema_of
+from schedtrace.read.columns import cpu_times, present_in
 from schedtrace.read.run import FrontEnd
+from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 from schedtrace.timeline.step_time import StepTime, fit_step_time
 

@@ -5,8 +5,8 @@ from polars.testing import assert_frame_equal
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, Notice, Output, Preemption, Step
 from schedtrace.model.trace_facts import DummyBatch, RankSync
-from schedtrace.read.columns import schema_of
 from schedtrace.read.problems import Problems
+from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 
