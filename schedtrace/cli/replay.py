@@ -47,7 +47,7 @@ def replay(
     vLLM's own scheduler decides every step, in virtual time; the step times are fitted to the run. Without
     --set it is checked whether the replay decides as was recorded.
     """
-    from schedtrace.engine.vllm_options import import_vllm, require_settings
+    from schedtrace.engine.vllm_config import import_vllm, require_settings
     from schedtrace.present.pages.prediction import prediction_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load

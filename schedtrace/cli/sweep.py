@@ -94,7 +94,7 @@ def sweep(
     vLLM's own scheduler decides in virtual time; nothing needs a GPU. Shows throughput and latencies of each
     configuration and the Pareto front.
     """
-    from schedtrace.engine.vllm_options import require_settings
+    from schedtrace.engine.vllm_config import require_settings
     from schedtrace.present.pages.sweep import sweep_page
     from schedtrace.present.progress import CountBar
     from schedtrace.whatif.sweep import FILE_NAME, SweepLog, combinations, parse_changes

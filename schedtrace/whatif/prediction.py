@@ -12,7 +12,7 @@ from typing import Any, Self
 import polars as pl
 
 from schedtrace.diagnose.trials import pooled_reports
-from schedtrace.engine.vllm_options import vllm_version
+from schedtrace.engine.vllm_config import vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.prediction import Prediction, SettingChange

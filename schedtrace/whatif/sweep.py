@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 import schedtrace
-from schedtrace.engine.vllm_options import vllm_version
+from schedtrace.engine.vllm_config import vllm_version
 from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.message import Message

@@ -16,7 +16,7 @@ from loguru import logger
 
 from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token
 from schedtrace.diagnose.throughput import seconds
-from schedtrace.engine.vllm_options import import_vllm
+from schedtrace.engine.vllm_config import import_vllm
 from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome

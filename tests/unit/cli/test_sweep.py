@@ -26,7 +26,7 @@ def known(monkeypatch):
         Option(names=["--max-num-seqs"], refuses=["word", "decimal"]),
         Option(names=["--gpu-memory-utilization"], refuses=["word"]),
     ]
-    monkeypatch.setattr("schedtrace.engine.vllm_options.read_options", lambda: options)
+    monkeypatch.setattr("schedtrace.engine.vllm_config.read_options", lambda: options)
 
 
 @pytest.fixture

@@ -1,0 +1,62 @@
+"""The document of ``schedtrace queue``: who waits and who runs in engines now."""
+
+from typing import Literal
+
+import msgspec
+
+from schedtrace.model.trace import Exit
+
+
+class QueueEntry(msgspec.Struct, kw_only=True):
+    """One request between two steps."""
+
+    request_id: str
+    state: str
+    """Its ``RequestStatus`` of vLLM in lower case: ``waiting``, ``preempted``, ``waiting_for_remote_kvs``."""
+    age_s: float
+    """Since it arrived."""
+    refused_for: str | None = None
+    """The cause for which the engine's latest step gave it nothing: the skip that named it, else what ended
+    the waiting loop. Null: it got something, or nobody knows."""
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    blocks: int
+    """KV blocks that it holds, in all cache groups."""
+    num_preemptions: int | None = None
+    priority: int = 0
+    lora: str | None = None
+
+
+class EngineQueue(msgspec.Struct, kw_only=True):
+    """One engine between two of its steps."""
+
+    rank: int
+    pid: int
+    model: str
+    unix_s: float
+    """When."""
+    held_us: float
+    """How long the engine was held up to look."""
+    between_steps: bool
+    """False: it did not come to the end of a step, and was read meanwhile: lists may be of two moments."""
+    policy: str | None
+    seats: int
+    """Requests that may run at once."""
+    token_budget: int
+    blocks_usable: int | None
+    """KV blocks without the null block; null where the pool is not vLLM's."""
+    blocks_free: int | None
+    pause: Literal["PAUSED_NEW", "PAUSED_ALL"] | None = None
+    running: list[QueueEntry]
+    """In the scheduler's order."""
+    waiting: list[QueueEntry]
+    """In the order in which they are taken; those at the end that are in no queue that can be read."""
+    exits: list[Exit]
+    """Of the latest step: where ``schedule()`` stopped or skipped; empty: not known."""
+
+
+class EngineQueues(msgspec.Struct, kw_only=True):
+    """All engines of a server, by rank."""
+
+    engines: list[EngineQueue]
