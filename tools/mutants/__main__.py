@@ -26,6 +26,8 @@ TESTS = {
         *("tests/contract/test_lines.py", "tests/contract/test_plugin.py"),
         *("tests/contract/test_inferred_exits.py", "tests/contract/test_writing_fails.py"),
         *("tests/contract/test_never_raises.py", "tests/contract/test_hybrid_models.py"),
+        *("tests/contract/test_queue.py", "tests/contract/test_parts.py"),
+        *("tests/contract/test_attach.py", "tests/contract/test_watchdog.py"),
     ],
     "read": ["tests/unit/read", "tests/unit/cli"],
     "timeline": ["tests/unit/timeline", "tests/unit/diagnose", "tests/unit/present"],

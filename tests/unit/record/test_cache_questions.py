@@ -1,10 +1,11 @@
 """What the KV cache managers are asked, on toys of them: no effect, and right at the limits."""
 
+import ast
 from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record import allocation
+from schedtrace.record import allocation, syntax, verdict_facts
 from schedtrace.record.allocation import Refusal, stand_in, why_refused
 from schedtrace.record.header import cache_groups
 from tests.toys import module_of
@@ -37,10 +38,10 @@ class Manager:
 
 @pytest.fixture
 def manager(tmp_path):
-    """Of two groups, with 5 of 9 blocks free."""
+    """Of two groups, with 5 of 8 blocks free."""
     with module_of(tmp_path, SOURCE) as module:
         made = module.Manager()
-        made.block_pool = SimpleNamespace(num_gpu_blocks=9, get_num_free_blocks=lambda: 5)
+        made.block_pool = SimpleNamespace(num_gpu_blocks=8, get_num_free_blocks=lambda: 5)
         made.coordinator = module.Coordinator()
         made.coordinator.single_type_managers = (module.Group(), module.Group())
         yield made
@@ -91,3 +92,31 @@ def test_groups_without_a_manager_are_told_by_their_spec():
         (32, 2, 128, 4),
         (16, 2, 128, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "skips", "miss"),
+    [(4, False, "short"), (5, False, "unknown"), (4, True, "skipped")],
+)
+def test_why_a_lookup_found_nothing(tokens, skips, miss):
+    """In blocks of 4 tokens, of which the last one is computed in any case; of a pool that is not vLLM's."""
+    manager = SimpleNamespace(block_pool=object(), coordinator=SimpleNamespace(single_type_managers=()))
+    scheduler = SimpleNamespace(block_size=4, kv_cache_manager=manager)
+    request = SimpleNamespace(num_tokens=tokens, skip_reading_prefix_cache=skips, block_hashes=[b"a"])
+    assert verdict_facts._miss(scheduler, request) == miss
+
+
+@pytest.mark.parametrize(
+    ("expression", "pure"),
+    [
+        ("len(self.running) + 1", True),
+        ("min(budget, max(left, 1))", True),
+        ("self.asks(budget)", False),
+        ("asks(budget)", False),
+        ("len(self.waiting)", False),
+        ("self.waiting", True),
+        ("max(a, key=b)", False),
+    ],
+)
+def test_what_can_be_evaluated_again_without_effect(expression, pure):
+    assert syntax.is_pure(ast.parse(expression, mode="eval").body) is pure
