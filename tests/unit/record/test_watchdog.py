@@ -5,6 +5,7 @@ import queue
 import sys
 import threading
 from collections import deque
+from itertools import cycle
 from types import SimpleNamespace as Some
 
 import pytest
@@ -169,6 +170,22 @@ def test_the_scheduler_refuses(watched, exits, kind, says):
     seen = watched(Engine([], [request("big", status="WAITING")]), exits)
     [(second, _, text)] = seen.for_s(20, seen.calling)
     assert (second, f"[{kind}]" in text, says in text) == (11, True, True), text
+
+
+@pytest.mark.parametrize(
+    ("places", "kind"),
+    [(("output", "schedule"), "scheduler"), (("between",), "scheduler"), (("output",), "worker")],
+)
+def test_where_calls_are_not_counted_places_tell_whether_the_engine_steps(watched, places, kind):
+    engine = Engine([], [request("big", status="WAITING")])
+    del engine.scheduler.current_step
+    seen, turns = watched(engine, [REFUSED]), cycle(Place(at, "f.py:1 f", connector=False) for at in places)
+
+    def turn():
+        seen.at = next(turns)
+
+    [(_, _, text)] = seen.for_s(20, turn)
+    assert f"[{kind}]" in text, text
 
 
 def circles(one):
