@@ -337,3 +337,11 @@ def test_a_request_whose_computed_tokens_jump_begins_another_stretch(trace_of):
     trace = trace_of(full(0, ("a", 5, 1), ("b", 20, 1)), delta(1, changes=changes), delta(2))
     table = trace.stretches().select("step", "last_step", "request_id", "computed_tokens").collect()
     assert table.rows() == [(0, 0, "a", 5), (0, 2, "b", 20), (1, 2, "a", 30)]
+
+
+def test_in_full_a_step_has_its_output_whichever_line_told_of_it(tmp_path):
+    back = step(0, start=0, got={"a": 4}, new="a", update_us=50, output_tokens=1)
+    out = step(0, start=0, got={"a": 4}, new="a", back=None)
+    late = Output(step=0, output_us=1000, update_us=50, output_tokens=1)
+    path = write_trace(tmp_path / "engine-0.jsonl", header(), out, late)
+    assert list(expanded(path))[1:-1] == [encoded(back)]

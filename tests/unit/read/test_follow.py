@@ -132,7 +132,15 @@ def test_idle_events_and_late_outputs_count(growing):
     assert trace.finishes["request_id"].to_list() == ["a"]
     assert [live.came.request_id for live in follower.lives] == ["b", "c", "z"]
     assert follower.end is not None
-    assert follower.newest_us == 300_000
+    assert (follower.newest_us, follower.dropped) == (300_000, False)
+
+
+def test_steps_that_the_recorder_dropped_are_known(growing):
+    growing.grow(1)
+    growing.append(Events(at_us=200_000, dropped_steps=2))
+    follower = followed(growing)
+    follower.read()
+    assert follower.dropped
 
 
 def test_a_saved_window_is_a_trace_of_its_own(growing, tmp_path):
