@@ -1,5 +1,6 @@
 """Which vLLM decides in a replay: the one that is installed."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -51,8 +52,13 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
 
 def import_vllm() -> None:
     """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
-    import schedtrace.simulate.replay  # noqa: F401, PLC0415  # only whether it can be imported
-    from schedtrace.engine.vllm_config import keep_options  # noqa: PLC0415  # only where vLLM is
-
+    collects = gc.isenabled()
+    gc.disable()  # collecting garbage would take a sixth of the time and find next to none
+    try:
+        import schedtrace.simulate.replay  # noqa: F401, PLC0415  # only whether it can be imported
+        from schedtrace.engine.vllm_config import keep_options  # noqa: PLC0415  # only where vLLM is
+    finally:
+        if collects:
+            gc.enable()
     if read_options() is None:
         keep_options()
