@@ -53,6 +53,17 @@ def _plain_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
 
 
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory):
+    """``samples(code)``: the report of the recorded sample of a finding (``tests/samples.py``)."""
+    from tests.samples import Samples
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if folder.name.startswith("popen-") else folder
+    (folder / "samples").mkdir(exist_ok=True)
+    return Samples(folder / "samples")
+
+
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
     """What schedtrace warns of, in its log."""
