@@ -24,8 +24,15 @@ OURS = (
     "SCHEDTRACE_SNAPSHOT_ON",
 )
 
-LONGEST = ("tests/exam/test_advice.py", "tests/contract/test_oracle.py", "tests/contract/test_lines.py")
-"""Files of a minute: begun last, one of them would leave the other workers without work."""
+LONGEST = (
+    "tests/exam/test_advice.py",
+    "tests/contract/test_attach.py",
+    "tests/contract/whatif/test_commands.py",
+    "tests/contract/whatif/test_random_loads.py",
+    "tests/contract/test_oracle.py",
+    "tests/contract/whatif/test_prediction.py",
+)
+"""Files that take most of the time: begun last, one of them would leave the other workers without work."""
 
 
 def pytest_collection_modifyitems(items):
