@@ -61,7 +61,7 @@ def page(*findings, parts=0):
     return report_page(Report(runs=[RunReport(**unknown | known | {"verdict": verdict})]))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, database=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 20), st.integers(0, 3)), max_size=12),
     st.integers(0, 12),
