@@ -168,7 +168,7 @@ def stuck(idle, monkeypatch):
 def test_a_recording_whose_time_is_over_is_ended_as_soon_as_the_engine_allows(idle, stuck, tmp_path):
     attached = stuck(True, False, False, True)
     path, _, _ = attached.attach(tmp_path / "run", 0.01, hash_ids=False)
-    assert attached._between_steps.over.wait(10)
+    assert attached._between_steps.over.wait(60)
     assert attached.detach()[0] == path
     assert is_plain(idle)
 
@@ -186,7 +186,7 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
     monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
     attached._timer.cancel()
     attached._end_after(0)
-    assert attached._between_steps.over.wait(10)
+    assert attached._between_steps.over.wait(60)
     with attached._lock:
         assert is_plain(idle)
         assert attached._ended is None
