@@ -111,7 +111,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(folder, tmp_path):
 def test_nothing_is_left_once_it_is_closed(listener):
     listener.close()
     assert not listener.path.exists()
-    listener._thread.join(5)
+    listener._thread.join(60)
     assert not listener._thread.is_alive()
     with pytest.raises(FileNotFoundError):
         ask(listener.path, AskStatus(), 1)
@@ -134,7 +134,7 @@ def busy():
     def answer(question):
         if question != AskStatus():
             begun.set()
-            goes_on.wait(10)
+            goes_on.wait(60)
         return Done()
 
     made = ControlSocket(answer)
@@ -146,9 +146,9 @@ def busy():
 
 def test_the_status_is_answered_while_another_question_is(busy):
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(ask(busy.path, AskTimes(on=True), 10)))
+    thread = threading.Thread(target=lambda: answers.append(ask(busy.path, AskTimes(on=True), 60)))
     thread.start()
-    assert busy.begun.wait(10)
+    assert busy.begun.wait(60)
     assert ask(busy.path, AskStatus(), 60) == Done()
     assert answers == []
     busy.goes_on.set()
