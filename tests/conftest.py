@@ -10,6 +10,8 @@ from loguru import logger
 
 import tests.perturbed  # noqa: F401  # before anything imports what fits
 
+gc.disable()  # until all is collected: a sixth of the time that vLLM's import takes
+
 TERMINAL_SAYS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PY_COLORS")
 OURS = (
     "SCHEDTRACE_DIR",
@@ -22,8 +24,15 @@ OURS = (
     "SCHEDTRACE_SNAPSHOT_ON",
 )
 
-LONGEST = ("tests/exam/test_advice.py", "tests/contract/test_oracle.py", "tests/contract/test_lines.py")
-"""Files of a minute: begun last, one of them would leave the other workers without work."""
+LONGEST = (
+    "tests/exam/test_advice.py",
+    "tests/contract/test_attach.py",
+    "tests/contract/whatif/test_commands.py",
+    "tests/contract/whatif/test_random_loads.py",
+    "tests/contract/test_oracle.py",
+    "tests/contract/whatif/test_prediction.py",
+)
+"""Files that take most of the time: begun last, one of them would leave the other workers without work."""
 
 
 def pytest_collection_modifyitems(items):
@@ -35,6 +44,7 @@ def pytest_collection_finish():
     """What is imported by now stays: or every full collection goes through all of vLLM again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +58,17 @@ def _plain_terminal(monkeypatch):
     monkeypatch.setenv("LINES", "25")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory):
+    """``samples(code)``: the report of the recorded sample of a finding (``tests/samples.py``)."""
+    from tests.samples import Samples
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if folder.name.startswith("popen-") else folder
+    (folder / "samples").mkdir(exist_ok=True)
+    return Samples(folder / "samples")
 
 
 @pytest.fixture

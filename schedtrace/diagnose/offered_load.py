@@ -9,6 +9,7 @@ import polars as pl
 
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
+from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.workload import ClosedLoop, closed_loop
@@ -129,6 +130,7 @@ class OfferedLoad:
         return say("works {share:%} of the time{detail}", share=self.working_frac, detail=detail)
 
 
+@computed_once
 def offered_load(timeline: Timeline) -> OfferedLoad:
     """The load of one engine, as far as its trace shows it."""
     spent = timeline.engine_states.select(

@@ -6,6 +6,7 @@ what is known without importing vLLM.
 
 import argparse
 import dataclasses
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -212,8 +213,12 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
 
 def import_vllm() -> None:
     """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
-    import schedtrace.simulate.replay  # noqa: F401  # only whether it can be imported
-    from schedtrace.engine.vllm_config import keep_options  # only where vLLM is
-
+    collects = gc.isenabled()
+    gc.disable()  # collecting garbage would take a sixth of the time and find next to none
+    try:
+        import schedtrace.simulate.replay  # noqa: F401  # only whether it can be imported
+    finally:
+        if collects:
+            gc.enable()
     if read_options() is None:
         keep_options()

@@ -28,8 +28,13 @@ _LEFT_OUT: dict[str, Any] = {
 
 def known(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Those of the arguments that this release's function takes."""
-    parameters = inspect.signature(function).parameters
+    parameters = _parameters(function)
     return {name: value for name, value in arguments.items() if name in parameters}
+
+
+@cache  # a step's output and each request ask again
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def structured(params: Any) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def structured(params: Any) -> dict[str, Any]:
 
 def structured_request(params: Any) -> dict[str, Any]:
     """To 0.11.0 ``Request`` does not make its ``StructuredOutputRequest`` by itself."""
-    if "structured_output_request" not in inspect.signature(Request.__init__).parameters:
+    if "structured_output_request" not in _parameters(Request.__init__):
         return {}
     return {"structured_output_request": StructuredOutputRequest(sampling_params=params)}
 

@@ -120,6 +120,7 @@ def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
     )
 
 
+@computed_once
 def host_spans(frames: Frames) -> pl.DataFrame:
     """``begin_us`` and ``end_us`` of times in which an interruption kept the engine's thread from steps."""
     return merged(standstills(frames, events(frames).filter(pl.col("part") != "device")))

@@ -21,6 +21,7 @@ from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 from schedtrace.timeline.step_time import StepTime, fit_step_time
 
+Of = TypeVar("Of", bound="Frames")
 Made = TypeVar("Made")
 
 
@@ -235,14 +236,14 @@ class Frames:
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
 
-def computed_once(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
+def computed_once(make: Callable[[Of], Made]) -> Callable[[Of], Made]:
     """Keep what a function makes of frames with them, as an attribute of the function's name.
 
     Where ``cached_property`` keeps its values, too; ``dataclasses.replace`` makes frames without any.
     """
 
     @wraps(make)
-    def kept(frames: Frames) -> Made:
+    def kept(frames: Of) -> Made:
         known = vars(frames)
         if make.__name__ not in known:
             known[make.__name__] = make(frames)

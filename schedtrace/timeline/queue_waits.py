@@ -84,6 +84,7 @@ def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
+@computed_once
 def mismatches(frames: Frames) -> pl.DataFrame:
     """Steps after which another number waited: ``step``, ``recorded``, ``reconstructed``."""
     counted = level(waits(frames), "since_step", "left_step", reconstructed=1)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -101,6 +102,7 @@ class Oracle:
                         self._find(getattr(node, part, []), depth, bound)
 
 
+@cache  # to parse vLLM's scheduler takes as long as half a load
 def _definition(function: FunctionType) -> ast.FunctionDef:
     module = ast.parse(inspect.getsource(sys.modules[function.__module__]))
     place = (function.__name__, function.__code__.co_firstlineno)

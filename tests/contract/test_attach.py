@@ -25,10 +25,10 @@ from schedtrace.record import attachment
 from schedtrace.record.attachment import Attachment, RefusedError
 from schedtrace.record.between_steps import NotReachedError
 from schedtrace.record.traced import traced_class
-from schedtrace.timeline.queue_waits import mismatches, waiting_after, waits
+from schedtrace.timeline.queue_waits import mismatches, waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script, play
+from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script
 
 pytestmark = pytest.mark.vllm
 
@@ -168,7 +168,7 @@ def stuck(idle, monkeypatch):
 def test_a_recording_whose_time_is_over_is_ended_as_soon_as_the_engine_allows(idle, stuck, tmp_path):
     attached = stuck(True, False, False, True)
     path, _, _ = attached.attach(tmp_path / "run", 0.01, hash_ids=False)
-    assert attached._between_steps.over.wait(10)
+    assert attached._between_steps.over.wait(60)
     assert attached.detach()[0] == path
     assert is_plain(idle)
 
@@ -186,7 +186,7 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
     monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
     attached._timer.cancel()
     attached._end_after(0)
-    assert attached._between_steps.over.wait(10)
+    assert attached._between_steps.over.wait(60)
     with attached._lock:
         assert is_plain(idle)
         assert attached._ended is None
@@ -254,20 +254,37 @@ def test_an_engine_that_ends_while_it_is_attached_to_closes_the_trace(idle, tmp_
     assert is_plain(idle)
 
 
+def play_on(engine, script):
+    """Play a script and leave open what is not done: every window is over by then."""
+    for turn in script:
+        for event in turn.events:
+            event(engine)
+        engine.step(*[True] * turn.throttled)
+    return engine
+
+
 @pytest.fixture(params=LOADS, scope="module")
 def played(request, tmp_path_factory):
     name, seed = request.param.rsplit("-", 1)
     engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), BUSY_STEPS)
     folder = tmp_path_factory.mktemp("runs")
-    plain = play(Deciding(**engine), script)
+    plain = play_on(Deciding(**engine), script)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "whole"))
-        traced = play(Deciding(traced_class, **engine), script)
+        traced = play_on(Deciding(traced_class, **engine), script)
         traced.scheduler._schedtrace_recorder.close()
-    visited = play(Visited(folder, **engine), script)
+    visited = play_on(Visited(folder, **engine), script)
     whole = read_run(folder / "whole").traces[0]
     windows = [read_run(folder / str(number)).traces[0] for number in range(len(WINDOWS))]
-    return SimpleNamespace(plain=plain, visited=visited, whole=whole, windows=windows, name=name)
+    return SimpleNamespace(
+        plain=plain,
+        visited=visited,
+        whole=whole,
+        windows=windows,
+        timeline=make_timeline(whole),
+        attached=[make_timeline(window) for window in windows],
+        name=name,
+    )
 
 
 def test_the_scheduler_decides_as_if_nobody_had_come(played):
@@ -317,23 +334,24 @@ def test_all_else_of_a_step_is_as_in_a_trace_from_the_start(played):
             assert not (differ & back if name == "output_tokens" else differ).any(), name
 
 
-def states_by_step(timeline, first=0):
-    """(request, step since ``first``) to the states and causes in it."""
-    rows = timeline.request_states.drop_nulls("begin_step").with_columns(
-        step=pl.int_ranges("begin_step", pl.col("end_step") + 1)
+def states_by_step(timeline):
+    """(request, step) to the states and causes in it."""
+    rows = timeline.request_states.drop_nulls("begin_step").select(
+        "request_id", pl.int_ranges("begin_step", pl.col("end_step") + 1).alias("step"), "state", "cause"
     )
     found = {}
-    for row in rows.explode("step").iter_rows(named=True):
-        found.setdefault((row["request_id"], row["step"] - first), set()).add((row["state"], row["cause"]))
+    for request_id, step, *state in rows.explode("step").iter_rows():
+        found.setdefault((request_id, step), set()).add(tuple(state))
     return found
 
 
 def test_requests_are_in_the_states_that_a_trace_from_the_start_has(played):
-    whole = make_timeline(played.whole)
-    for (begin, end), window in zip(WINDOWS, played.windows, strict=True):
-        attached = make_timeline(window)
-        told, known = states_by_step(attached), states_by_step(whole, begin)
-        known = {at: states for at, states in known.items() if 0 <= at[1] < end - begin}
+    whole = states_by_step(played.timeline)
+    for (begin, end), attached in zip(WINDOWS, played.attached, strict=True):
+        told = states_by_step(attached)
+        known = {
+            (name, step - begin): states for (name, step), states in whole.items() if begin <= step < end
+        }
         differ = {at for at in told.keys() | known.keys() if told.get(at) != known.get(at)}
         # What they had lost is not known, or not whether a token was in flight.
         lost = (pl.col("state") == "preempted") | (pl.col("num_preemptions") > 0)
@@ -345,20 +363,19 @@ def test_requests_are_in_the_states_that_a_trace_from_the_start_has(played):
 def test_the_waiting_queue_begins_with_those_who_waited(played):
     if played.name in SESSIONS:
         pytest.skip("the queue of sessions cannot be told from a trace")
-    whole = waits(make_timeline(played.whole))
-    for (begin, _), window in zip(WINDOWS, played.windows, strict=True):
-        attached = make_timeline(window)
+    for (begin, _), attached in zip(WINDOWS, played.attached, strict=True):
         assert mismatches(attached).is_empty()
-        for step in window.steps["step"]:
-            told, known = waiting_after(waits(attached), step), waiting_after(whole, begin + step)
-            assert told["request_id"].to_list() == known["request_id"].to_list(), step
-            assert told["preempted"].to_list() == known["preempted"].to_list(), step
+        for step in attached.steps["step"]:
+            told, known = (
+                waiting_after(attached.waits, step).select("request_id", "preempted"),
+                waiting_after(played.timeline.waits, begin + step).select("request_id", "preempted"),
+            )
+            assert told.equals(known), step
 
 
 def test_who_was_there_is_no_arrival_and_has_only_figures_that_are_known(played):
     went = {one["request_id"]: one for one in played.whole.finishes.to_dicts()}
-    for window in played.windows:
-        attached = make_timeline(window)
+    for attached in played.attached:
         there = dict(attached.present.select("request_id", "output_tokens").rows())
         assert there.keys().isdisjoint(attached.arrivals["request_id"])
         for gone in attached.finishes.to_dicts():

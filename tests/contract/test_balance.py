@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.config import SchedulerConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -191,9 +192,7 @@ def test_a_diffusion_model_is_refused():
         BalanceScheduler(**arguments)
 
 
-@pytest.mark.skipif(
-    not hasattr(engine_config().scheduler_config, "get_scheduler_cls"), reason="vLLM 0.11.1 and newer"
-)
+@pytest.mark.skipif(not hasattr(SchedulerConfig, "get_scheduler_cls"), reason="vLLM 0.11.1 and newer")
 def test_the_plugin_records_it_by_its_name(recording):
     register()
     config = engine_config(async_scheduling=True, scheduler_cls=SCHEDULER_CLS)

@@ -8,11 +8,14 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
+from schedtrace.record.writer import WRITE_LATEST_NS
+from tests.contract.facts.told import trace_file
 from tests.contract.loads import FAMILIES, SEEDS, under_load
 from tests.contract.observer import Observer
 
 pytestmark = pytest.mark.vllm
 
+LIMIT_S = 60
 OBSERVED = (
     "which limit makes an allocation fail cannot be told from "
     "tests.contract.observer._Refusing.allocate_slots: it does not say in its own code when it fails"
@@ -118,14 +121,16 @@ def test_a_step_without_output_for_long_is_written_before_and_completed_after(re
     seen = Observer()
     seen.add("slow", prompt=10, max_tokens=1)
     seen.schedule()
-    time.sleep(1.0)
+    until = time.monotonic() + LIMIT_S
+    while '"type":"step"' not in trace_file(recording).read_text() and time.monotonic() < until:
+        time.sleep(0.02)
     [trace] = read_run(recording).traces
     assert trace.steps["output_us"].to_list() == [None]
     seen.update()
     seen.finish()
     [trace] = read_run(recording).traces
     assert trace.steps["output_tokens"].to_list() == [1]
-    assert trace.steps["output_us"][0] > 900_000
+    assert trace.steps["output_us"][0] > WRITE_LATEST_NS / 1000
     assert trace.finishes["first_token_us"].to_list() == trace.steps["output_us"].to_list()
 
 

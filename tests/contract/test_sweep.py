@@ -1,4 +1,7 @@
-"""Configurations replayed by vLLM's real scheduler, in processes of their own."""
+"""Configurations replayed by vLLM's real scheduler, and the processes that do it.
+
+``whatif/test_commands.py`` has a sweep in a process of its own.
+"""
 
 import multiprocessing
 import os
@@ -23,6 +26,7 @@ from schedtrace.whatif.sweep import SweepLog, sweep
 from schedtrace.whatif.sweep_play import LocalPool, base_settings, outcome_of
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
+from tests.contract.whatif.conftest import Here
 
 pytestmark = pytest.mark.vllm
 
@@ -46,15 +50,16 @@ def made():
     return {"max_model_len": 64, "async_scheduling": False, "max_num_batched_tokens": 128}
 
 
-def test_two_configurations_in_a_process_of_their_own(work, made, tmp_path):
+def test_two_configurations(work, made, tmp_path):
     changes = [{**made, "max_num_seqs": seats} for seats in (1, 2)]
     log = SweepLog(tmp_path)
-    answer = sweep(work, changes, log, partial(LocalPool, jobs=1))
+    answer = sweep(work, changes, log, Here)
     two, one = answer.rows
     assert (two.settings["max_num_seqs"], one.settings["max_num_seqs"]) == (2, 1)
     # One seat: prefill of 60 tokens (1.6 ms) and two decodes (1.05 ms each), twice; then a prefill.
     assert one.output_tokens_per_s == pytest.approx(7 / 9.0e-3)
-    assert log.finished[next(iter(log.finished))].ttft_ms == [1.6, 5.3, 9.0]
+    [seat] = [outcome for outcome in log.finished.values() if outcome.changes["max_num_seqs"] == 1]
+    assert seat.ttft_ms == [1.6, 5.3, 9.0]
     # Two: both prefills in one step (2.2 ms), two decodes of both (1.1 ms each), then c's prefill.
     assert two.output_tokens_per_s == pytest.approx(7 / 6.0e-3)
     assert (two.finished, two.requests, two.too_long, two.pareto, one.pareto) == (3, 4, 1, True, True)
@@ -74,8 +79,9 @@ def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, t
 
 KILLED = """
 import os, signal
-from schedtrace.whatif.sweep_play import LocalPool
-pool = LocalPool(None, 2)
+from schedtrace.whatif import sweep_play
+sweep_play.import_vllm = os.getpid  # vLLM's import would take most of the time
+pool = sweep_play.LocalPool(None, 2)
 pool.submit(print).exception()  # they are past their start
 print(*[process.pid for process in pool._processes], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,7 @@
 """The watchdog on vLLM's real scheduler: stalls of the exam, healthy loads, a connector, a worker, pauses."""
 
 import logging
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.record import watchdog
+from schedtrace.record import watchdog, writer
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.stall_causes import Place, place_of_thread
@@ -23,8 +24,8 @@ from tests.exam.answers import CASES
 pytestmark = pytest.mark.vllm
 
 ELSEWHERE = Place("other", "test.py:1 load", connector=False)
-WRITTEN_S = 1.5
-"""A recorder's lines are on disk after this long."""
+STEP_LINE = re.compile(rb'"type":"(?:step|delta)"')
+LIMIT_S = 60
 LONG_S = 13
 
 
@@ -41,13 +42,19 @@ def played(name, folder, monkeypatch, *, after_s=10.0, every_us=1_000_000, then=
     """Play a case of the exam and go on for a while, with a look every second of its time."""
     case = CASES[name]
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+    monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
+    monkeypatch.setattr(writer, "WRITE_LATEST_NS", -(10**18))  # virtual time may stand still
     with VirtualClock() as clock:
         engine = Simulation(clock, traced_class, **case.engine)
         recorder = engine.scheduler._schedtrace_recorder
 
         def causes():
-            threading.Event().wait(WRITTEN_S)
-            return recorder.writer.latest_exits
+            of_engine, wait = recorder.writer, threading.Event().wait
+            for _ in range(100 * LIMIT_S):
+                if len(STEP_LINE.findall(of_engine.path.read_bytes())) >= of_engine._steps:
+                    break
+                wait(0.01)
+            return of_engine.latest_exits
 
         watched = Watchdog(engine.core, lambda: ELSEWHERE, causes, after_s, stacks=list)
         for number in range(1, int(LONG_S * 1e6 / every_us)):
@@ -133,17 +140,18 @@ class Looping:
         self.core.step_fn()
         time.sleep(0.001)
 
-    def watch(self, seconds, **options):
-        """A watchdog's looks, ten times as often and as soon as usual."""
+    def watch(self, said, **options):
+        """A watchdog's looks, ten times as often and as soon as usual: until it says something, and more."""
         self.thread.start()
         watched = Watchdog(
             self.core, lambda: place_of_thread(self.thread.ident),
             self.attachment.latest_exits, 1.0, stacks=list, **options,
         )  # fmt: skip
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        until, more = time.monotonic() + LIMIT_S, 5
+        while more and time.monotonic() < until:
             watched.look(time.monotonic())
             time.sleep(0.1)
+            more -= bool(said())
         return watched
 
     def end(self):
@@ -171,7 +179,7 @@ def test_a_connector_that_never_answers_is_told_by_exits_of_a_glance(looping, sa
     engine.driver.scheduler.connector.has["lost"] = (16, True)
     engine.driver.add("lost", 40)
     plain = type(engine.driver.scheduler)
-    watched = engine.watch(2.5)
+    watched = engine.watch(said)
     [(level, text)] = said()
     assert (level, watched.stall) == (
         "WARNING",
@@ -206,14 +214,16 @@ def test_a_worker_that_sleeps_and_answers_in_the_end(looping, said):
     engine = looping()
     engine.driver.add("runs", 40, 10_000)
     engine.answers.clear()
-    watched = engine.watch(2.5)
+    watched = engine.watch(said)
     assert watched.stalled_s > 1
     [(_, text)] = said()
     assert "the worker does not answer: a batch is out (1 request running)" in text
     assert "KV blocks: 37 of 40 free; held by runs 3 (running)" in text
     engine.answers.set()
-    time.sleep(0.1)
-    watched.look(time.monotonic())
+    until = time.monotonic() + LIMIT_S
+    while len(said()) < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+        watched.look(time.monotonic())
     assert "the engine goes on after" in said()[1][1]
 
 
@@ -221,6 +231,6 @@ def test_a_pause_is_no_stall(looping, said):
     engine = looping()
     engine.driver.pause("PAUSED_NEW")
     engine.driver.add("waits", 40, 4)
-    watched = engine.watch(2.5)
+    watched = engine.watch(said)
     [(level, text)] = said()
     assert (level, "paused (PAUSED_NEW)" in text, watched.stalled_s) == ("INFO", True, None)

@@ -23,7 +23,7 @@ from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.record import settings
 from tests.makers import arrival, run_folder, step
-from tests.unit.diagnose.sentences import found_in
+from tests.unit.diagnose.sentences import flat, found_in
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -167,13 +167,14 @@ def all_findings(tmp_path):
 
 
 @pytest.mark.parametrize("code", sorted(KINDS))
-def test_every_key_of_the_evidence_is_on_the_findings_page(code):
-    without_queue = {"budget-underused": ROOT / "examples/forum-thread/wrapped.log"}
-    shows = without_queue.get(code, RECORDED / code / "shows")
+def test_every_key_of_the_evidence_is_on_the_findings_page(samples, code):
     if code == better_setting.RULE.code:  # no trace shows it
         evidence = better_setting.BetterSetting
+    elif code == "budget-underused":  # of records without a queue
+        [finding] = found_in(ROOT / "examples/forum-thread/wrapped.log", code)
+        evidence = finding.evidence
     else:
-        [finding] = found_in(shows, code)
+        [finding] = [one for one in flat(samples(code).findings) if one.code == code]
         evidence = finding.evidence
     page = (DOCS / "findings" / f"{code}.md").read_text()
     examples = getattr(evidence, "examples", [])

@@ -4,7 +4,6 @@
 """
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ from schedtrace.model.report import Finding
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from tests.exam.answers import report_of
+from tests.exam.build import forked
 
 LEAST_CUT = 0.25
 """Share of the wait that an advice must cut."""
@@ -136,10 +136,10 @@ def tried(folder: Path, again: Path) -> list[Tried]:
     for number, (case, _, setting, value) in enumerate(wanted):
         changes = {DRIVEN_AS.get(setting, setting): value}
         orders.append(f"{number}={case}:{json.dumps(changes)}")
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.exam.build", str(again)]
-    halves = [subprocess.Popen([*command, *orders[half::2]], cwd=root) for half in range(min(2, len(orders)))]
-    assert [half.wait() for half in halves] == [0] * len(halves)
+    halves = [forked(again, orders[half::2]) for half in range(min(2, len(orders)))]
+    for half in halves:
+        half.join()
+    assert [half.exitcode for half in halves] == [0] * len(halves)
     results = []
     for number, (case, finding, setting, value) in enumerate(wanted):
         run = again / str(number)

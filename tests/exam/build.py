@@ -5,25 +5,42 @@
 
 import gc
 import json
-import os
 import re
 import sys
 import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-# vLLM reads them when it is imported.
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
-
 from loguru import logger
-from vllm.model_executor.models import registry
 
 from tests.exam.cases import CASES, record
 
 CHANGED = re.compile(r"(?P<folder>[^=]+)=(?P<name>[^:]+):(?P<changes>.+)")
 
 
-def main(directory: Path, wanted: list[str]) -> None:
+def forked(directory: Path, wanted: Sequence[str] = ()) -> ForkProcess:
+    """Begin ``main`` in a fork of this process: to import vLLM takes as long as to record all cases.
+
+    The plugin's hooks stay in the fork. Polars must not be used there: its threads are not.
+    """
+    process = get_context("fork").Process(target=_in_fork, args=(directory, wanted))
+    process.start()
+    return process
+
+
+def _in_fork(directory: Path, wanted: Sequence[str]) -> None:
+    from vllm import plugins
+
+    plugins.plugins_loaded = False  # they were loaded while recording was off, or not at all
+    main(directory, wanted)
+
+
+def main(directory: Path, wanted: Sequence[str]) -> None:
     """Record the wanted cases, or all; where vLLM refuses changed options, a file ``refused`` says so."""
+    from vllm.model_executor.models import registry
+
     logger.disable("schedtrace")
     gc.freeze()  # or every full collection goes through all of vLLM
     registry._run_in_subprocess = lambda look: look()  # at a model's class: that would import vLLM again

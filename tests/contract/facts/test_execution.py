@@ -85,8 +85,8 @@ def test_an_output_that_is_ready_later_ends_then():
     time.sleep(HELD_S)
     output, _, ended = timed(later.get_output)
     _, first, last = vars(output)[EXECUTION]
-    assert last - first >= 3e9 * HELD_S
-    assert ended - last < 1e9 * HELD_S
+    assert first <= last - 3e9 * HELD_S
+    assert last <= ended
 
 
 def test_what_many_steps_share_is_left_alone():

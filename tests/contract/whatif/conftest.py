@@ -79,7 +79,8 @@ def seats(tmp_path_factory):
     return recorded(drive(tmp_path_factory.mktemp("seats") / "base", **LOADS["seats"]))
 
 
-@pytest.fixture(params=LOADS)
-def load(request, tmp_path):
+@pytest.fixture(scope="module", params=LOADS)
+def load(request, tmp_path_factory):
     """``(name, recorded)``."""
-    return request.param, recorded(drive(tmp_path / "base", **LOADS[request.param]))
+    folder = tmp_path_factory.mktemp(request.param) / "base"
+    return request.param, recorded(drive(folder, **LOADS[request.param]))

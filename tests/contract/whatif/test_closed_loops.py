@@ -65,7 +65,8 @@ def test_more_seats_do_to_it_what_they_do_to_the_clients(base, tmp_path):
     assert makespan.change_frac == pytest.approx(after / before - 1, abs=0.02)
 
 
-def test_advice_is_judged_by_the_time_until_all_are_done(base):
+def test_advice_is_judged_by_the_time_until_all_are_done(base, monkeypatch):
+    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
     [first, *_] = judged([], base)
     assert first.gain.metric == "output_tokens_per_s"
     assert first.evidence.settings["max_num_seqs"] >= 9
@@ -78,7 +79,7 @@ def test_the_number_of_clients_can_be_given(base):
 
 
 def test_it_is_told(base):
-    notes = [plain(note) for note in predict(base, {}).notes]
+    notes = [plain(note) for note in predict(base, {}, resamples=0).notes]
     assert any(
         note.startswith("The load is a closed loop: 12 clients with one request open each;") for note in notes
     )

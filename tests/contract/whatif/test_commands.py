@@ -28,7 +28,8 @@ def test_replay(run, capsys, tmp_path):
     assert checked["same_steps"] == checked["compared_steps"] > 100
 
 
-def test_analyze_predict(run, capsys):
+def test_analyze_predict(run, capsys, monkeypatch):
+    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
     assert main(["analyze", str(run), "--predict"]) == 0
     assert "Replayed on this load: " in " ".join(capsys.readouterr().out.split())
 

@@ -44,6 +44,7 @@ def each_once(predicted, monkeypatch):
         return predicted[key]
 
     monkeypatch.setattr(Predictor, "predict", once)
+    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)  # ``test_random_loads.py`` judges intervals
 
 
 def figures(prediction):

@@ -98,8 +98,8 @@ def test_an_interruption_ends_with_130(cli, quiet, monkeypatch):
 
 
 @pytest.mark.parametrize("output_format", ["text", "json"])
-def test_a_reader_that_has_seen_enough_is_no_error(quiet, output_format):
-    run = [sys.executable, "-m", "schedtrace", "analyze", str(quiet), "--format", output_format]
+def test_a_reader_that_has_seen_enough_is_no_error(output_format):
+    run = [sys.executable, "-m", "schedtrace", "findings", "--format", output_format]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == ("", 0)

@@ -1,43 +1,35 @@
 """Traces of vLLM's own scheduler: each finding appears where it should, with the right numbers."""
 
-from functools import cache
-from pathlib import Path
-
 import pytest
 
-from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules.preemption import RepeatVictim
-from schedtrace.read.run import read_run
+from tests.samples import FINDINGS
 from tests.unit.diagnose.sentences import flat, sentences
 
-FINDINGS = Path(__file__).parents[2] / "data" / "findings"
 CODES = sorted(folder.name for folder in FINDINGS.iterdir() if folder.is_dir())
 LARGEST = 70_000
 
 
-@cache
-def report(code, name):
-    return analyze_run(read_run(FINDINGS / code / name))
-
-
-def of(code, name):
-    return [finding for finding in flat(report(code, name).findings) if finding.code == code]
+@pytest.fixture
+def of(samples):
+    """``of(code, "shows")``: the findings of this kind in a sample of it."""
+    return lambda code, name: [one for one in flat(samples(code, name).findings) if one.code == code]
 
 
 @pytest.mark.parametrize("name", ["shows", "near-miss"])
 @pytest.mark.parametrize("code", CODES)
-def test_nothing_is_wrong_with_the_trace(code, name):
-    assert report(code, name).problems == []
+def test_nothing_is_wrong_with_the_trace(samples, code, name):
+    assert samples(code, name).problems == []
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_finding_does_not_appear_where_it_nearly_would(code):
+def test_a_finding_does_not_appear_where_it_nearly_would(of, code):
     assert len(of(code, "shows")) == 1
     assert of(code, "near-miss") == []
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_what_a_finding_says(code):
+def test_what_a_finding_says(of, code):
     """``python tests/data/findings/make.py --sentences CODE`` records it anew."""
     [finding] = of(code, "shows")
     assert sentences(finding) == (FINDINGS / code / "sentences.txt").read_text().splitlines()
@@ -164,13 +156,13 @@ def at(value, path):
 
 
 @pytest.mark.parametrize(("code", "figures"), FIGURES.items(), ids=FIGURES)
-def test_figures(code, figures):
+def test_figures(of, code, figures):
     [finding] = of(code, "shows")
     for about, expected in zip((finding, finding.evidence), figures, strict=True):
         assert {path: at(about, path) for path in expected} == expected
 
 
-def test_figures_within_bounds():
+def test_figures_within_bounds(of):
     """6 of 8 tokens go to decodes, at first."""
     [starved] = of("decode-starves-prefill", "shows")
     assert 0.5 <= starved.evidence.decode_share_frac <= 0.75

@@ -64,8 +64,8 @@ def test_trial_0_is_the_warm_up(console):
 
 
 def wait_for(condition):
-    """Until it holds, ten seconds at most."""
-    ends = time.monotonic() + 10
+    """Until it holds, a minute at most."""
+    ends = time.monotonic() + 60
     while not condition() and time.monotonic() < ends:
         time.sleep(0.01)
     assert condition()
@@ -102,13 +102,15 @@ def test_what_is_quick_says_nothing(piped, monkeypatch):
     assert out.getvalue() == ""
 
 
-def test_a_long_trial_says_how_far_it_is(piped):
+def test_a_long_trial_says_how_far_it_is(piped, monkeypatch):
     console, out = piped
+    monkeypatch.setattr(progress_module, "EVERY_S", 60)
     progress = RunProgress(console, several=False)
     progress.progress(BASE, 1, 1, 4)
     assert out.getvalue() == ""
-    time.sleep(0.06)
+    monkeypatch.setattr(progress_module, "EVERY_S", 0)
     progress.progress(BASE, 1, 2, 4)
+    monkeypatch.setattr(progress_module, "EVERY_S", 60)
     progress.progress(BASE, 1, 3, 4)
     assert re.fullmatch(r"\[ {3}\d\.\d s\] trial 1/2: 2 of 4 requests\n", out.getvalue())
 

@@ -52,11 +52,12 @@ def pages_of_runs():
     log = read_run(Path(shutil.copy(min(THREAD.glob("profile*.log")), ".")))
     reports = {"small-kv": small, "two-engines": engines, "crowded": stories, "sample": sample, "log": log}
     pairs = {"diff": (enough, small), "diff-log": (log, log), "diff-same": (small, small)}
+    reports = {name: analyze([run]) for name, run in reports.items()}
     lives = dict.fromkeys(("t1-29", "t1-0", "t1-43"), stories)
     return {
         "findings": catalogue_page(catalogue()),
-        **{f"first-{name}": report_page(analyze([run])) for name, run in reports.items()},
-        **{name: report_page(analyze([run]), full=True) for name, run in reports.items()},
+        **{f"first-{name}": report_page(report) for name, report in reports.items()},
+        **{name: report_page(report, full=True) for name, report in reports.items()},
         **{name: comparison_page(compare(base=base, new=new)) for name, (base, new) in pairs.items()},
         **{f"step-{number}": step_page(explain_step(stories, number)) for number in range(5)},
         "step-all": step_page(explain_step(stories, 2), everything=True),

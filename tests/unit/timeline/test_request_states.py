@@ -227,7 +227,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(derandomize=True, deadline=None, database=None, max_examples=60)
 @given(STEPS)
 def test_whatever_a_trace_says_states_follow_each_other_without_gap_or_overlap(tmp_path_factory, turns):
     """Also where it contradicts itself: no order of events is taken for granted."""
