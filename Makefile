@@ -39,7 +39,7 @@ test: setup ## Run all tests: unit, browser, contract (real scheduler), end to e
 	@echo "== tests: end to end (real engine) =="
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile -m e2e tests/e2e $(UNDER_LOAD:%=--ignore %)
 	@echo "== tests: engines under load, which leave no processor to others =="
-	@$(BIN)/python -m pytest -q $(UNDER_LOAD)
+	@$(BIN)/python -m pytest -q -n 1 $(UNDER_LOAD)
 
 unit: setup ## Run the tests that need no engine (seconds)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"
