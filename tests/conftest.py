@@ -22,8 +22,11 @@ OURS = (
     "SCHEDTRACE_SNAPSHOT_ON",
 )
 
-LONGEST = ("tests/exam/test_advice.py", "tests/contract/test_oracle.py", "tests/contract/test_lines.py")
-"""Files of a minute: begun last, one of them would leave the other workers without work."""
+LONGEST = (
+    *("tests/exam/test_advice.py", "tests/contract/test_oracle.py", "tests/contract/test_lines.py"),
+    *("tests/e2e/test_front_ends.py", "tests/e2e/test_printed_commands.py", "tests/e2e/test_ends.py"),
+)
+"""The longest files: begun last, one of them would leave the other workers without work."""
 
 
 def pytest_collection_modifyitems(items):

@@ -36,6 +36,9 @@ SHARED = {
 """Runs that several tests look at."""
 
 
+CACHES = os.environ.get("XDG_CACHE_HOME") or f"{Path.home()}/.cache"
+VLLM_CACHE = os.environ.get("VLLM_CACHE_ROOT") or f"{CACHES}/vllm"
+"""The same for every run, whatever the scope of the fixture that records it: ``diff`` compares variables."""
 WARM = "TESTS_WARM_VLLM"
 """Where ``warm`` listens: for all workers of a test run."""
 
@@ -88,6 +91,7 @@ class Ended:
 def environment(**more):
     ours = ("SCHEDTRACE_", "VLLM_LOGGING_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    kept["VLLM_CACHE_ROOT"] = VLLM_CACHE
     return kept | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLUMNS": "100"} | more
 
 

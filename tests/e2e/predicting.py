@@ -1,4 +1,4 @@
-"""Predictions in one process: ``python predicting.py '[[FOLDER, CHANGES], ...]'`` prints a line for each."""
+"""Predictions in one process: ``python predicting.py '[[FOLDER, CHANGES], ...]' FILE`` writes them to it."""
 
 import json
 import sys
@@ -10,11 +10,13 @@ from schedtrace.read.run import read_run
 from schedtrace.whatif.prediction import predict, recorded
 
 
-def main(wanted: str) -> None:
-    """Print the predictions, in this order."""
-    for folder, changes in json.loads(wanted):
-        prediction = predict(recorded(read_run(Path(folder))), changes, resamples=0)
-        print(msgspec.json.encode(prediction).decode())
+def main(wanted: str, file: str) -> None:
+    """Write the predictions, in this order."""
+    made = [
+        predict(recorded(read_run(Path(folder))), changes, resamples=0)
+        for folder, changes in json.loads(wanted)
+    ]
+    Path(file).write_bytes(msgspec.json.encode(made))
 
 
 if __name__ == "__main__":

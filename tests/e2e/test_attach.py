@@ -1,7 +1,7 @@
 """An engine that nobody records is attached to while it works, let go again, and stopped.
 
-Engine and commands are in one session, that of the tests: Linux shares processors among sessions first ("autogroup"), and where
-an engine is busy another session may wait for minutes.
+Engine and commands are in one session, that of the tests: Linux shares processors among sessions first
+("autogroup"), and where an engine is busy another session may wait for minutes.
 """
 
 import json
@@ -129,7 +129,7 @@ def test_a_worker_that_is_stopped_and_goes_on_is_said(working, workplace):
     log = workplace / "bench.log"
     before = len(stalls(log))
     pid = next(one.status.pid for one in running_engines() if working.pid in above(one.status.pid))
-    worker = next(one for one in children(pid) if b"Worker" in Path(f"/proc/{one}/cmdline").read_bytes())
+    worker = next(one for one in children(pid) if "Worker" in Path(f"/proc/{one}/comm").read_text())
     os.kill(worker, signal.SIGSTOP)
     wait_for_line(log, before, "does not answer: timed out")
     listed = asked(workplace, "engines", working.pid).out

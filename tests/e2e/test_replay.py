@@ -12,14 +12,15 @@ LABELS = ["default", "async", "prequeued"]
 
 @pytest.fixture(scope="module")
 def predicted(shared, workplace):
-    """What ``predicting.py`` prints: of each of ``LABELS`` unchanged, and of the last with half the budget."""
+    """Predictions of ``predicting.py``: of each of ``LABELS``, and of the last with half the budget."""
     folders = {label: shared(label) for label in LABELS}
     halved = {"max_num_batched_tokens": 8192}
     wanted = [*((str(folder), {}) for folder in folders.values()), (str(folders["prequeued"]), halved)]
     script = Path(__file__).with_name("predicting.py")
-    ended = Command(script, json.dumps(wanted), cwd=workplace).ended()
+    ended = Command(script, json.dumps(wanted), "predictions.json", cwd=workplace).ended()
     assert ended.code == 0, ended.err[-3000:]
-    return dict(zip([*LABELS, "halved"], map(json.loads, ended.out.splitlines()), strict=True))
+    predictions = json.loads((workplace / "predictions.json").read_text())
+    return dict(zip([*LABELS, "halved"], predictions, strict=True))
 
 
 @pytest.mark.parametrize("label", LABELS)
