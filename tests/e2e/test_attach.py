@@ -129,7 +129,8 @@ def test_a_worker_that_is_stopped_and_goes_on_is_said(working, workplace):
     log = workplace / "bench.log"
     before = len(stalls(log))
     pid = next(one.status.pid for one in running_engines() if working.pid in above(one.status.pid))
-    worker = next(one for one in children(pid) if "Worker" in Path(f"/proc/{one}/comm").read_text())
+    commands = {one: Path(f"/proc/{one}/cmdline").read_bytes() for one in children(pid)}
+    [worker] = [one for one, command in commands.items() if b"resource_tracker" not in command]
     os.kill(worker, signal.SIGSTOP)
     wait_for_line(log, before, "does not answer: timed out")
     listed = asked(workplace, "engines", working.pid).out
