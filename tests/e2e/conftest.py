@@ -1,7 +1,7 @@
 """End to end: the real CLI on vLLM's real engine, as a person would run it. CPU build only.
 
-Most commands run in processes that have imported vLLM already (``warm``); the thread's case, and what is
-killed, in processes that were started as a person starts them.
+Most commands run in processes that have imported vLLM already (``warm``); the thread's case, and the command
+that is killed, in processes that were started as a person starts them.
 """
 
 import fcntl
