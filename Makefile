@@ -37,9 +37,9 @@ test: setup ## Run all tests: unit, browser, contract (real scheduler), end to e
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not e2e" \
 		tests --ignore tests/unit --ignore tests/docs --ignore tests/browser --ignore tests/e2e
 	@echo "== tests: end to end (real engine) =="
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile -m e2e tests/e2e $(UNDER_LOAD:%=--ignore %)
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m e2e tests/e2e $(UNDER_LOAD:%=--ignore %)
 	@echo "== tests: engines under load, which leave no processor to others =="
-	@$(BIN)/python -m pytest -q $(UNDER_LOAD)
+	@$(BIN)/python -m pytest -q -n 1 $(UNDER_LOAD)
 
 unit: setup ## Run the tests that need no engine (seconds)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"

@@ -31,6 +31,7 @@ LONGEST = (
     "tests/contract/whatif/test_random_loads.py",
     "tests/contract/test_oracle.py",
     "tests/contract/whatif/test_prediction.py",
+    *("tests/e2e/test_front_ends.py", "tests/e2e/test_printed_commands.py", "tests/e2e/test_ends.py"),
 )
 """Files that take most of the time: begun last, one of them would leave the other workers without work."""
 

@@ -177,7 +177,7 @@ class ServedExecutor(SimulatedExecutor):
         """Bytes for the KV cache on one GPU of each stage.
 
         ``--kv-cache-memory-bytes`` or what ``--num-gpu-blocks-override`` takes; else what the model leaves of
-        the GPU's memory, as ``step_times.memory`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which vLLM's CPU
+        the GPU's memory, as ``step_times.gpus`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which vLLM's CPU
         platform puts in place of the first, is no GPU's.
         """
         config = self.vllm_config

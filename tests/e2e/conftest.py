@@ -1,14 +1,17 @@
 """End to end: the real CLI on vLLM's real engine, as a person would run it. CPU build only.
 
-Most commands run in processes that have imported vLLM already (``warm``); the thread's case, and what is
-killed, in processes that were started as a person starts them.
+Most commands run in processes that have imported vLLM already (``warm``); the thread's case, and the command
+that is killed, in processes that were started as a person starts them.
 """
 
 import fcntl
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +20,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 
 import pytest
 
+from schedtrace.cli.main import main
 from tests.e2e import warm
 
 REPO = Path(__file__).resolve().parents[2]
@@ -32,6 +36,9 @@ SHARED = {
 """Runs that several tests look at."""
 
 
+CACHES = os.environ.get("XDG_CACHE_HOME") or f"{Path.home()}/.cache"
+VLLM_CACHE = os.environ.get("VLLM_CACHE_ROOT") or f"{CACHES}/vllm"
+"""The same for every run, whatever the scope of the fixture that records it: ``diff`` compares variables."""
 WARM = "TESTS_WARM_VLLM"
 """Where ``warm`` listens: for all workers of a test run."""
 
@@ -84,22 +91,47 @@ class Ended:
 def environment(**more):
     ours = ("SCHEDTRACE_", "VLLM_LOGGING_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    kept["VLLM_CACHE_ROOT"] = VLLM_CACHE
     return kept | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLUMNS": "100"} | more
 
 
-def schedtrace(*arguments, cwd, cold=False):
-    """Run the command to its end; ``cold``: in a process of its own from the start."""
+def started(program, *arguments, cwd, files, cold=False, **variables):
+    """A process, with a group of its own, of ``schedtrace`` or of a script; ``cold``: no fork of ``warm``."""
     arguments = [str(argument) for argument in arguments]
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        files = {"cwd": cwd, "env": environment(), "stdout": out, "stderr": err, "timeout": START_LIMIT_S}
-        if cold or WARM not in os.environ:
-            command = [sys.executable, "-m", "schedtrace", *arguments]
-            code = subprocess.run(command, check=False, **files).returncode
-        else:
-            code = warm.run(os.environ[WARM], arguments, **files)
-        for file in (out, err):
+    env = environment(**variables)
+    if not cold and WARM in os.environ:
+        return warm.Process(os.environ[WARM], str(program), arguments, cwd=cwd, env=env, files=files)
+    command = ["-m", "schedtrace"] if program == "schedtrace" else [str(program)]
+    out, err = files
+    command = [sys.executable, *command, *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=err, process_group=0)
+
+
+class Command:
+    """A command that runs: as ``started``."""
+
+    def __init__(self, program, *arguments, cwd, cold=False, **variables):
+        self._files = TemporaryFile("w+"), TemporaryFile("w+")  # noqa: SIM115  # closed once it has ended
+        self.process = started(program, *arguments, cwd=cwd, files=self._files, cold=cold, **variables)
+
+    def ended(self):
+        """Wait for it; what it wrote."""
+        try:
+            code = self.process.wait(START_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGTERM)
+            raise
+        for file in self._files:
             file.seek(0)
-        return Ended(code, out.read(), err.read())
+        out, err = (file.read() for file in self._files)
+        for file in self._files:
+            file.close()
+        return Ended(code, out, err)
+
+
+def schedtrace(*arguments, cwd, cold=False):
+    """Run the command to its end."""
+    return Command("schedtrace", *arguments, cwd=cwd, cold=cold).ended()
 
 
 def run_options(**options):
@@ -109,6 +141,15 @@ def run_options(**options):
     for name, value in (defaults | {k.replace("_", "-"): v for k, v in options.items()}).items():
         arguments += [f"--{name}"] if value is True else [f"--{name}", value]
     return arguments
+
+
+def write_plugin(home, name):
+    """Make ``register()`` of this module of ours a plugin of vLLM's, for whoever has ``home`` in its path."""
+    plugin = home / f"{name}-1.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    entry = f"[vllm.general_plugins]\n{name} = tests.e2e.{name}:register\n"
+    (plugin / "entry_points.txt").write_text(entry)
 
 
 @pytest.fixture(scope="session")
@@ -149,9 +190,9 @@ def analyzed(workplace):
 
     @cache
     def analyze(folder):
-        ended = schedtrace("analyze", folder, "--format", "json", cwd=workplace)
-        assert ended.code == 0, ended.err
-        (run,) = ended.json()["runs"]
+        with redirect_stdout(io.StringIO()) as out, chdir(workplace):
+            assert main(["analyze", str(folder), "--format", "json"]) == 0
+        (run,) = json.loads(out.getvalue())["runs"]
         return run
 
     return analyze

@@ -1,7 +1,7 @@
 """An engine that nobody records is attached to while it works, let go again, and stopped.
 
-Commands run in the engine's session: Linux shares processors among sessions first ("autogroup"), and where
-an engine is busy another session may wait for minutes.
+Engine and commands are in one session, that of the tests: Linux shares processors among sessions first
+("autogroup"), and where an engine is busy another session may wait for minutes.
 """
 
 import json
@@ -20,7 +20,7 @@ from schedtrace.engine.running_engines import running_engines
 from schedtrace.read.lines import WholeLines
 from schedtrace.record.processes import above, children
 from tests.e2e import vllm_by_fork
-from tests.e2e.conftest import REPO, environment, schedtrace
+from tests.e2e.conftest import REPO, schedtrace, started
 
 START_S = 300
 STALL_S = 3
@@ -52,51 +52,47 @@ def benchmark(workplace, **variables):
     """vLLM's own throughput benchmark, once requests run."""
     made = [sys.executable, REPO / "examples" / "tiny_model.py", workplace / "model"]
     subprocess.run(made, check=True, capture_output=True)
-    command = [sys.executable, vllm_by_fork.__file__, "bench", "throughput", "--model", "model"]
-    command += ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "64M"]
-    command += ["--max-model-len", "2048", "--max-num-seqs", "8", "--dataset-name", "random"]
-    command += ["--random-input-len", "200", "--random-output-len", "800", "--num-prompts", "2000"]
-    log = (workplace / "bench.log").open("wb")
-    process = subprocess.Popen(
-        list(map(str, command)),
-        cwd=workplace,
-        env=environment(**variables),
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        process_group=0,
-    )
+    options = [
+        "--model",
+        "model",
+        "--load-format",
+        "dummy",
+        "--enforce-eager",
+        "--kv-cache-memory-bytes",
+        "64M",
+    ]
+    options += ["--max-model-len", 2048, "--max-num-seqs", 8, "--dataset-name", "random"]
+    options += ["--random-input-len", 200, "--random-output-len", 800, "--num-prompts", 1000]
+    with (workplace / "bench.log").open("wb") as log:
+        process = started(
+            vllm_by_fork.__file__, "bench", "throughput", *options,
+            cwd=workplace, files=(log, log), **variables,
+        )  # fmt: skip
     try:
         until = time.monotonic() + START_S
         while not works(process.pid):
             assert process.poll() is None, (workplace / "bench.log").read_text()[-3000:]
             assert time.monotonic() < until
-            time.sleep(0.5)
+            time.sleep(0.2)
         yield process
     finally:
         with suppress(ProcessLookupError):  # all of them have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        log.close()
 
 
 def asked(workplace, *arguments):
-    return schedtrace(*arguments, cwd=workplace, cold=True)
+    return schedtrace(*arguments, cwd=workplace)
 
 
-def report(workplace, folder):
-    """Of the one run, by ``schedtrace analyze``."""
-    (run,) = asked(workplace, "analyze", folder, "--format", "json").json()["runs"]
-    return run
-
-
-def test_a_window_of_a_working_engine_is_recorded(working, workplace):
+def test_a_window_of_a_working_engine_is_recorded(working, workplace, analyzed):
     ended = asked(workplace, "attach", working.pid, "--for", "2s", "-o", "window")
     assert ended.code == 0, ended.err
     pid, present = (int(number.replace(",", "")) for number in ATTACHED.search(ended.out).groups())
     assert present > 8  # who waits is there as well
     (folder,) = (workplace / "window").iterdir()
     assert f"next: schedtrace analyze {folder}" in ended.out
-    (there,) = report(workplace, folder)["problems"]
+    (there,) = analyzed(folder)["problems"]
     assert there["text"].startswith(f"{present:,} requests were there when the recording began")
     read = WholeLines(folder / "engine-0.*.jsonl.zst")
     lines = [line for _, chunk in read for line in chunk]
@@ -133,7 +129,8 @@ def test_a_worker_that_is_stopped_and_goes_on_is_said(working, workplace):
     log = workplace / "bench.log"
     before = len(stalls(log))
     pid = next(one.status.pid for one in running_engines() if working.pid in above(one.status.pid))
-    worker = next(one for one in children(pid) if b"Worker" in Path(f"/proc/{one}/cmdline").read_bytes())
+    commands = {one: Path(f"/proc/{one}/cmdline").read_bytes() for one in children(pid)}
+    [worker] = [one for one, command in commands.items() if b"resource_tracker" not in command]
     os.kill(worker, signal.SIGSTOP)
     wait_for_line(log, before, "does not answer: timed out")
     listed = asked(workplace, "engines", working.pid).out
@@ -159,15 +156,15 @@ def wait_for_line(log, before, text):
         time.sleep(0.1)
 
 
-def test_an_engine_that_is_killed_is_not_listed_and_its_trace_can_be_read(working, workplace):
+def test_an_engine_that_is_killed_is_not_listed_and_its_trace_can_be_read(working, workplace, analyzed):
     ended = asked(workplace, "attach", working.pid, "-o", "killed")
     pid = int(ATTACHED.search(ended.out)[1])
-    time.sleep(2)
+    time.sleep(1)
     os.kill(pid, signal.SIGKILL)
     working.kill()  # vLLM's front end may take its time to notice
     working.wait(60)
     (folder,) = (workplace / "killed").iterdir()
-    assert any("killed" in problem["text"] for problem in report(workplace, folder)["problems"])
+    assert any("killed" in problem["text"] for problem in analyzed(folder)["problems"])
     assert f"pid {pid})" not in asked(workplace, "engines").out
     gone = asked(workplace, "attach", pid)
     assert (gone.code, gone.err.startswith(f"schedtrace: {pid}: ")) == (3, True)  # a zombie, or no process

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from schedtrace.model.manifest import read_manifest
 from schedtrace.read.trace import read_trace
-from tests.e2e.conftest import environment, run_options, schedtrace
+from tests.e2e.conftest import Command, run_options, schedtrace
 from tools.bench.run_kills import KINDS, Run
 
 SHORT = {"input_len": 64, "output_len": 4}
@@ -20,22 +18,15 @@ LONG = {"input_len": 64, "output_len": 30_000, "num_prompts": 4, "max-model-len"
 
 def start(workplace, label):
     """A run that would take minutes, once it is in its first trial."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "schedtrace", "run", *map(str, run_options(label=label, **LONG))],
-        cwd=workplace,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = Command("schedtrace", "run", *run_options(label=label, **LONG), cwd=workplace)
     trace = workplace / "logs" / label / "engine-0.jsonl"
     until = time.monotonic() + 120
-    while time.monotonic() < until and process.poll() is None:
-        if trace.exists() and trace.read_bytes().count(b"\n") > 300:
-            return process, trace
-        time.sleep(0.1)
-    process.terminate()
-    pytest.fail(f"the run did not get going: {process.communicate()}")
+    while time.monotonic() < until and command.process.poll() is None:
+        if trace.exists() and trace.read_bytes().count(b"\n") > 50:
+            return command, trace
+        time.sleep(0.05)
+    command.process.send_signal(signal.SIGTERM)
+    pytest.fail(f"the run did not get going: {command.ended()}")
 
 
 def wall_clock_of_the_last_step(trace):
@@ -45,13 +36,13 @@ def wall_clock_of_the_last_step(trace):
 
 
 def test_sigkill_of_the_engine_loses_at_most_a_second_and_says_so(workplace):
-    process, path = start(workplace, "killed")
+    command, path = start(workplace, "killed")
     engine = json.loads(path.read_text().split("\n")[0])["pid"]
     killed_at = time.time()
     os.kill(engine, signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 4
-    assert "full log:" in err
+    ended = command.ended()
+    assert ended.code == 4
+    assert "full log:" in ended.err
     trace = read_trace(path)
     assert trace.problems.unclosed
     assert trace.problems.garbled_lines == []
@@ -87,12 +78,12 @@ def test_no_process_of_a_run_is_left_when_the_command_is_killed(workplace):
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_and_a_hangup_end_the_engine_in_order_and_keep_the_trace(workplace, asked):
-    process, path = start(workplace, f"interrupted-{asked.name}")
+    command, path = start(workplace, f"interrupted-{asked.name}")
     engine = json.loads(path.read_text().split("\n")[0])["pid"]
-    process.send_signal(asked)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "Traceback" not in err
+    command.process.send_signal(asked)
+    ended = command.ended()
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
     trace = read_trace(path)
     assert not trace.problems.unclosed
     assert trace.steps.height == trace.end.steps

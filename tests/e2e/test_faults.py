@@ -10,21 +10,9 @@ import time
 import pytest
 
 from schedtrace.read.trace import read_trace
-from tests.e2e.conftest import MODEL, run_options, schedtrace
+from tests.e2e.conftest import MODEL, REPO, run_options, schedtrace, write_plugin
 
 BUSY = {"input_len": 64, "output_len": 64, "num_prompts": 16, "trials": 8, "lines": "full"}
-
-SLOW_DISK = """
-# Hangs at the first step, whichever lines are written together with it.
-import os, time
-write = os.write
-def slow(file, data):
-    before = bytes(data).find(b'{"type":"step"')
-    if before == 0:
-        time.sleep(60)
-    return write(file, data[:before] if before > 0 else data)
-os.write = slow
-"""
 
 
 @pytest.fixture
@@ -98,10 +86,10 @@ def test_a_run_folder_that_is_removed_ends_the_run_with_4_and_one_line(workplace
 
 
 def test_a_disk_too_slow_for_the_end_of_the_trace_is_no_success(workplace, tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    write_plugin(tmp_path, "slow_disk")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPO}")
     options = {**BUSY, "trials": 1}
-    ended = schedtrace("run", *run_options(label="slow", **options), cwd=workplace, cold=True)
+    ended = schedtrace("run", *run_options(label="slow", **options), cwd=workplace)
     assert (ended.code, ended.out) == (4, "")
     assert ended.err.splitlines()[-2] == (
         "schedtrace: recording to logs/slow/engine-0.jsonl stopped: the engine ended before the last steps "

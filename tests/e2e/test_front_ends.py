@@ -21,7 +21,7 @@ from schedtrace.read.lines import WholeLines
 from schedtrace.read.run import read_run
 from schedtrace.record.processes import above
 from schedtrace.timeline.timeline import make_timeline
-from tests.e2e.conftest import REPO, environment
+from tests.e2e.conftest import REPO, started
 
 
 def test_async_scheduling_is_kept_and_two_steps_are_in_flight(shared, analyzed):
@@ -57,7 +57,10 @@ def test_every_data_parallel_rank_has_its_trace(record, analyzed):
 
 @pytest.fixture(scope="module")
 def server(workplace):
-    """A real ``vllm serve`` with a tokenizer made on the spot, recorded through the environment alone."""
+    """A real ``vllm serve`` with a tokenizer made on the spot, recorded through the environment alone.
+
+    vLLM spawns its engine core, and that its worker: both import vLLM and load the plugin by themselves.
+    """
     subprocess.run(
         [sys.executable, REPO / "examples" / "tiny_model.py", workplace / "model"],
         check=True,
@@ -66,25 +69,14 @@ def server(workplace):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = (workplace / "server.log").open("wb")
-    command = [sys.executable, REPO / "examples" / "vllm_cpu.py", "serve", "model", "--load-format", "dummy"]
-    command += [
-        "--enforce-eager",
-        "--kv-cache-memory-bytes",
-        "64M",
-        "--max-model-len",
-        "4096",
-        "--port",
-        str(port),
-    ]
-    command += ["--shutdown-timeout", "20"]  # with its default of 0 vLLM kills the engine core at once
-    process = subprocess.Popen(
-        list(map(str, command)),
-        cwd=workplace,
-        env=environment(SCHEDTRACE_DIR="served"),
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
+    options = ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "64M"]
+    options += ["--max-model-len", "4096", "--port", port]
+    options += ["--shutdown-timeout", "20"]  # with its default of 0 vLLM kills the engine core at once
+    with (workplace / "server.log").open("wb") as log:
+        process = started(
+            REPO / "examples" / "vllm_cpu.py", "serve", "model", *options,
+            cwd=workplace, files=(log, log), SCHEDTRACE_DIR="served",
+        )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + 150
@@ -96,7 +88,6 @@ def server(workplace):
     finally:
         process.kill()
         process.wait()
-        log.close()
 
 
 def _answers(url):

@@ -32,6 +32,7 @@ MOST = {"--num-prompts": 8, "--trials": 2}
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 LOAD = ["--model", "Qwen3-8B", "--gpu", "h100", "--num-prompts", "16", "--request-rate", "40"]
+LOAD += ["--input-len", "64", "--output-len", "32", "--num-gpu-blocks-override", "500"]  # cheap to replay
 
 
 def printed(text):

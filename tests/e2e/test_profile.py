@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -15,7 +13,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from schedtrace.export import Kind
 from schedtrace.export.exports import export
 from schedtrace.read.run import read_run
-from tests.e2e.conftest import MODEL, START_LIMIT_S, environment
+from tests.e2e.conftest import MODEL, Command
 
 NEAR_US = 1000
 EXECUTED = re.compile(r"execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)")
@@ -25,12 +23,10 @@ EXECUTED = re.compile(r"execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)")
 @pytest.fixture(scope="module")
 def profiled(workplace):
     """A recorded run, and the torch profile of its last steps."""
-    told = environment(SCHEDTRACE_DIR=str(workplace / "recorded"), VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    command = [sys.executable, Path(__file__).with_name("profiled.py"), MODEL, workplace / "profile"]
-    ended = subprocess.run(
-        command, cwd=workplace, env=told, capture_output=True, text=True, timeout=START_LIMIT_S, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    variables = {"SCHEDTRACE_DIR": str(workplace / "recorded"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    script = Path(__file__).with_name("profiled.py")
+    ended = Command(script, MODEL, workplace / "profile", cwd=workplace, **variables).ended()
+    assert ended.code == 0, ended.err
     [folder] = (workplace / "recorded").iterdir()
     [file] = (workplace / "profile").glob("*.json.gz")
     return read_run(folder), json.loads(gzip.decompress(file.read_bytes()))

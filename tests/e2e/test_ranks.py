@@ -7,7 +7,7 @@ import pytest
 
 from schedtrace.read.run import read_run
 from schedtrace.timeline.engine_ranks import offset
-from tests.e2e.conftest import REPO, recorded
+from tests.e2e.conftest import REPO, recorded, write_plugin
 
 LONG, SHORT = 1500, 32
 LOAD = [
@@ -26,12 +26,8 @@ PASS = ("wave", "step_counter")
 def ranks(workplace):
     """The traces of both ranks, and what was counted in their engine cores: lines of a kind and a pass."""
     home = workplace / "ranks"
-    plugin = home / "rank_counter-1.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: rank_counter\nVersion: 1\n")
-    (plugin / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nrank_counter = tests.e2e.rank_counter:register\n"
-    )
+    home.mkdir()
+    write_plugin(home, "rank_counter")
     load = home / "load.jsonl"
     load.write_text("".join(json.dumps(row) + "\n" for row in LOAD))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,12 +1,11 @@
 """Every refusal that a configuration can force on the real engine, told by its cause."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import MODEL, environment, findings, schedtrace
+from tests.e2e.conftest import MODEL, Command, findings, schedtrace
 
 BATCH = {"input_len": 256, "output_len": 16, "num-prompts": 16}
 
@@ -66,32 +65,13 @@ def test_chunked_prefill_off_blocks_a_prompt_larger_than_the_budget_left(workpla
     assert findings(run, "arrival-limited") == []
 
 
-IN_PROCESS = """
-import json
-from vllm import LLM, SamplingParams
-
-llm = LLM(
-    model={model!r}, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, max_model_len=2048,
-    kv_cache_memory_bytes=64 << 20, num_gpu_blocks_override=24, disable_log_stats=False,
-)
-prompts = [{{"prompt_token_ids": [7 * i + j % 1000 for j in range(500)]}} for i in range(12)]
-llm.generate(prompts, SamplingParams(max_tokens=150, ignore_eos=True, detokenize=False), use_tqdm=False)
-print(json.dumps({{m.name: m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"}}))
-"""
-
-
 def test_preemptions_equal_vllms_own_counter_with_a_small_kv_cache(workplace, analyzed):
     """Also the in-process engine, recorded through the plugin alone."""
-    ended = subprocess.run(
-        [sys.executable, "-c", IN_PROCESS.format(model=str(MODEL))],
-        env=environment(SCHEDTRACE_DIR=str(workplace / "attached"), VLLM_ENABLE_V1_MULTIPROCESSING="0"),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    counted = json.loads(ended.stdout.splitlines()[-1])["vllm:num_preemptions"]
+    variables = {"SCHEDTRACE_DIR": str(workplace / "attached"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    script = Path(__file__).with_name("preempting.py")
+    ended = Command(script, MODEL, cwd=workplace, **variables).ended()
+    assert ended.code == 0, ended.err[-3000:]
+    counted = json.loads(ended.out.splitlines()[-1])["vllm:num_preemptions"]
     assert counted > 0
     (folder,) = (workplace / "attached").iterdir()
     run = analyzed(folder)

@@ -1,27 +1,37 @@
 """What the real engine decided is decided again without it, and what another setting would change."""
 
+import json
+from pathlib import Path
+
 import pytest
+
+from tests.e2e.conftest import Command
+
+LABELS = ["default", "async", "prequeued"]
 
 
 @pytest.fixture(scope="module")
-def predicted(shared):
-    """``predicted(label, changes)``: in this process, which imports vLLM once."""
-    from schedtrace.read.run import read_run
-    from schedtrace.whatif.prediction import predict, recorded
+def predicted(shared, workplace):
+    """Predictions of ``predicting.py``: of each of ``LABELS``, and of the last with half the budget."""
+    folders = {label: shared(label) for label in LABELS}
+    halved = {"max_num_batched_tokens": 8192}
+    wanted = [*((str(folder), {}) for folder in folders.values()), (str(folders["prequeued"]), halved)]
+    script = Path(__file__).with_name("predicting.py")
+    ended = Command(script, json.dumps(wanted), "predictions.json", cwd=workplace).ended()
+    assert ended.code == 0, ended.err[-3000:]
+    predictions = json.loads((workplace / "predictions.json").read_text())
+    return dict(zip([*LABELS, "halved"], predictions, strict=True))
 
-    return lambda label, changes: predict(recorded(read_run(shared(label))), changes, resamples=0)
 
-
-@pytest.mark.parametrize("label", ["default", "async", "prequeued"])
+@pytest.mark.parametrize("label", LABELS)
 def test_a_replay_decides_every_step_as_the_engine_did(predicted, label):
-    prediction = predicted(label, {})
-    assert prediction.compared_steps > 30
-    assert prediction.same_steps == prediction.compared_steps
+    prediction = predicted[label]
+    assert prediction["compared_steps"] > 30
+    assert prediction["same_steps"] == prediction["compared_steps"]
 
 
 def test_half_the_budget_makes_two_steps_more(predicted):
     """It takes 8 of 16 prompts first; then 8 decodes leave the last one 8 tokens short."""
-    prediction = predicted("prequeued", {"max_num_batched_tokens": 8192})
-    [steps] = [figure for figure in prediction.decided if figure.name == "steps"]
-    assert steps.recorded == steps.replayed
-    assert steps.changed == steps.replayed + 2
+    [steps] = [figure for figure in predicted["halved"]["decided"] if figure["name"] == "steps"]
+    assert steps["recorded"] == steps["replayed"]
+    assert steps["changed"] == steps["replayed"] + 2

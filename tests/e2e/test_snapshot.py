@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.e2e.test_attach import asked, benchmark, report
+from schedtrace.read.run import read_run
+from tests.e2e.test_attach import asked, benchmark
 
 
 @pytest.fixture(scope="module")
@@ -18,29 +19,32 @@ def keeping(workplace):
         yield process
 
 
-def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace):
+def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analyzed):
     listed = asked(workplace, "engines", keeping.pid).out
     assert re.search(
         r"in memory: the last 8 s, \d\.\d of at most 64 MiB \(schedtrace snapshot \d+ writes it\)", listed
     )
     assert not (workplace / "kept").exists()
+    last = []
     for number in range(2):
         written = asked(workplace, "snapshot", keeping.pid, "-o", f"asked-{number}")
         assert written.code == 0, written.err
         (folder,) = (workplace / f"asked-{number}").iterdir()
         assert f"next: schedtrace analyze {folder}" in written.out
-        said = [one["text"] for one in report(workplace, folder)["problems"]]
+        said = [one["text"] for one in analyzed(folder)["problems"]]
         assert all("begins at step " in text or "requests were there when" in text for text in said), said
-        time.sleep(3)
+        last.append(read_run(folder).traces[0].steps["step"][-1])
+        time.sleep(0.5)
+    assert last[0] < last[1]
     refused = asked(workplace, "attach", keeping.pid, "-o", "unwanted")
     assert (refused.code, (workplace / "unwanted").exists()) == (4, False)
     assert "it keeps its last seconds in memory: schedtrace snapshot writes them" in refused.err
 
 
-def test_it_leaves_a_snapshot_when_it_is_stopped(keeping, workplace):
+def test_it_leaves_a_snapshot_when_it_is_stopped(keeping, workplace, analyzed):
     listed = asked(workplace, "engines", keeping.pid).out
     os.kill(int(re.search(r"pid (\d+)", listed)[1]), signal.SIGTERM)
     keeping.wait(60)
     (folder,) = (workplace / "kept").iterdir()
     assert re.search(r"-engine-ended-\w+$", folder.name)
-    assert report(workplace, folder)["statistics"]
+    assert analyzed(folder)["statistics"]
