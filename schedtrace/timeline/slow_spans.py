@@ -170,7 +170,8 @@ def _of_device(known: pl.DataFrame) -> pl.DataFrame:
     far = known.filter(pl.col("device_us") >= FAR * pl.col("expected_us"))
     if far.is_empty() or far.height > MOST_FRAC * known.height:
         return _slow([])
-    columns = {name: known[name].to_numpy() for name in ("step", "device_us", "expected_us", *FEATURES)}
+    compared = ("step", "device_us", "expected_us", "used_tokens", *FEATURES)
+    columns = {name: known[name].to_numpy() for name in compared}
     rows = []
     for one in far.to_dicts():
         first = max(0, min(one["place"] - NEAR // 2, known.height - NEAR))

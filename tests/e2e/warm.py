@@ -114,6 +114,8 @@ def serve(address):
             if not pid:
                 wanted = json.loads(message)
                 os.setpgrp()  # in the session of the tests, as what they start
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else ignored, where nohup runs the tests
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # likewise in the background
                 _become(wanted, [os.open(os.devnull, os.O_RDONLY), stdout, stderr])
                 if wanted["program"] == "schedtrace" and wanted["arguments"][0] in STARTS_ENGINES:
                     _fork_engine_processes()

@@ -118,6 +118,16 @@ def test_a_step_with_more_work_is_not_slow(view_of):
     assert view_of(*lines).events.is_empty()
 
 
+@pytest.mark.parametrize(("other", "slow"), [({}, []), ({12: 530}, [26])])
+def test_a_step_unlike_all_others_takes_no_longer_than_smaller_ones_together(view_of, other, slow):
+    """A prefill of 500 tokens takes 10,670 us, a decode of one token 970, another such prefill 1,500."""
+    lines = steady(longer={26: 9_700} | other)
+    for number in (26, *other):
+        lines[number].prefill_tokens, lines[number].decode_tokens = 500, 0
+        lines[number].remaining_budget = lines[number].token_budget - 500
+    assert view_of(*lines).events["step"].to_list() == slow
+
+
 def test_a_step_is_compared_with_those_around_it(view_of, monkeypatch):
     """Most of nine like it took as long, but long before; the four around it did not."""
     long_ago, around = (2, 5, 8, 12, 15), (84, 86, 92, 94)
