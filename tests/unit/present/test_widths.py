@@ -14,8 +14,8 @@ from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.catalogue import catalogue
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
-from schedtrace.present.pages.catalogue import catalogue_page
 from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.pages.findings import catalogue_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.step import step_page
