@@ -113,7 +113,7 @@ def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[None]:
     try:
         listener = ControlSocket(answer)
     except Exception as error:
-        logger.debug("schedtrace: nobody can attach to process {}: {!r}", os.getpid(), error)
+        logger.trace("schedtrace: nobody can attach to process {}: {!r}", os.getpid(), error)
     try:
         yield
     finally:

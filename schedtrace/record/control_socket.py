@@ -95,7 +95,7 @@ class ControlSocket:
                 name = "schedtrace-answer"
                 threading.Thread(target=self._hear, args=(connection,), name=name, daemon=True).start()
             except RuntimeError as error:  # no more threads
-                logger.debug("schedtrace: a question was not answered: {!r}", error)
+                logger.trace("schedtrace: a question was not answered: {!r}", error)
                 connection.close()
                 self._free.release()
 
@@ -103,8 +103,8 @@ class ControlSocket:
         try:
             with connection:
                 self._serve(connection)
-        except Exception as error:  # of who asked: gone, slow, or no schedtrace
-            logger.debug("schedtrace: a question was not answered: {!r}", error)
+        except Exception as error:  # of who asked: gone, slow, or no schedtrace; loguru would show ``debug``
+            logger.trace("schedtrace: a question was not answered: {!r}", error)
         finally:
             self._free.release()
 

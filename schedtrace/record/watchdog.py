@@ -132,7 +132,7 @@ class Watchdog:
                 failed = 0
             except Exception as error:  # a container changed while it was read, or this vLLM is another
                 failed += 1
-                logger.debug("schedtrace: the watchdog could not look: {!r}", error)
+                logger.trace("schedtrace: the watchdog could not look: {!r}", error)
                 if failed == MOST_FAILED:
                     logger.warning("schedtrace: the watchdog gives up: {!r}", error)
                     return
@@ -190,7 +190,7 @@ class Watchdog:
             try:
                 exits = self._causes()
             except Exception as error:
-                logger.debug("schedtrace: the causes of a stall are not known: {!r}", error)
+                logger.trace("schedtrace: the causes of a stall are not known: {!r}", error)
         return stall(self._engine, self._places, steps=steps, exits=exits, ids=self._ids())
 
     def _report(self, found: Stall, now_s: float) -> None:
@@ -255,7 +255,7 @@ def _tried(lines: Callable[[], list[str]]) -> list[str]:
     try:
         return lines()
     except Exception as error:
-        logger.debug("schedtrace: a stall is described without this: {!r}", error)
+        logger.trace("schedtrace: a stall is described without this: {!r}", error)
         return []
 
 

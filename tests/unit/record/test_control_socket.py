@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import queue
 import signal
 import socket
 import stat
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from loguru import logger
 
 from schedtrace.model import live
 from schedtrace.model.live import AskStatus, AskTimes, Done, Refused
@@ -177,6 +179,20 @@ def test_a_question_that_comes_byte_by_byte_has_one_deadline(listener, monkeypat
         connection.connect(str(listener.path))
         with pytest.raises(BrokenPipeError):
             trickle(connection)
+
+
+def test_who_leaves_before_the_answer_puts_nothing_into_the_servers_log():
+    """Which loguru writes from DEBUG on, where nobody has set it up."""
+    gone, levels = threading.Event(), queue.Queue()
+    sink = logger.add(lambda message: levels.put(message.record["level"].name), level="TRACE")
+    answers = ControlSocket(lambda _: Done() if gone.wait(60) else None)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(answers.path))
+        connection.sendall(msgspec.json.encode(AskTimes(on=True)) + b"\n")
+    gone.set()
+    assert levels.get(timeout=60) == "TRACE"
+    logger.remove(sink)
+    answers.close()
 
 
 def test_a_forked_child_does_not_keep_the_socket(listener):
