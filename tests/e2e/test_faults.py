@@ -70,9 +70,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_4_and_how_far_it_came(small_disk
 def test_a_run_folder_that_is_removed_ends_the_run_with_4_and_one_line(workplace):
     folder = workplace / "logs" / "removed"
     about = folder / "run.json"
-    gone = folder.with_name(
-        "gone"
-    )  # renamed: what is written meanwhile would keep a folder from being removed
+    gone = folder.with_name("gone")  # removed file by file it stays, if one is written meanwhile
     removing = once(lambda: about.exists() and '"trial"' in about.read_text(), lambda: folder.rename(gone))
     options = {**BUSY, "output_len": 200}
     ended = schedtrace("run", *run_options(label="removed", **options), cwd=workplace)
