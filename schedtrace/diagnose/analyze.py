@@ -23,7 +23,8 @@ from schedtrace.model.trace_facts import ALL_FACTS, Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.timeline import Timeline, Window, make_timeline, windowed
+from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.timeline.window import Window, windowed
 
 Test = Callable[[Run, list[Finding]], list[Finding]]
 """Puts the advice of a run's findings to a test: gives them with what came of it, in their new order."""

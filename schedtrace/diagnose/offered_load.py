@@ -12,7 +12,7 @@ from schedtrace.model.say import say
 from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.workloads.workload import ClosedLoop, closed_loop
+from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1
 """Nine tenths of a trial's requests came before a tenth of its steps was done: all of them at once."""

@@ -140,7 +140,7 @@ class Session:
         if on_cpu or run.executor is not None:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the front end, so that it can be forked
         if run.executor is not None:
-            from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
+            from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu
             from schedtrace.simulate.releases import by_name_or_class
 
             os.environ.pop(CPU_CACHE_SPACE, None)

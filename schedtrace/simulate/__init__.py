@@ -1,9 +1,36 @@
 """vLLM's own scheduler and KV cache manager without a model: what would it decide?
 
 ``Driver`` works it call by call, ``Simulation`` in virtual time; ``docs/simulate.md`` is their page.
+Where vLLM's GPU build finds no GPU, its CPU platform stands in, since nothing is computed.
 """
 
-from schedtrace.simulate.no_gpu import stand_in
+from vllm import platforms
+
+CPU_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+"""Sizes the cache of a CPU, and is none of a GPU that is simulated."""
+
+
+def stand_in() -> None:
+    """Give vLLM a platform if it finds none: without one it configures nothing."""
+    if not platforms.resolve_current_platform_cls_qualname().endswith(".UnspecifiedPlatform"):
+        return
+    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415  # needs what other platforms' machines may lack
+
+    class WithoutKernels(CpuPlatform):  # type: ignore[misc]  # vLLM is untyped here
+        """The kernels in the package are for another device, or another torch."""
+
+        @classmethod
+        def import_kernels(cls) -> None:
+            """Load nothing."""
+
+    platforms._current_platform = WithoutKernels()  # noqa: SLF001  # 0.10 has no other way to set it
+
+
+def is_cpu() -> bool:
+    """Whether vLLM's platform is a CPU's, of its own or as a stand-in."""
+    found: bool = platforms.current_platform.is_cpu()
+    return found
+
 
 stand_in()
 

@@ -16,8 +16,9 @@ from vllm.lora.request import LoRARequest
 
 from schedtrace.errors import UsageError
 from schedtrace.simulate.simulation import TimedEngine, VirtualEngines
+from schedtrace.workloads.closed_loop import ClosedLoop
 from schedtrace.workloads.prefixes import token_ids
-from schedtrace.workloads.workload import ClosedLoop, LoadRequest, Pass, Workload
+from schedtrace.workloads.workload import LoadRequest, Pass, Workload
 
 
 @dataclass

@@ -17,11 +17,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from schedtrace.errors import UsageError
 from schedtrace.record.header import engine_rank
-from schedtrace.simulate import releases
+from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu, releases
 from schedtrace.simulate.clock import MachineClock
 from schedtrace.simulate.executor import DUMMY, Clock, ModelRunner, Ran, SimulatedExecutor
 from schedtrace.simulate.lockstep import CommonPasses
-from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.gpus import MOST_BLOCKS
 from schedtrace.step_times.simulated_device import KEY, simulated_device

@@ -98,7 +98,7 @@ class Frames:
     requests_missing: bool = False
     """There may be requests that the trace does not hold."""
     is_window: bool = False
-    """Cut to a part of its trace (``timeline.windowed``)."""
+    """Cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
     def end_us(self) -> int:

@@ -12,7 +12,8 @@ from schedtrace.model.message import NOTHING
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS
 from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.timeline import Timeline, Window, windowed
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.window import Window, windowed
 from schedtrace.watch.seen import Figures, Slow, Verdict
 from schedtrace.watch.watched_engine import Engine
 

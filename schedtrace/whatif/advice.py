@@ -17,10 +17,9 @@ from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.whatif.baseline import first_part, usual_figure
-from schedtrace.whatif.menu import family, menu
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.replays import BLOCKS
-from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, saved_frac
+from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
 """Of the step times, for each change that is advised: fewer than for a replay of its own."""

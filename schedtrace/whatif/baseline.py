@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.offered_load import came_at_once
-from schedtrace.timeline.timeline import Timeline, Window, windowed
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.window import Window, windowed
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 

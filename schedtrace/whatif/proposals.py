@@ -19,9 +19,9 @@ from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.step_times.gpus import OF_MEMORY
-from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.replays import Work
+from schedtrace.whatif.search import menu
 from schedtrace.whatif.sweep import SweepLog, sweep
 from schedtrace.whatif.sweep_play import Pool
 

@@ -14,8 +14,9 @@ from schedtrace.model.message import Count, Message
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import WARMUP_TRIAL
+from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere, identities, prefix_block
-from schedtrace.workloads.workload import LoadRequest, Workload, closed_loop, make_workload
+from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 CUT_SHORT = ("ABORTED", "ERROR")
 """Statuses of requests that did not end by themselves."""

@@ -14,8 +14,9 @@ from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
+from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.recorded_load import ONE_OF_SEVERAL, from_trace, loads_of, trials_of
-from schedtrace.workloads.workload import LoadRequest, Pass, Workload, closed_loop, make_workload
+from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_workload
 
 
 def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -> list[Workload]:

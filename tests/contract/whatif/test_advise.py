@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor
 from schedtrace.whatif.proposals import advise, candidates
+from schedtrace.whatif.search import menu
 from schedtrace.whatif.sweep_play import outcome_of
 from schedtrace.whatif.sweep_rows import parse_slo
 from tests.contract.whatif.conftest import Here

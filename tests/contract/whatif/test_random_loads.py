@@ -17,8 +17,8 @@ from schedtrace.diagnose.latencies import E2E_US
 from schedtrace.model.prediction import Objective
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
-from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, recorded
+from schedtrace.whatif.search import menu
 from tests.contract.whatif.conftest import simulated
 
 pytestmark = pytest.mark.vllm

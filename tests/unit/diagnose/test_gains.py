@@ -15,7 +15,7 @@ from schedtrace.diagnose.gains import (
 )
 from schedtrace.diagnose.offered_load import OfferedLoad, came_at_once
 from schedtrace.timeline.step_time import StepTime
-from schedtrace.workloads.workload import ClosedLoop
+from schedtrace.workloads.closed_loop import ClosedLoop
 from tests.makers import arrival, step
 
 

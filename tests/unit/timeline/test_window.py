@@ -5,7 +5,7 @@ import pytest
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Demand
-from schedtrace.timeline.timeline import Window, windowed
+from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
 
 

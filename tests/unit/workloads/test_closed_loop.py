@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from schedtrace.workloads.workload import ClosedLoop, closed_loop
+from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 
 
 def served(clients, think_us, requests, *, seed=1, took=(800, 1200)):

@@ -1,0 +1,94 @@
+"""A part of a trace: what an engine did between two moments, with the requests as they were then."""
+
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from schedtrace.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Window:
+    """Moments of a trace, in microseconds since its first step; None: its begin, its end."""
+
+    begin_us: int | None = None
+    end_us: int | None = None
+    last_us: int | None = None
+    """Only so much before its end, instead of ``begin_us``."""
+
+    def __str__(self) -> str:
+        given = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
+        return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in given.items() if us is not None)
+
+    def of(self, timeline: Timeline) -> tuple[int, int]:
+        """Both moments on the clock of a trace that has steps."""
+        first = int(timeline.steps["start_us"][0])
+        end = timeline.end_us if self.end_us is None else min(timeline.end_us, first + self.end_us)
+        if self.last_us is not None:
+            return max(first, end - self.last_us), end
+        return first + (self.begin_us or 0), end
+
+
+def windowed(timeline: Timeline, window: Window) -> Timeline:
+    """The steps that began in the window, and all else cut to it.
+
+    States keep their causes: a request that had waited since before the window waits from its begin.
+    """
+    if timeline.steps.is_empty():
+        return timeline
+    begin_us, end_us = window.of(timeline)
+    steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
+    number = steps.select("step")
+    states = _cut(timeline.request_states, begin_us, end_us)
+    there = states.select("request_id").unique()
+    cut = replace(
+        timeline,
+        steps=steps,
+        stretches=_cut_stretches(timeline.stretches, number),
+        arrivals=timeline.arrivals.filter(pl.col("queued_us") < end_us).join(
+            there, on="request_id", how="semi", maintain_order="left"
+        ),
+        present=timeline.present.join(there, on="request_id", how="semi", maintain_order="left"),
+        finishes=timeline.finishes.filter(pl.col("finished_us").is_between(begin_us, end_us)),
+        preemptions=_of(timeline.preemptions, number),
+        exits=_of(timeline.exits, number),
+        caps=_of(timeline.caps, number),
+        lists={
+            name: rows.join(number.lazy(), on="step", how="semi") for name, rows in timeline.lists.items()
+        },
+        warmup_steps=0,
+        is_window=True,
+    )
+    vars(cut).update(
+        request_states=states,
+        engine_states=_cut(timeline.engine_states, begin_us, end_us),
+        waits=timeline.waits,
+        end_us=end_us,
+        demand=timeline.demand,
+    )
+    return cut
+
+
+def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
+    """Rows with ``begin_us`` and ``end_us``, as much of them as lies in the window."""
+    return rows.with_columns(pl.col("begin_us", "end_us").clip(begin_us, end_us)).filter(
+        pl.col("end_us") > pl.col("begin_us")
+    )
+
+
+def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
+    return rows.join(number, on="step", how="semi", maintain_order="left")
+
+
+def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
+    """Stretches shortened to these steps; what was computed before is as if it had been there."""
+    if number.is_empty():
+        return stretches.filter(pl.lit(value=False))
+    first, last = int(number["step"][0]), int(number["step"][-1])
+    later = (first - pl.col("step")).clip(0)
+    grown = pl.when(later > 0).then(later * pl.col("scheduled_tokens")).otherwise(0)
+    return stretches.filter((pl.col("last_step") >= first) & (pl.col("step") <= last)).with_columns(
+        step=pl.col("step").clip(first),
+        last_step=pl.col("last_step").clip(None, last),
+        computed_tokens=pl.col("computed_tokens") + grown,
+    )
