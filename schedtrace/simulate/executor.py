@@ -68,6 +68,10 @@ class ModelRunner:
                 attention += scheduled * (computed + scheduled / 2)
             complete = computed + scheduled - drafted >= known[request_id]
             sampled[request_id] = self._tokens(request_id, drafted) if complete else []
+        if len(sampled) < len(tokens):  # to 0.11.0, of whom it preempted, by priority, after giving tokens
+            for request_id in tokens.keys() - sampled.keys():
+                drafted, decodes = len(drafts.get(request_id, ())), known[request_id] > prompts[request_id]
+                sampled[request_id] = self._tokens(request_id, drafted) if decodes else []
         batch = Batch(
             tokens=tokens,
             prefill_tokens=output.total_num_scheduled_tokens - decode_tokens,

@@ -1,6 +1,7 @@
 """What a driver says differently to older releases of vLLM: 0.10 to 0.13 where nothing else is noted."""
 
 import inspect
+import os
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -62,7 +63,8 @@ def batch_defaults(context: Any) -> tuple[int, int]:
     if hasattr(engine_args, "get_batch_defaults"):
         tokens, seqs = engine_args.get_batch_defaults(1)
         return tokens[context], seqs[context]
-    empty = engine_args(model="")  # to 0.11 it sets them on itself, with what the model decides
+    # To 0.11 it sets them on itself, with what the model decides, and looks for what is no folder on the hub.
+    empty = engine_args(model=os.curdir)
     empty._set_default_args_v1(context, SimpleNamespace(runner_type="generate"))  # noqa: SLF001  # vLLM has no public one
     return empty.max_num_batched_tokens, empty.max_num_seqs
 

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from types import SimpleNamespace as Some
 
 import pytest
 
@@ -12,6 +13,7 @@ from vllm.v1.core.sched import scheduler as vllms
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver, Simulation, VirtualClock
+from schedtrace.simulate.executor import ModelRunner
 from schedtrace.step_times.constants import Constants, HostTimes
 
 pytestmark = pytest.mark.vllm
@@ -165,6 +167,27 @@ def test_it_decides_what_a_driver_decides(engine):
 
     options = {"num_blocks": 30, "async_scheduling": True}
     assert of(Driver(**options), at_once) == of(engine(**options), at_once)
+
+
+def output(tokens, *, new=(), cached=()):
+    """A ``SchedulerOutput`` with what a model runner reads; new ones have prompts of 4 tokens."""
+    news = [
+        Some(req_id=name, prompt_token_ids=[7] * 4, sampling_params=None, num_computed_tokens=0)
+        for name in new
+    ]
+    before = Some(req_ids=list(cached), num_computed_tokens=[4] * len(cached), num_output_tokens=[])
+    return Some(
+        num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()), finished_req_ids=(),
+        scheduled_spec_decode_tokens={}, scheduled_new_reqs=news, scheduled_cached_reqs=before,
+    )  # fmt: skip
+
+
+def test_who_was_preempted_after_tokens_were_given_is_answered_as_a_worker_does():
+    """vLLM 0.10.2 and 0.11.0 leave those tokens in the output: of a decode one comes back, else none."""
+    runner = ModelRunner()
+    runner.execute(output({"a": 4, "b": 4, "c": 2}, new="abc"))
+    _, sampled = runner.execute(output({"a": 1, "b": 1, "c": 1}, cached="a"))
+    assert {name: len(tokens) for name, tokens in sampled.items()} == {"a": 1, "b": 1, "c": 0}
 
 
 def test_only_vllm_and_the_recorder_read_the_virtual_clock():
