@@ -38,8 +38,11 @@ def make_core(
                 vllm_config.scheduler_config.scheduler_cls = scheduler_class
             return sized_cache(vllm_config, groups)
 
+        def step_fn(self) -> Any:
+            """From vLLM 0.11 on each core has an attribute instead; before, only one that is a process."""
+            return self.step() if self.batch_queue is None else self.step_with_batch_queue()
+
         if not hasattr(core.EngineCore, "post_step"):  # vLLM 0.10.0
-            step_fn = core.EngineCore.step
 
             def post_step(self, _executed: bool) -> None:
                 """There is nothing to do."""

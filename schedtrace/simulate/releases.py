@@ -65,7 +65,9 @@ def batch_defaults(context: Any) -> tuple[int, int]:
         return tokens[context], seqs[context]
     # To 0.11 it sets them on itself, with what the model decides, and looks for what is no folder on the hub.
     empty = engine_args(model=os.curdir)
-    empty._set_default_args_v1(context, SimpleNamespace(runner_type="generate"))  # noqa: SLF001  # vLLM has no public one
+    for name in ("_set_default_args_v1", "_set_default_args"):  # vLLM has no public one; the latter in 0.11.0
+        if hasattr(empty, name):
+            getattr(empty, name)(context, SimpleNamespace(runner_type="generate"))
     return empty.max_num_batched_tokens, empty.max_num_seqs
 
 

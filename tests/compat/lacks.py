@@ -34,7 +34,7 @@ CONTRADICTS = "vLLM's output has tokens for a request that it preempted, by prio
 CONTRADICTED = {
     (release, test, family): CONTRADICTS
     for release in ("0.10.2", "0.11.0")
-    for test in ("test_steps", "test_what_each_request_got")
+    for test in ("test_steps", "test_what_each_request_got", "test_tokens_that_wait")
     for family in ("priority_tight", "mixed")
 }
 """What cannot be compared with an output that contradicts itself."""
