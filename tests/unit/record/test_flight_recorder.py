@@ -82,6 +82,12 @@ def test_what_is_worth_a_snapshot(came_us, first_us, finished_us, preempted, rea
     assert all(name.startswith("run-") and name.endswith(reason) for name in names)
 
 
+@pytest.mark.parametrize(("later_us", "reason"), [(10_000_000, "preemptions>2/10s"), (10_000_001, None)])
+def test_preemptions_of_the_last_seconds_count(later_us, reason, made):
+    assert made.flight._happened({"start_us": 5, "preempted": ["a", "b"]}) is None
+    assert made.flight._happened({"start_us": 5 + later_us, "preempted": ["c"]}) == reason
+
+
 def test_snapshots_that_nobody_asked_for_are_few(made, monkeypatch):
     over = threading.Event()
     rounds = iter(lambda: over.wait(0.001), True)
