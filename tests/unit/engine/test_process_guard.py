@@ -39,7 +39,6 @@ def toy(pipe):
     END
 
 child.main = toy
-process_guard.GRACE_S = 0.3
 process_guard.main()
 """
 LIMIT_S = 60.0
@@ -63,6 +62,14 @@ class Guarded:
         *_, self.toy = self.started
         self.outer = self.process.pid
         (self.inner,) = children(self.outer)
+
+    def await_guards_in(self, folder):
+        """Until both guards have gone to the run's folder."""
+        until = time.monotonic() + LIMIT_S
+        for pid in (self.outer, self.inner):
+            while Path(f"/proc/{pid}/cwd").readlink() != folder.resolve():
+                assert time.monotonic() < until, "not in the run's folder"
+                time.sleep(0.02)
 
     def await_handlers(self):
         """Until the guards and the toy all have their handlers of SIGTERM."""
@@ -153,6 +160,7 @@ def test_a_run_that_took_the_folder_since_keeps_its_manifest(guarded, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     toy = guarded(folder=folder)
+    toy.await_guards_in(folder)
     folder.rename(tmp_path / "moved")
     folder.mkdir()
     write_manifest(folder, RUNNING)
