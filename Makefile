@@ -22,6 +22,7 @@ $(VENV)/.ready: requirements/lock.txt pyproject.toml scripts/setup.sh
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
+# In one worker: commands are forks of a process that workers share, and an engine leaves them little time.
 UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot)
 
 # These run on all cores in processes of their own.

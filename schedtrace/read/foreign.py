@@ -13,7 +13,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.read.columns import FLAT
 from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import ORDINARY, SCHEMA, STRETCHES, Tables, schema_of
+from schedtrace.read.tables import ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables, schema_of
 from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"
@@ -73,7 +73,7 @@ class StepRows:
 
     def _flush(self) -> None:
         self._frames.append(pl.DataFrame(self._steps, schema={**FLAT, **EXTRA}))
-        self._tables.put({STRETCHES: pl.DataFrame(self._requests, schema=SCHEMA, orient="row")})
+        self._tables.put({STRETCHES: pl.DataFrame(self._requests, schema=STRETCH_SCHEMA, orient="row")})
         self._steps, self._requests = [], []
 
 

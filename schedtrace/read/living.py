@@ -12,7 +12,7 @@ import polars as pl
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
 from schedtrace.read.columns import structs_of
 from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, decode_line
-from schedtrace.read.tables import SCHEMA, readable
+from schedtrace.read.tables import STRETCH_SCHEMA, readable
 
 CAME, LOST, RUNS = -3, -2, -1
 """Steps, before any, in which those who were there before a window came, were preempted and were admitted."""
@@ -104,7 +104,7 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
         for one in others
         if one.waits_since_us is None
     ]
-    stretches = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    stretches = pl.DataFrame(rows, schema=STRETCH_SCHEMA, orient="row")
     again = [*queued_again, *(one for one in others if one.preempted)]
     lost = [Preemption(one.came.request_id, one.lost_tokens) for one in again]
     preempted = structs_of(lost, Preemption).select(

@@ -99,7 +99,7 @@ def _dtype(hint: Any) -> Any:
 
 ROWS_AT_ONCE = 2**18
 """All stretches are cut after so many rows."""
-SCHEMA: dict[str, Any] = {
+STRETCH_SCHEMA: dict[str, Any] = {
     "step": pl.Int64,
     "last_step": pl.Int64,
     "trial": pl.Int64,
@@ -141,7 +141,7 @@ class Ended:
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
         self._put = put
         self._rows: list[tuple[Any, ...]] = []
-        self._columns: list[list[Any]] = [[] for _ in SCHEMA]
+        self._columns: list[list[Any]] = [[] for _ in STRETCH_SCHEMA]
         self._count = 0
 
     def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
@@ -174,13 +174,13 @@ class Ended:
 
     def flush(self) -> None:
         """Make a table of what there is."""
-        rows = list(zip(*self._rows, strict=True)) or [()] * len(SCHEMA)
+        rows = list(zip(*self._rows, strict=True)) or [()] * len(STRETCH_SCHEMA)
         self._put(pl.concat([_table(rows), _table(self._columns)]).sort("step", "order"))
-        self._rows, self._columns, self._count = [], [[] for _ in SCHEMA], 0
+        self._rows, self._columns, self._count = [], [[] for _ in STRETCH_SCHEMA], 0
 
 
 def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
-    named = zip(SCHEMA.items(), columns, strict=True)
+    named = zip(STRETCH_SCHEMA.items(), columns, strict=True)
     return pl.DataFrame([pl.Series(name, column, dtype) for (name, dtype), column in named])
 
 
@@ -295,9 +295,9 @@ def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
 @cache
 def empty(name: str) -> pl.DataFrame:
     """A table without rows, ``STRETCHES`` or that of a list."""
-    return pl.DataFrame(
-        schema=SCHEMA if name == STRETCHES else dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name])
-    )
+    if name == STRETCHES:
+        return pl.DataFrame(schema=STRETCH_SCHEMA)
+    return pl.DataFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))
 
 
 def _sorted(table: pl.LazyFrame, name: str, *, in_order: bool) -> pl.LazyFrame:

@@ -14,11 +14,15 @@ from schedtrace.read.cache import read_by_files
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, reading
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
-from schedtrace.read.tables import OF_STEP, ROWS_AT_ONCE, SCHEMA, STRETCHES, Tables
+from schedtrace.read.tables import OF_STEP, ROWS_AT_ONCE, STRETCH_SCHEMA, STRETCHES, Tables
 
 COLUMNS = {
     **dict.fromkeys(OF_STEP, pl.Int64),
-    **{name: dtype for name, dtype in SCHEMA.items() if name not in {"step", "last_step", "trial", "order"}},
+    **{
+        name: dtype
+        for name, dtype in STRETCH_SCHEMA.items()
+        if name not in {"step", "last_step", "trial", "order"}
+    },
 }
 """Of a table of rows."""
 

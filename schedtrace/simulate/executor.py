@@ -68,10 +68,6 @@ class ModelRunner:
                 attention += scheduled * (computed + scheduled / 2)
             complete = computed + scheduled - drafted >= known[request_id]
             sampled[request_id] = self._tokens(request_id, drafted) if complete else []
-        if len(sampled) < len(tokens):  # to 0.11.0, of whom it preempted, by priority, after giving tokens
-            for request_id in tokens.keys() - sampled.keys():
-                drafted, decodes = len(drafts.get(request_id, ())), known[request_id] > prompts[request_id]
-                sampled[request_id] = self._tokens(request_id, drafted) if decodes else []
         batch = Batch(
             tokens=tokens,
             prefill_tokens=output.total_num_scheduled_tokens - decode_tokens,
@@ -106,6 +102,19 @@ class ModelRunner:
         for request_id, generated in releases.resumed_outputs(cached):
             self._known[request_id] = self._prompt[request_id] + generated
         yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        if len(output.num_scheduled_tokens) > len(output.scheduled_new_reqs) + len(cached.req_ids):
+            yield from self._preempted_since(output)
+
+    def _preempted_since(self, output: Any) -> Iterator[tuple[str, int]]:
+        """Whom vLLM 0.10.2 and 0.11.0 preempted, by priority, after giving tokens: it lists them no more.
+
+        A worker computes them all the same. How much of a prompt was computed is not known: 0 stands for it.
+        """
+        listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
+        for request_id in output.num_scheduled_tokens:
+            if request_id not in listed:
+                known = self._known[request_id]
+                yield request_id, known - 1 if known > self._prompt[request_id] else 0
 
     def _tokens(self, request_id: str, drafted: int) -> list[int]:
         place = self._known[request_id] + 1 - self._prompt[request_id]

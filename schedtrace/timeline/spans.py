@@ -7,7 +7,7 @@ neither overlap nor leave a gap.
 
 import polars as pl
 
-SCHEMA = {
+PIECE_SCHEMA = {
     "request_id": pl.String,
     "at": pl.Int64,
     "rank": pl.Int8,
@@ -34,7 +34,7 @@ def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
     """A table of pieces: columns by name; those missing are null, and ``tokens`` 0."""
     missing = {name: pl.lit(None) for name in ("cause", "begin_step", "end_step")} | {"tokens": pl.lit(0)}
     made = missing | columns
-    own = {name: made.get(name, pl.col(name)).cast(dtype) for name, dtype in SCHEMA.items()}
+    own = {name: made.get(name, pl.col(name)).cast(dtype) for name, dtype in PIECE_SCHEMA.items()}
     return frame.select(**own)
 
 

@@ -186,7 +186,8 @@ def test_who_was_preempted_after_tokens_were_given_is_answered_as_a_worker_does(
     """vLLM 0.10.2 and 0.11.0 leave those tokens in the output: of a decode one comes back, else none."""
     runner = ModelRunner()
     runner.execute(output({"a": 4, "b": 4, "c": 2}, new="abc"))
-    _, sampled = runner.execute(output({"a": 1, "b": 1, "c": 1}, cached="a"))
+    batch, sampled = runner.execute(output({"a": 1, "b": 1, "c": 1}, cached="a"))
+    assert (batch.decode_requests, batch.decode_context_tokens, batch.prefill_tokens) == (2, 8, 1)
     assert {name: len(tokens) for name, tokens in sampled.items()} == {"a": 1, "b": 1, "c": 0}
 
 
