@@ -1,12 +1,14 @@
 """A real ``vllm serve`` under bad loads, beside vLLM's client: ``python -m tools.bench.served --out DIR``.
 
 For each load a server of the CPU build with a tiny model is recorded while vLLM's own benchmark client runs
-(``--dataset-name custom``, which needs pandas): its figures stand beside those of ``analyze``. Then the first
-advice that names a setting and a value is given to a new server, and what it stated stands beside what the
-client measures. A quarter of an hour; on a busy machine the second comparison is worthless.
+(``--dataset-name custom``, which needs pandas): its figures, and those of the server's ``/metrics``, stand
+beside those of ``analyze``. Then the first advice that names a setting and a value is given to a new server,
+and what it stated stands beside what the client measures. During the load ``starved`` other processes keep
+all processors busy. A quarter of an hour; on a busy machine the second comparison is worthless.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -31,6 +33,11 @@ FIGURES = {
     "E2E p50 ms": ("median_e2el_ms", lambda trial: trial["e2e_ms"]["p50"]),
 }
 """The client's key, and how the report's trial has it."""
+METRICS = {
+    "TTFT mean ms": "vllm:time_to_first_token_seconds",
+    "E2E mean ms": "vllm:e2e_request_latency_seconds",
+    "queue mean ms": "vllm:request_queue_time_seconds",
+}
 STATED = {
     "output_tokens_per_s": "output_throughput",
     "ttft_p50_ms": "median_ttft_ms",
@@ -46,13 +53,15 @@ class Load:
     server: dict
     client: list[str]
     lengths: list[tuple[int, int]]
+    busy_processes: int = 0
+    """Processes that compute on the server's processors while the client runs."""
     histories: int = 0
     """Conversations whose prompts are all that was said before; 0: prompts have nothing in common."""
     options: dict = field(default_factory=dict)
 
 
 def loads():
-    """Five loads whose limit is known."""
+    """Return six loads whose limit is known."""
     draw = random.Random(7)  # noqa: S311  # no secret
     talks = [(200 + 240 * turn, 40) for turn in range(8) for _ in range(6)]
     mixed = [(3000, 16) if n % 12 == 5 else (40, 48) for n in range(72)]
@@ -66,6 +75,7 @@ def loads():
         "long-among-short": Load({"max_num_batched_tokens": 512}, ["--request-rate", "16"], mixed),
         "two-idle-clients": Load({}, ["--max-concurrency", "2"], [(120, 60)] * 40),
         "conversations": Load({}, ["--max-concurrency", "6"], talks, histories=6),
+        "starved": Load({}, ["--request-rate", "8"], [(120, 60)] * 80, busy_processes=6),
     }
 
 
@@ -107,13 +117,42 @@ def serve_and_measure(name, load, settings, out):
         )
         try:
             wait_for(f"http://127.0.0.1:{port}/health", server)
-            measured = bench(load, model, port, out)
+            with busy(load.busy_processes):
+                measured = bench(load, model, port, out)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                (out / "metrics.txt").write_bytes(answer.read())
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
     (run,) = (out / "logs").iterdir()
     print(f"{name}: {run}", flush=True)
     return measured, run
+
+
+@contextlib.contextmanager
+def busy(count):
+    """Keep processors busy with this many processes; they end by themselves after ten minutes."""
+    code = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def of_metrics(path):
+    """Return the server's own means since its start, warm-up included, in ms; preemptions; requests."""
+    sums = {}
+    for line in path.read_text().splitlines():
+        if not line.startswith("#") and (name := line.partition("{")[0]).startswith("vllm:"):
+            sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    figures = {"requests": sums.get("vllm:e2e_request_latency_seconds_count")}
+    for label, name in METRICS.items():
+        if count := sums.get(f"{name}_count"):
+            figures[label] = 1e3 * sums[f"{name}_sum"] / count
+    return figures | {"preemptions": sums.get("vllm:num_preemptions_total")}
 
 
 def option(name, value):
@@ -182,6 +221,11 @@ def first_advice(report):
     return None, None
 
 
+def means(trial):
+    """Return what the trial of a report has beside the server's own means, in ms."""
+    return {name: (trial.get(name) or {}).get("mean") for name in ("ttft_ms", "e2e_ms", "queue_ms")}
+
+
 def _with_change(before, after):
     return f"{after:10.2f}  {after / before - 1:+.1%}"
 
@@ -205,6 +249,8 @@ def main():
             print(
                 f"  {label:14} client {measured[key]:10.2f}  schedtrace {_with_change(measured[key], ours)}"
             )
+        print(f"  /metrics since its start: {of_metrics(run.parents[1] / 'metrics.txt')}")
+        print(f"  schedtrace, of the trial: {means(trial)}")
         advice, gain = first_advice(report)
         if advice is None:
             print(f"  {name}: no advice that names a setting and a value")
