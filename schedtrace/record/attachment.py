@@ -13,16 +13,19 @@ from typing import Any
 
 from loguru import logger
 
+from schedtrace.model.printable import described
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_bounds import PLAIN, bounds, kept
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import time_in_workers
+from schedtrace.record.disguise import RECORDERS, plain_class, set_class
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
 from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import LINES, Settings, hashes_ids
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.traced import prepared_recorder, records, traced_class
+from schedtrace.record.vllms_own import put_on
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 MOST_WAITED_S = 30.0
@@ -58,8 +61,8 @@ class Attachment:
         self._between_steps = between_steps
         self._lock = threading.Lock()
         self._recorder: Recorder | None = None
-        self._plain: type | None = None
-        """The scheduler's class before."""
+        self._traced: type | None = None
+        """The class that the scheduler has meanwhile."""
         self._ended: tuple[Path, float] | None = None
         """What the last recording that ended by itself has to say, until somebody asks."""
         self._end_s: float | None = None
@@ -70,7 +73,7 @@ class Attachment:
     @property
     def recorder(self) -> Recorder | None:
         """The scheduler's, active or not, whoever began it; None while only a glance records."""
-        return None if self._glances else getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        return None if self._glances else RECORDERS.get(self._engine.scheduler)
 
     @property
     def trace(self) -> Path | None:
@@ -108,7 +111,7 @@ class Attachment:
         """
         with self._lock:
             if (path := self.trace) is not None:
-                if self._engine.scheduler._schedtrace_recorder.writer.flight is not None:
+                if RECORDERS.get(self._engine.scheduler).writer.flight is not None:
                     msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
                     raise RefusedError(msg)
                 msg = f"it is recorded already, to {path}"
@@ -138,6 +141,7 @@ class Attachment:
         plain: Any = type(scheduler)  # hashable, as every class
         try:
             _ATTACHED.add(self)
+            _require_class_method(scheduler)
             traced = traced_class(plain)
             wrap_engine()
             wrap_worker()
@@ -145,7 +149,7 @@ class Attachment:
             recorder = prepared_recorder(scheduler, traced, chosen, attached=True)
         except Exception as error:
             self._unwrap()
-            msg = f"it cannot be recorded: {error!r}"
+            msg = f"it cannot be recorded: {described(error)}"
             raise RefusedError(msg) from error
         held_us, present = 0.0, 0
 
@@ -156,15 +160,14 @@ class Attachment:
             found = copy_queues(scheduler, in_flight=in_flight)
             present = len(found.running) + recorder.num_waiting(scheduler)
             recorder.note_present(found)
-            try:
-                scheduler._schedtrace_recorder = recorder
-                scheduler.__class__ = traced  # the last that can fail
-                held_us = (time.perf_counter_ns() - began_ns) / 1000
-            except BaseException:
-                scheduler.__class__ = plain
-                raise
+            if type(scheduler) is not plain:
+                msg = f"its scheduler is a {type(scheduler).__name__} now, and was a {plain.__name__}"
+                raise RefusedError(msg)
+            RECORDERS.put(scheduler, recorder)
+            set_class(scheduler, traced)  # the last that can fail
+            held_us = (time.perf_counter_ns() - began_ns) / 1000
 
-        self._recorder, self._plain, self._glances = recorder, plain, chosen.in_memory
+        self._recorder, self._traced, self._glances = recorder, traced, chosen.in_memory
         try:
             self._between_steps.do(begin, most_s)
         except Exception as error:
@@ -199,7 +202,7 @@ class Attachment:
     @property
     def ids(self) -> WrittenIds:
         """Request ids as the recorder writes them; where there is none, as the server asks for."""
-        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        recorder = RECORDERS.get(self._engine.scheduler)
         return WrittenIds(hash_ids=hashes_ids() if recorder is None else recorder.writer.hash_ids)
 
     def latest_exits(self, *, glance: bool = True) -> list[Exit]:
@@ -214,7 +217,7 @@ class Attachment:
         Raises:
             RefusedError: it cannot be recorded, or is within one step.
         """
-        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        recorder = RECORDERS.get(self._engine.scheduler)
         if recorder is not None and recorder.active:
             return list(recorder.writer.latest_exits)
         if not glance:
@@ -233,7 +236,7 @@ class Attachment:
         return list(recorder.writer.latest_exits)
 
     def _end(self, most_s: float) -> tuple[Path, float]:
-        recorder, plain = self._recorder, self._plain
+        recorder, traced, scheduler = self._recorder, self._traced, self._engine.scheduler
         assert recorder is not None  # noqa: S101  # who calls has seen to that
         held_us = 0.0
 
@@ -241,7 +244,8 @@ class Attachment:
             nonlocal held_us
             began_ns = time.perf_counter_ns()
             recorder.active = False
-            self._engine.scheduler.__class__ = plain
+            if type(scheduler) is traced:  # else it has given itself another class
+                set_class(scheduler, plain_class(traced))
             held_us = (time.perf_counter_ns() - began_ns) / 1000
 
         try:
@@ -255,15 +259,14 @@ class Attachment:
     def _release(self) -> None:
         """Close the trace, and take all away that was put in."""
         recorder, scheduler = self._recorder, self._engine.scheduler
-        self._recorder, self._plain, self._end_s = None, None, None
+        self._recorder, self._traced, self._end_s = None, None, None
         timer, self._timer = self._timer, None
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
         if recorder is not None:
             recorder.close()
         if not records(type(scheduler)):
-            for name in [name for name in vars(scheduler) if name.startswith("_schedtrace_")]:
-                delattr(scheduler, name)
+            RECORDERS.drop(scheduler)
             self._unwrap()
         self._glances = False
 
@@ -293,3 +296,10 @@ class Attachment:
             if not glances:
                 self._ended = ended
                 logger.info("schedtrace: detached by itself: {}", ended[0])
+
+
+def _require_class_method(scheduler: Any) -> None:
+    """Raise TypeError where calls of ``schedule()`` do not come to the class, so that no class can see them."""
+    if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
+        msg = "schedule() was put on the scheduler itself, past its class; SCHEDTRACE_DIR records it from its start"
+        raise TypeError(msg)
