@@ -198,7 +198,7 @@ def traced_class(base: type) -> type:
     try:
         return _subclass(base, hooks, instrumented)
     except Exception as error:  # a class with rules of its own for its subclasses
-        refused = f"{base.__module__}.{base.__qualname__}: {error!r}"
+        refused = f"{base.__module__}.{base.__qualname__}: {described(error)}"
         return _subclass(base, hooks, Instrumented((), (*instrumented.refused, refused)))
 
 

@@ -1,5 +1,6 @@
 """Scheduler classes as users write them: closed, copied, delegating, counting, raising. None knows of a recorder."""
 
+import abc
 import copy
 import copyreg
 import pickle
@@ -147,19 +148,20 @@ class Plans(Scheduler):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.plans, self.kinds = [], set()
+        self.plans, self.kinds, self.is_copy = [], set(), False
 
     def copied(self):
         raise NotImplementedError
 
     def schedule(self, *args):
-        if self.current_step % EVERY == 0:
+        if self.current_step % EVERY == 0 and not self.is_copy:
             self.plan(*args)
         return super().schedule(*args)
 
     def plan(self, *args):
         with deep_enough():
             ahead = self.copied()
+        ahead.is_copy = True
         self.kinds.add(f"{type(ahead).__module__}.{type(ahead).__name__}")
         self.plans.append(len(ahead.schedule(*args).num_scheduled_tokens))
 
@@ -175,13 +177,6 @@ class Pickles(Plans):
 
     def copied(self):
         ahead = pickle.loads(pickle.dumps(self))  # noqa: S301  # its own
-        vars(ahead).update({name: getattr(self, name) for name in _UNPICKLED if hasattr(self, name)})
-        return ahead
-
-
-class PicklesAsOfOld(Pickles):
-    def copied(self):
-        ahead = pickle.loads(pickle.dumps(self, 1))  # noqa: S301  # its own
         vars(ahead).update({name: getattr(self, name) for name in _UNPICKLED if hasattr(self, name)})
         return ahead
 
@@ -468,12 +463,15 @@ def _delegated(name):
 
 
 for _name in {*SchedulerInterface.__abstractmethods__, *vars(SchedulerInterface)}:
-    if not _name.startswith("__") and callable(getattr(SchedulerInterface, _name)):
+    if not _name.startswith("_") and callable(getattr(SchedulerInterface, _name)):
         setattr(Delegates, _name, _delegated(_name))
-Delegates.__abstractmethods__ = frozenset()
+Delegates.pause_state = property(lambda self: self.inner.pause_state)
+abc.update_abstractmethods(Delegates)
 
 STEPS_ASIDE: dict[str, Any] = {"Final": "could not be wrapped"}
 """Classes that nobody can record, and what is said."""
+CANNOT_BE_ATTACHED_TO = {"WrapsItself": "schedule() was put on the scheduler itself"}
+"""Those whose calls do not come to the class once they are built."""
 CLASSES = {
     kind.__name__: kind
     for kind in list(globals().values())
