@@ -5,7 +5,6 @@ file. What is left for the engine's thread is to note who is there and to assign
 of schedtrace is on the scheduler or its engine.
 """
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from schedtrace.record.disguise import RECORDERS, plain_class, set_class
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
 from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.settings import LINES, Settings, hashes_ids
+from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, lines
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.traced import prepared_recorder, records, traced_class
 from schedtrace.record.vllms_own import put_on
@@ -118,14 +117,17 @@ class Attachment:
                 raise RefusedError(msg)
             if self._recorder is not None:  # it has given up, or a glance has not ended yet
                 self._end(MOST_WAITED_S)
-            lines = "full" if os.environ.get(LINES) == "full" else "delta"
-            chosen = Settings(
-                run_dir,
-                trial_ids=False,
-                hash_ids=hash_ids or hashes_ids(),
-                lines=lines,
-                bounds=bounds(trace),
-            )
+            try:
+                chosen = Settings(
+                    run_dir,
+                    trial_ids=False,
+                    hash_ids=hashes_ids() or hash_ids,
+                    lines=lines(),
+                    bounds=bounds(trace),
+                )
+            except NotUnderstoodError as error:
+                msg = f"its server was started with {error}"
+                raise RefusedError(msg) from None
             held, recorder, present = self._begin(chosen, MOST_WAITED_S)
             self._ended = None
             if for_s is not None:
@@ -203,7 +205,7 @@ class Attachment:
     def ids(self) -> WrittenIds:
         """Request ids as the recorder writes them; where there is none, as the server asks for."""
         recorder = RECORDERS.get(self._engine.scheduler)
-        return WrittenIds(hash_ids=hashes_ids() if recorder is None else recorder.writer.hash_ids)
+        return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
 
     def latest_exits(self, *, glance: bool = True) -> list[Exit]:
         """Why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
@@ -225,7 +227,7 @@ class Attachment:
         with self._lock:
             if self._recorder is not None:  # it has given up, and is not detached yet
                 return []
-            chosen = Settings(Path(), trial_ids=False, hash_ids=hashes_ids(), bounds=GLANCE, in_memory=True)
+            chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), bounds=GLANCE, in_memory=True)
             _, recorder, _ = self._begin(chosen, GLANCE_WAITED_S)
             time.sleep(GLANCE_S)
             try:

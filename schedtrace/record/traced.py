@@ -12,7 +12,7 @@ from typing import Any
 from loguru import logger
 
 from schedtrace.model.printable import described
-from schedtrace.record import settings
+from schedtrace.record import settings, switches
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
@@ -233,6 +233,8 @@ def traced_scheduler(**kwargs: Any) -> Any:
     (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the
     plugin path the user's own class is kept; with this one it cannot be, since the option is taken.
     """
+    if switches.is_switched_off():
+        return _chosen_without_option(kwargs["vllm_config"].scheduler_config)(**kwargs)
     if not settings.enabled():
         os.environ[settings.DIR] = "logs"
         logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")

@@ -17,6 +17,8 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 def _plugins_are_loaded() -> None:
     """VLLM loads plugins once a process, with the first configuration: here while recording is off."""
     if find_spec("vllm") is not None:
+        import vllm.v1.engine.core  # whose loops are wrapped then
+        import vllm.v1.executor.multiproc_executor
         from vllm.model_executor.models import registry
         from vllm.plugins import load_general_plugins
 
@@ -76,7 +78,7 @@ def plain() -> Any:
 
 
 def _switch_off() -> None:
-    for name in [name for name in os.environ if name.startswith("SCHEDTRACE_")]:
+    for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]
 
 
