@@ -207,7 +207,7 @@ def traced_or_plain(chosen: Any) -> Any:
     try:
         return traced_class(chosen)
     except Exception as error:
-        name = getattr(chosen, "__name__", "what vLLM chose")
+        name = type.__repr__(chosen if isinstance(chosen, type) else type(chosen))
         logger.warning("schedtrace: not recording, {} could not be wrapped: {}", name, described(error))
         return chosen
 
