@@ -63,7 +63,9 @@ def request(request_id: str, **facts: Any) -> Any:
     return SimpleNamespace(request_id=request_id, status=SimpleNamespace(name="RUNNING"), **facts)
 
 
-def told(owner: type, *given: Any, budget: int = 0, recorder: Any = None, **facts: Any) -> tuple[Any, list[Any], list[Any]]:
+def told(
+    owner: type, *given: Any, budget: int = 0, recorder: Any = None, **facts: Any
+) -> tuple[Any, list[Any], list[Any]]:
     """What a marked ``schedule(*given)`` returns, and the exits and caps it notes.
 
     Args:
@@ -77,7 +79,9 @@ def told(owner: type, *given: Any, budget: int = 0, recorder: Any = None, **fact
     assert marked is not None
     scheduler: Any = marked.__new__(marked)
     facts_noted = SimpleNamespace(head_refused=lambda *_: None)
-    recorder = recorder or SimpleNamespace(num_waiting=lambda scheduler: len(scheduler.waiting), facts=facts_noted)
+    recorder = recorder or SimpleNamespace(
+        num_waiting=lambda scheduler: len(scheduler.waiting), facts=facts_noted
+    )
     vars(recorder).update(events=[], queued=True)
     vars(scheduler).update({"waiting": Queue()} | facts)
     RECORDERS.put(scheduler, recorder)

@@ -110,7 +110,7 @@ class Attachment:
         """
         with self._lock:
             if (path := self.trace) is not None:
-                if RECORDERS.get(self._engine.scheduler).writer.flight is not None:
+                if RECORDERS[self._engine.scheduler].writer.flight is not None:
                     msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
                     raise RefusedError(msg)
                 msg = f"it is recorded already, to {path}"
@@ -301,7 +301,7 @@ class Attachment:
 
 
 def _require_class_method(scheduler: Any) -> None:
-    """Raise TypeError where calls of ``schedule()`` do not come to the class, so that no class can see them."""
+    """Raise TypeError where calls of ``schedule()`` do not come to the scheduler's class."""
     if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
-        msg = "schedule() was put on the scheduler itself, past its class; SCHEDTRACE_DIR records it from its start"
+        msg = "schedule() was put on the scheduler itself, past its class: set SCHEDTRACE_DIR at its start"
         raise TypeError(msg)

@@ -35,9 +35,9 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
+from schedtrace.record.dormant import ENGINE_LOOP, LOOPS
 from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
-from schedtrace.record.dormant import ENGINE_LOOP, LOOPS
 from schedtrace.record.hooks import Method
 from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues

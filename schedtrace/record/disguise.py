@@ -35,6 +35,9 @@ class Beside(Generic[_T]):
         """What is known of an object."""
         return self._known.get(id(thing))
 
+    def __getitem__(self, thing: Any) -> _T:
+        return self._known[id(thing)]
+
     def put(self, thing: Any, value: _T) -> None:
         """Know it from now on."""
         number = id(thing)
@@ -83,7 +86,7 @@ def _disguises(root: type) -> tuple[type, ...]:
         """Answers ``__class__``, by which objects make others of their kind."""
 
         __slots__ = ()
-        __class__ = property(lambda self: plain_class(type(self)), _given)  # type: ignore[assignment]  # as mocks do
+        __class__ = property(lambda self: plain_class(type(self)), _given)  # as mocks do
 
     class Reduces(root):  # type: ignore[misc]  # likewise
         """Is copied and pickled as an object of the plain class."""

@@ -126,7 +126,7 @@ def event_of(noted: Noted) -> Event:
 class Marks:
     """The object that the marks call: it stands in place of a constant of the code.
 
-    ``scheduler`` is the one that is scheduling; its recorder keeps the events, or None outside a recorded call.
+    ``scheduler`` is the one that is scheduling; its recorder keeps the events of the call that runs.
     """
 
     @staticmethod
@@ -274,7 +274,7 @@ def _with_queue(scheduler: Any, events: list[Noted], noted: Noted) -> Noted:
         return noted
     skips = (SITES[one[0]] for one in events)
     skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in skips)
-    left = RECORDERS.get(scheduler).num_waiting(scheduler) - skipped
+    left = RECORDERS[scheduler].num_waiting(scheduler) - skipped
     return (*noted[:5], max(0, left), *noted[6:])
 
 

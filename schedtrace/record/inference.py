@@ -46,7 +46,8 @@ class InferredExits:
             self._watch()
 
     def _watch(self) -> None:
-        self._watched = _watching(type(self._manager))
+        kind: Any = type(self._manager)  # hashable, as every class
+        self._watched = _watching(kind)
         _WATCHES.put(self._manager, self._refuse)
         set_class(self._manager, self._watched)
 

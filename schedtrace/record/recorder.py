@@ -190,7 +190,7 @@ class Recorder:
         ended = ended_loops(events)
         capture.inferred = [line for line in inferred if line.loop not in ended]
 
-    def schedule_raised(self, scheduler: Any, raised: BaseException) -> None:
+    def schedule_raised(self, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
         try:
             events = self._end_of_call()

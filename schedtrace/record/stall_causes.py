@@ -191,7 +191,9 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds) -> Stall:
         if parked and not scheduler.running:
             waiting = _named((visible(ids[one]) for one in parked), len(parked))
             return Stall("connector", f"a connector does not answer: KV blocks of {waiting} have not arrived")
-        return Stall("scheduler", f"the scheduler is called and schedules nothing; {_seen_from_outside(engine, ids)}")
+        return Stall(
+            "scheduler", f"the scheduler is called and schedules nothing; {_seen_from_outside(engine, ids)}"
+        )
     about = "" if decisive.request_id is None else f" (request {visible(decisive.request_id)})"
     return Stall(
         "scheduler", f"the scheduler refuses: {_reason(scheduler, decisive)}{about}{_need(engine, decisive)}"

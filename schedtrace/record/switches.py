@@ -55,7 +55,7 @@ def is_switched_off() -> bool:
 
 
 def keeps_in_memory() -> bool:
-    """Return whether this process is a flight recorder's: nothing is on disk until a snapshot is asked for."""
+    """Return whether this process is a flight recorder's: it writes nothing until a snapshot is asked for."""
     return value(KEEP).lower() not in NO | {""}
 
 

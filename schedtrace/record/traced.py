@@ -86,7 +86,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             try:
                 output = super().schedule(*args, **kwargs)
             except BaseException as error:
-                recorder.schedule_raised(self, error)
+                recorder.schedule_raised(error)
                 raise
             recorder.schedule_ended(self, output)
             return output

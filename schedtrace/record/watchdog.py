@@ -2,8 +2,8 @@
 
 A thread beside the engine looks once a second and puts nothing on the path of a step. Only
 when a stall is to be described does it ask more: the exits of a late call, where the engine is recorded or
-``SCHEDTRACE_WATCHDOG=explain`` allows to record one (``attachment.py``), then who holds what, then the stacks.
-See ``docs/watchdog.md``.
+``SCHEDTRACE_WATCHDOG=explain`` allows to record one (``attachment.py``), then who holds what, then the
+stacks. See ``docs/watchdog.md``.
 """
 
 import logging
@@ -48,7 +48,7 @@ MOST_FAILED = 60
 """Looks in a row."""
 STACKS_EVERY_S = 600.0
 """Stacks of one kind of stall are not repeated before that: an engine may stall with every long prompt."""
-MORE = f"schedtrace queue {{pid}} looks at one call and names the limit; {VARIABLE}={EXPLAIN} has the watchdog do so"
+MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
 log = logging.getLogger("vllm.schedtrace")
 """Has vLLM's handlers, level and format."""
 

@@ -17,8 +17,6 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 def _plugins_are_loaded() -> None:
     """VLLM loads plugins once a process, with the first configuration: here while recording is off."""
     if find_spec("vllm") is not None:
-        import vllm.v1.engine.core  # whose loops are wrapped then
-        import vllm.v1.executor.multiproc_executor
         from vllm.model_executor.models import registry
         from vllm.plugins import load_general_plugins
 

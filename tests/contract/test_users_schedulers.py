@@ -1,4 +1,4 @@
-"""A user's scheduler class decides as it always does, traced and attached to, and has nothing of ours after."""
+"""A user's scheduler class decides as ever when traced or attached to, and keeps nothing of ours."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,9 @@ LOAD = FAMILIES["aborts"]
 OPTIONS = {"IsAsync": {"async_scheduling": True}}
 ENDS_EARLY = {"ChangesItsClass": 1}
 """Steps in the trace of a class that goes out of sight."""
-ENDING = {"ChangesItsClass": ["schedtrace: recording stopped: the scheduler has given itself the class Phase"]}
+ENDING = {
+    "ChangesItsClass": ["schedtrace: recording stopped: the scheduler has given itself the class Phase"]
+}
 
 
 class Enduring(Deciding):
@@ -64,7 +66,11 @@ def played(name, wrap=None, before=lambda _engine, _step: None):
 def state(scheduler):
     """The names on the object itself, and its class."""
     slots = {name for owner in type(scheduler).__mro__ for name in getattr(owner, "__slots__", ())}
-    return set(object.__getattribute__(scheduler, "__dict__")), slots, object.__getattribute__(scheduler, "__class__")
+    return (
+        set(object.__getattribute__(scheduler, "__dict__")),
+        slots,
+        object.__getattribute__(scheduler, "__class__"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +121,9 @@ def test_attached_to_and_detached_from(name, plain, tmp_path, warnings):
     assert state(engine.scheduler) == state(plain(name).scheduler)
     assert RECORDERS.get(engine.scheduler) is None
     why = (STEPS_ASIDE | CANNOT_BE_ATTACHED_TO).get(name)
-    assert [why is not None and (why in one or name == "Final") for one in refused] == [True] * (why is not None)
+    assert [why is not None and (why in one or name == "Final") for one in refused] == [True] * (
+        why is not None
+    )
     if not refused:
         taken = sum("tokens" in one for one in engine.decisions[steps[0] : steps[-1]])
         assert read_run(tmp_path / "attached").traces[0].steps.height == ENDS_EARLY.get(name, taken)

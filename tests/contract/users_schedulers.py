@@ -1,4 +1,4 @@
-"""Scheduler classes as users write them: closed, copied, delegating, counting, raising. None knows of a recorder."""
+"""Scheduler classes as users write them: closed, copied, delegating, counting, raising."""
 
 import abc
 import copy
@@ -348,16 +348,16 @@ class HasNoHash(Scheduler):
 class TakesMore(Scheduler):
     """Has parameters of its own, and names of its own for vLLM's."""
 
-    def add_request(self, who, tenant=None):
+    def add_request(self, who, tenant=None):  # noqa: ARG002  # of its own
         super().add_request(request=who)
 
-    def schedule(self, hold_back=False, *, hint=None):
+    def schedule(self, hold_back=False, *, hint=None):  # noqa: ARG002  # likewise
         return super().schedule(throttle_prefills=hold_back)
 
-    def update_from_output(self, planned, sampled, *, strict=True):
+    def update_from_output(self, planned, sampled, *, strict=True):  # noqa: ARG002  # likewise
         return super().update_from_output(scheduler_output=planned, model_runner_output=sampled)
 
-    def finish_requests(self, who, status, reason="none"):
+    def finish_requests(self, who, status, reason="none"):  # noqa: ARG002  # likewise
         return super().finish_requests(who, status)
 
     def _free_request(self, who, *args, **kwargs):
@@ -433,7 +433,7 @@ class WrapsItself(Scheduler):
 class HasAShadow(Scheduler):
     """Builds another one of its kind."""
 
-    def __init__(self, *args, shadow=True, **kwargs):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.given, self.shadow = (args, kwargs), None
 

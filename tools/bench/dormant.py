@@ -1,6 +1,6 @@
-"""What an installed schedtrace does before somebody asks: ``python tools/bench/dormant.py`` (CPU build, minutes).
+"""What an installed schedtrace does unasked: ``python tools/bench/dormant.py`` (CPU build, minutes).
 
-A real ``vllm serve`` of the tiny model without the plugin, with it and nothing asked, and with ``SCHEDTRACE=off``:
+A real ``vllm serve`` of the tiny model without the plugin, with it, and with ``SCHEDTRACE=off``:
 processes, threads, sockets, files, log lines, imported modules and start time, as a Markdown table. Rounds
 go in turns; start times are medians.
 """
@@ -18,6 +18,8 @@ import time
 import urllib.request
 from pathlib import Path
 from statistics import median
+
+from schedtrace.model.live import folder_of
 
 ROOT = Path(__file__).parents[2]
 OTHERS = "lora_filesystem_resolver,lora_hf_hub_resolver"
@@ -113,7 +115,7 @@ def looked_at(pid, tells):
     while any(not (tells / f"{one}.json").exists() for one in pids) and time.monotonic() < until:
         time.sleep(0.1)
     told = [json.loads(path.read_text()) for one in pids if (path := tells / f"{one}.json").exists()]
-    folder = Path(f"/tmp/schedtrace-{os.geteuid()}")
+    folder = folder_of(os.geteuid())
     return {
         "processes": len(children(pid)),
         "threads": [len(list(Path(f"/proc/{one}/task").iterdir())) for one in pids],
@@ -148,7 +150,10 @@ def main():
     print("|  | " + " | ".join(MODES) + " |\n|---|" + "---|" * len(MODES))
     for name in ("processes", "threads", "named", "sockets", "files", "modules", "ours"):
         print(f"| {name} | " + " | ".join(str(one[name]) for one in first.values()) + " |")
-    print("| log lines that the first lacks | " + " | ".join(str(sorted(set(one["log"]) - base)) for one in first.values()))
+    print(
+        "| log lines that the first lacks | "
+        + " | ".join(str(sorted(set(one["log"]) - base)) for one in first.values())
+    )
     starts = (median(one["start_s"] for one in rounds) for rounds in found.values())
     print("| start, s | " + " | ".join(f"{one:.1f}" for one in starts) + " |")
 

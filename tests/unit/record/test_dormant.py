@@ -33,7 +33,7 @@ def state():
         "threads": sorted(one.name for one in threading.enumerate()[1:]),
         "modes": [oct(os.stat(one).st_mode & 0o777) for one in (folder, socket)] if there else None,
         "modules": sorted(one for one in set(sys.modules) - before if one.startswith(("schedtrace", "vllm"))),
-        "others": len([one for one in set(sys.modules) - before if not one.startswith(("schedtrace", "vllm"))]),
+        "others": sum(not one.startswith(("schedtrace", "vllm")) for one in set(sys.modules) - before),
         "class": type(scheduler).__name__,
         "attributes": [one for one in vars(scheduler) if "schedtrace" in one],
         "wrapped": hasattr(EngineCoreProc.run_busy_loop, "_schedtrace_wrapped"),

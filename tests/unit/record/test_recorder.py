@@ -190,7 +190,7 @@ def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder, scheduler,
     writer.came = Came([Arrival("a", 0, 0, 10)])
     recorder.schedule_begins(scheduler)
     recorder.request_preempted(scheduler, request("v"))
-    recorder.schedule_raised(scheduler, ValueError("no"))
+    recorder.schedule_raised(ValueError("no"))
     assert (writer.taken, writer.notices) == (
         [writer.came],
         ["step 0 is missing: ValueError('no')"],

@@ -130,11 +130,13 @@ def test_a_flight_recorder_is_switched_off_in_the_same_words(text, kept, settled
 
 
 def test_blanks_and_case_around_what_is_said_do_not_matter(settled):
-    found = settled(SCHEDTRACE_LINES=" Full ", SCHEDTRACE_TRACE=" maxsize=1G ", SCHEDTRACE_SNAPSHOT_ON=" OFF ")
+    found = settled(
+        SCHEDTRACE_LINES=" Full ", SCHEDTRACE_TRACE=" maxsize=1G ", SCHEDTRACE_SNAPSHOT_ON=" OFF "
+    )
     assert (found.lines, found.bounds, found.snapshot_on) == ("full", Bounds(2**30), Rules())
 
 
 @pytest.mark.parametrize("switch", ["off", "of"])
-def test_a_process_that_is_switched_off_is_asked_for_nothing(switch, settled, monkeypatch):
-    monkeypatch.setenv("SCHEDTRACE", switch)
+def test_a_process_that_is_switched_off_is_asked_for_nothing(switch, settled):
+    settled(SCHEDTRACE=switch)
     assert not settings.enabled()

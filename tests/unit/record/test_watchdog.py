@@ -178,7 +178,7 @@ def test_the_scheduler_refuses(watched, exits, kind, says):
 def test_where_no_call_was_looked_at_it_says_who_can(watched, exits):
     seen = watched(Engine([], [request("big", status="WAITING")]), exits)
     [(_, _, text)] = seen.for_s(20, seen.calling)
-    more = f"  schedtrace queue {os.getpid()} looks at one call and names the limit; SCHEDTRACE_WATCHDOG=explain"
+    more = f"  schedtrace queue {os.getpid()} names the limit; with SCHEDTRACE_WATCHDOG=explain"
     assert (more in text) == (not exits), text
 
 
@@ -188,7 +188,9 @@ def test_a_request_that_is_larger_than_the_cache_is_seen_from_outside(watched):
 
     engine = Engine([], [request("big", status="WAITING")])
     engine.scheduler.waiting = Queue(engine.scheduler.waiting)
-    engine.scheduler.kv_cache_manager.coordinator.single_type_managers = [FullAttentionManager(req_to_blocks={})]
+    engine.scheduler.kv_cache_manager.coordinator.single_type_managers = [
+        FullAttentionManager(req_to_blocks={})
+    ]
     seen = watched(engine)
     [(_, _, text)] = seen.for_s(20, seen.calling)
     assert "the next request, big, needs 25 KV blocks and the cache has 12: it can never run" in text
