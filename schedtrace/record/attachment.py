@@ -165,9 +165,13 @@ class Attachment:
             if type(scheduler) is not plain:
                 msg = f"its scheduler is a {type(scheduler).__name__} now, and was a {plain.__name__}"
                 raise RefusedError(msg)
-            RECORDERS.put(scheduler, recorder)
-            set_class(scheduler, traced)  # the last that can fail
-            held_us = (time.perf_counter_ns() - began_ns) / 1000
+            try:
+                RECORDERS.put(scheduler, recorder)
+                set_class(scheduler, traced)  # the last that can fail
+                held_us = (time.perf_counter_ns() - began_ns) / 1000
+            except BaseException:
+                set_class(scheduler, plain)
+                raise
 
         self._recorder, self._traced, self._glances = recorder, traced, chosen.in_memory
         try:
