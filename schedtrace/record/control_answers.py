@@ -43,6 +43,7 @@ from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import KEEP
 from schedtrace.record.stall_causes import stacks_here
+from schedtrace.record.switches import SWITCH, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.watchdog import explains, watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
@@ -66,7 +67,10 @@ def listen_from_now_on() -> None:
 
 
 def _begin_to_listen() -> bool:
-    """Whether there is a loop to listen for."""
+    """Whether there is a loop to listen for, in a process that is not switched off."""
+    if is_switched_off():
+        logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
+        return False
     main = threading.main_thread().ident or 0
     frame = sys._current_frames().get(main)
     while frame is not None and frame.f_code.co_name not in LOOPS:
