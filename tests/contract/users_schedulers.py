@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.contract.subclasses import timed
 
-EVERY = 5
+EVERY = 6
 """Steps between two plans."""
 
 
