@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.instrument import _with_marks
 from schedtrace.record.queues import READERS, Reader
@@ -62,21 +63,27 @@ def request(request_id: str, **facts: Any) -> Any:
     return SimpleNamespace(request_id=request_id, status=SimpleNamespace(name="RUNNING"), **facts)
 
 
-def told(owner: type, *given: Any, budget: int = 0, **facts: Any) -> tuple[Any, list[Any], list[Any]]:
+def told(
+    owner: type, *given: Any, budget: int = 0, recorder: Any = None, **facts: Any
+) -> tuple[Any, list[Any], list[Any]]:
     """What a marked ``schedule(*given)`` returns, and the exits and caps it notes.
 
     Args:
         owner: A class with a ``schedule()`` to be marked.
         given: Its arguments.
         budget: What an exit says where no ``token_budget`` is in sight.
+        recorder: What keeps what is noted.
         facts: Attributes of the scheduler.
     """
     marked, _ = _with_marks(owner)
     assert marked is not None
     scheduler: Any = marked.__new__(marked)
     facts_noted = SimpleNamespace(head_refused=lambda *_: None)
-    recorder = SimpleNamespace(num_waiting=lambda scheduler: len(scheduler.waiting), facts=facts_noted)
-    given_facts = {"waiting": Queue(), "_schedtrace_recorder": recorder} | facts
-    vars(scheduler).update(given_facts, _schedtrace_events=[], _schedtrace_queued=True)
+    recorder = recorder or SimpleNamespace(
+        num_waiting=lambda scheduler: len(scheduler.waiting), facts=facts_noted
+    )
+    vars(recorder).update(events=[], queued=True)
+    vars(scheduler).update({"waiting": Queue()} | facts)
+    RECORDERS.put(scheduler, recorder)
     returned = scheduler.schedule(*given)
-    return returned, *to_lines(scheduler._schedtrace_events, budget, 0)
+    return returned, *to_lines(recorder.events, budget, 0)

@@ -20,6 +20,7 @@ from schedtrace.errors import EngineError, RecordingError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.trace_bounds import PLAIN
 from schedtrace.record import settings
+from schedtrace.record.switches import SWITCH
 
 LOG_NAME = "vllm.log"
 STOP_GRACE_S = 30.0
@@ -184,7 +185,8 @@ def log_lines(path: Path) -> list[str]:
 def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
     """The child's environment: the user's, and where to record to."""
     environment = dict(os.environ)
-    environment.pop(settings.DIR, None)
+    for name in (settings.DIR, settings.KEEP, SWITCH):  # whoever runs this asks for a recording
+        environment.pop(name, None)
     environment[settings.RUN_DIR] = str(folder.absolute())
     environment[settings.TRIAL_IDS] = "1"
     if run.hash_ids:

@@ -37,8 +37,8 @@ import threading
 threading.Thread(target=_schedtrace_listen, name="schedtrace-begins", daemon=True).start()
 """
 NOT_PREPARED = (
-    "schedtrace must be installed beside it when it starts, it must be of this user, and VLLM_PLUGINS, if "
-    "set, must name schedtrace"
+    "schedtrace must be installed beside it when it starts, without SCHEDTRACE=off, it must be of this user, "
+    "and VLLM_PLUGINS, if set, must name schedtrace"
 )
 
 

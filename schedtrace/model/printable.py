@@ -137,5 +137,13 @@ def shortened(message: str, most: int = 500) -> str:
     return message if len(message) <= most else f"{message[:most]}... ({len(message):,} characters)"
 
 
+def described(error: BaseException) -> str:
+    """Return an error's ``repr``, cut; of a class whose ``repr`` fails, the class's name."""
+    try:
+        return shortened(repr(error))
+    except Exception:  # noqa: BLE001  # a user's class may raise whatever it likes
+        return type(error).__name__
+
+
 def _digest(text: str, size: int) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=size).hexdigest()

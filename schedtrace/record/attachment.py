@@ -5,7 +5,6 @@ file. What is left for the engine's thread is to note who is there and to assign
 of schedtrace is on the scheduler or its engine.
 """
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -13,16 +12,19 @@ from typing import Any
 
 from loguru import logger
 
+from schedtrace.model.printable import described
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_bounds import PLAIN, bounds, kept
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import time_in_workers
+from schedtrace.record.disguise import RECORDERS, plain_class, set_class
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
 from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.settings import LINES, Settings, hashes_ids
+from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, lines
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.traced import prepared_recorder, records, traced_class
+from schedtrace.record.vllms_own import put_on
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 MOST_WAITED_S = 30.0
@@ -58,8 +60,8 @@ class Attachment:
         self._between_steps = between_steps
         self._lock = threading.Lock()
         self._recorder: Recorder | None = None
-        self._plain: type | None = None
-        """The scheduler's class before."""
+        self._traced: type | None = None
+        """The class that the scheduler has meanwhile."""
         self._ended: tuple[Path, float] | None = None
         """What the last recording that ended by itself has to say, until somebody asks."""
         self._end_s: float | None = None
@@ -70,7 +72,7 @@ class Attachment:
     @property
     def recorder(self) -> Recorder | None:
         """The scheduler's, active or not, whoever began it; None while only a glance records."""
-        return None if self._glances else getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        return None if self._glances else RECORDERS.get(self._engine.scheduler)
 
     @property
     def trace(self) -> Path | None:
@@ -108,21 +110,24 @@ class Attachment:
         """
         with self._lock:
             if (path := self.trace) is not None:
-                if self._engine.scheduler._schedtrace_recorder.writer.flight is not None:
+                if RECORDERS[self._engine.scheduler].writer.flight is not None:
                     msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
                     raise RefusedError(msg)
                 msg = f"it is recorded already, to {path}"
                 raise RefusedError(msg)
             if self._recorder is not None:  # it has given up, or a glance has not ended yet
                 self._end(MOST_WAITED_S)
-            lines = "full" if os.environ.get(LINES) == "full" else "delta"
-            chosen = Settings(
-                run_dir,
-                trial_ids=False,
-                hash_ids=hash_ids or hashes_ids(),
-                lines=lines,
-                bounds=bounds(trace),
-            )
+            try:
+                chosen = Settings(
+                    run_dir,
+                    trial_ids=False,
+                    hash_ids=hashes_ids() or hash_ids,
+                    lines=lines(),
+                    bounds=bounds(trace),
+                )
+            except NotUnderstoodError as error:
+                msg = f"its server was started with {error}"
+                raise RefusedError(msg) from None
             held, recorder, present = self._begin(chosen, MOST_WAITED_S)
             self._ended = None
             if for_s is not None:
@@ -138,6 +143,7 @@ class Attachment:
         plain: Any = type(scheduler)  # hashable, as every class
         try:
             _ATTACHED.add(self)
+            _require_class_method(scheduler)
             traced = traced_class(plain)
             wrap_engine()
             wrap_worker()
@@ -145,7 +151,7 @@ class Attachment:
             recorder = prepared_recorder(scheduler, traced, chosen, attached=True)
         except Exception as error:
             self._unwrap()
-            msg = f"it cannot be recorded: {error!r}"
+            msg = f"it cannot be recorded: {described(error)}"
             raise RefusedError(msg) from error
         held_us, present = 0.0, 0
 
@@ -156,15 +162,18 @@ class Attachment:
             found = copy_queues(scheduler, in_flight=in_flight)
             present = len(found.running) + recorder.num_waiting(scheduler)
             recorder.note_present(found)
+            if type(scheduler) is not plain:
+                msg = f"its scheduler is a {type(scheduler).__name__} now, and was a {plain.__name__}"
+                raise RefusedError(msg)
             try:
-                scheduler._schedtrace_recorder = recorder
-                scheduler.__class__ = traced  # the last that can fail
+                RECORDERS.put(scheduler, recorder)
+                set_class(scheduler, traced)  # the last that can fail
                 held_us = (time.perf_counter_ns() - began_ns) / 1000
             except BaseException:
-                scheduler.__class__ = plain
+                set_class(scheduler, plain)
                 raise
 
-        self._recorder, self._plain, self._glances = recorder, plain, chosen.in_memory
+        self._recorder, self._traced, self._glances = recorder, traced, chosen.in_memory
         try:
             self._between_steps.do(begin, most_s)
         except Exception as error:
@@ -199,8 +208,8 @@ class Attachment:
     @property
     def ids(self) -> WrittenIds:
         """Request ids as the recorder writes them; where there is none, as the server asks for."""
-        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
-        return WrittenIds(hash_ids=hashes_ids() if recorder is None else recorder.writer.hash_ids)
+        recorder = RECORDERS.get(self._engine.scheduler)
+        return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
 
     def latest_exits(self, *, glance: bool = True) -> list[Exit]:
         """Why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
@@ -214,7 +223,7 @@ class Attachment:
         Raises:
             RefusedError: it cannot be recorded, or is within one step.
         """
-        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        recorder = RECORDERS.get(self._engine.scheduler)
         if recorder is not None and recorder.active:
             return list(recorder.writer.latest_exits)
         if not glance:
@@ -222,7 +231,7 @@ class Attachment:
         with self._lock:
             if self._recorder is not None:  # it has given up, and is not detached yet
                 return []
-            chosen = Settings(Path(), trial_ids=False, hash_ids=hashes_ids(), bounds=GLANCE, in_memory=True)
+            chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), bounds=GLANCE, in_memory=True)
             _, recorder, _ = self._begin(chosen, GLANCE_WAITED_S)
             time.sleep(GLANCE_S)
             try:
@@ -233,7 +242,7 @@ class Attachment:
         return list(recorder.writer.latest_exits)
 
     def _end(self, most_s: float) -> tuple[Path, float]:
-        recorder, plain = self._recorder, self._plain
+        recorder, traced, scheduler = self._recorder, self._traced, self._engine.scheduler
         assert recorder is not None  # noqa: S101  # who calls has seen to that
         held_us = 0.0
 
@@ -241,7 +250,8 @@ class Attachment:
             nonlocal held_us
             began_ns = time.perf_counter_ns()
             recorder.active = False
-            self._engine.scheduler.__class__ = plain
+            if type(scheduler) is traced:  # else it has given itself another class
+                set_class(scheduler, plain_class(traced))
             held_us = (time.perf_counter_ns() - began_ns) / 1000
 
         try:
@@ -255,15 +265,14 @@ class Attachment:
     def _release(self) -> None:
         """Close the trace, and take all away that was put in."""
         recorder, scheduler = self._recorder, self._engine.scheduler
-        self._recorder, self._plain, self._end_s = None, None, None
+        self._recorder, self._traced, self._end_s = None, None, None
         timer, self._timer = self._timer, None
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
         if recorder is not None:
             recorder.close()
         if not records(type(scheduler)):
-            for name in [name for name in vars(scheduler) if name.startswith("_schedtrace_")]:
-                delattr(scheduler, name)
+            RECORDERS.drop(scheduler)
             self._unwrap()
         self._glances = False
 
@@ -293,3 +302,10 @@ class Attachment:
             if not glances:
                 self._ended = ended
                 logger.info("schedtrace: detached by itself: {}", ended[0])
+
+
+def _require_class_method(scheduler: Any) -> None:
+    """Raise TypeError where calls of ``schedule()`` do not come to the scheduler's class."""
+    if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
+        msg = "schedule() was put on the scheduler itself, past its class: set SCHEDTRACE_DIR at its start"
+        raise TypeError(msg)

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +35,24 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
+from schedtrace.record.dormant import ENGINE_LOOP, LOOPS
 from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
-from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.hooks import Method
 from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import KEEP
 from schedtrace.record.stall_causes import stacks_here
+from schedtrace.record.switches import SWITCH, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
-from schedtrace.record.watchdog import watch
+from schedtrace.record.watchdog import explains, watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
-LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
-"""Methods in which vLLM's engines and workers spend their lives."""
 _forever = ExitStack()
 """Of a process that was made to listen; its socket goes with it."""
 _listens = False
 """It was."""
 _made_once = threading.Lock()
-
-
-def listen_while_they_run() -> None:
-    """Have every engine and every worker of this process listen as long as its loop runs."""
-    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
-    from vllm.v1.executor.multiproc_executor import WorkerProc
-
-    wrap(EngineCoreProc, ENGINE_LOOP, _engine_loop)
-    wrap(DPEngineCoreProc, ENGINE_LOOP, _engine_loop)
-    wrap(WorkerProc, WORKER_LOOP, _worker_loop)
 
 
 def listen_from_now_on() -> None:
@@ -76,7 +67,10 @@ def listen_from_now_on() -> None:
 
 
 def _begin_to_listen() -> bool:
-    """Whether there is a loop to listen for."""
+    """Whether there is a loop to listen for, in a process that is not switched off."""
+    if is_switched_off():
+        logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
+        return False
     main = threading.main_thread().ident or 0
     frame = sys._current_frames().get(main)
     while frame is not None and frame.f_code.co_name not in LOOPS:
@@ -91,7 +85,8 @@ def _begin_to_listen() -> bool:
     return True
 
 
-def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
+def engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an engine's loop, and answer meanwhile."""
     engine = _Engine(core, threading.get_ident())
     with engine.listening():
         try:
@@ -101,7 +96,8 @@ def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
             raise
 
 
-def _worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a worker's loop, and answer meanwhile."""
     with _listening(_Worker(worker).answer):
         return original(worker, *args, **kwargs)
 
@@ -134,9 +130,8 @@ class _Engine:
         self._between_steps = BetweenSteps(core)
         self._attachment = Attachment(core, self._between_steps)
         attached = self._attachment
-        self._watchdog = watch(
-            core, thread, attached.latest_exits, self._snapshot_at, ids=lambda: attached.ids
-        )
+        causes = partial(attached.latest_exits, glance=explains())
+        self._watchdog = watch(core, thread, causes, self._snapshot_at, ids=lambda: attached.ids)
 
     @contextmanager
     def listening(self) -> Iterator[None]:

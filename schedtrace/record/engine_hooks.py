@@ -15,6 +15,7 @@ from typing import Any
 from schedtrace.model.printable import shortened
 from schedtrace.model.trace_facts import ControlKind, Grammar
 from schedtrace.record.capture import DummyPass, Synced
+from schedtrace.record.disguise import RECORDERS, Beside
 from schedtrace.record.hooks import Method, unwrap, wrap
 from schedtrace.record.vllms_own import put_on
 
@@ -105,8 +106,8 @@ def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:
     times[request_id] = value
 
 
-INPUTS = "_schedtrace_inputs"
-"""Attribute of a ``StructuredOutputManager`` whose grammars are recorded."""
+INPUTS: Beside[Inputs] = Beside()
+"""The inputs of each ``StructuredOutputManager`` whose grammars are recorded."""
 _CONTROL_METHODS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
 """Methods of ``EngineCore`` by which an operator asks something of it."""
 _PASSES_A_SYNC = 32
@@ -141,12 +142,11 @@ def unwrap_engine(engine: Any) -> None:
     """Take them away, and what they have put on this engine."""
     for owner, name, around in _methods():
         unwrap(owner, name, around)
-    aborts = getattr(engine, "aborts_queue", None)
+    aborts: Any = getattr(engine, "aborts_queue", None)
     manager = getattr(engine, "structured_output_manager", None)
-    for thing, name in ((aborts, "put_nowait"), (manager, INPUTS)):
-        if thing is not None:
-            with contextlib.suppress(AttributeError):
-                delattr(thing, name)
+    INPUTS.drop(manager)
+    with contextlib.suppress(AttributeError):
+        del aborts.put_nowait
 
 
 def record_passes(core: type) -> None:
@@ -156,7 +156,7 @@ def record_passes(core: type) -> None:
 
 
 def _recorder(engine: Any) -> Any:
-    return getattr(getattr(engine, "scheduler", None), "_schedtrace_recorder", None)
+    return RECORDERS.get(getattr(engine, "scheduler", None))
 
 
 def _shutdown(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -267,7 +267,7 @@ def _listen_to_aborts(engine: Any) -> None:
 
 
 def _grammar_init(original: Method, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    inputs = getattr(manager, INPUTS, None)
+    inputs = INPUTS.get(manager)
     if inputs is not None and getattr(request, "structured_output_request", None) is not None:
         with contextlib.suppress(Exception):
             inputs.grammar_submitted(request)
@@ -276,7 +276,7 @@ def _grammar_init(original: Method, manager: Any, request: Any, *args: Any, **kw
 
 def _create_grammar(original: Method, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs in a thread of vLLM's pool, or on the input thread."""
-    inputs = getattr(manager, INPUTS, None)
+    inputs = INPUTS.get(manager)
     if inputs is None:
         return original(manager, request, *args, **kwargs)
     began_ns, failed = time.monotonic_ns(), True

@@ -22,6 +22,9 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
 from schedtrace.record import guards, queues
 from schedtrace.record.allocation import Refusal, why_refused
+from schedtrace.record.disguise import RECORDERS
+
+recorder_by_id = RECORDERS.by_id
 
 PP_STAGGER, READ_IN_FLIGHT, NOT_KNOWN_WHY = range(3)
 
@@ -123,7 +126,7 @@ def event_of(noted: Noted) -> Event:
 class Marks:
     """The object that the marks call: it stands in place of a constant of the code.
 
-    ``scheduler`` is the one that is scheduling; it keeps the events, or None while nothing is recorded.
+    ``scheduler`` is the one that is scheduling; its recorder keeps the events of the call that runs.
     """
 
     @staticmethod
@@ -137,8 +140,8 @@ class Marks:
         values: tuple[Any, ...] = (),
     ) -> None:
         """A ``break`` or ``continue`` is about to be taken."""
-        events = scheduler._schedtrace_events
-        if events is None:
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or (events := recorder.events) is None:
             return
         noted: Noted = (site, budget, None, None, which)
         try:
@@ -146,7 +149,7 @@ class Marks:
                 noted = (site, budget, request.request_id, request.status, which)
             elif SITES[site].refuses_head:
                 noted = (*noted, 0, queues.pause_state(scheduler))
-                if scheduler._schedtrace_queued:  # or nobody waits, and no queue need be read
+                if recorder.queued:  # or nobody waits, and no queue need be read
                     following = queues.first_of(queue)
                     if following is None:
                         following = queues.head(scheduler)
@@ -164,8 +167,8 @@ class Marks:
     def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
         """``allocate_slots`` has returned None, and the loop is about to be left."""
         _refused(scheduler, site, budget, request, arguments)
-        recorder = getattr(scheduler, "_schedtrace_recorder", None)
-        if recorder is None or request is None or scheduler._schedtrace_events is None:
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or request is None or recorder.events is None:
             return
         try:
             recorder.facts.head_refused(scheduler, request, arguments)
@@ -186,8 +189,8 @@ class Marks:
 
         ``queue`` and ``index``: the loop went through the one by the other.
         """
-        events = scheduler._schedtrace_events
-        if events is None:
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or (events := recorder.events) is None:
             return
         noted: Noted = (site, budget, None, None, which)
         try:
@@ -195,7 +198,7 @@ class Marks:
             if type(queue) is list and index < len(queue):
                 left_out = queue[index]
                 noted = (site, budget, left_out.request_id, left_out.status, *noted[4:])
-            elif scheduler._schedtrace_queued and SITES[site].loop == "waiting":
+            elif recorder.queued and SITES[site].loop == "waiting":
                 following = queues.head(scheduler)
                 noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
                 if following is None and SITES[site].asks_queue(which):
@@ -212,8 +215,8 @@ class Marks:
 
         ``tokens``: before the first of these sites, and after each of them.
         """
-        events = scheduler._schedtrace_events
-        if events is None:
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or (events := recorder.events) is None:
             return
         first, status = None, None
         try:
@@ -237,14 +240,16 @@ class Marks:
     @staticmethod
     def preempting(scheduler: Any, victim: Any) -> None:
         """To vLLM 0.11 ``schedule()`` preempts by itself, and is about to."""
-        if scheduler._schedtrace_events is not None:
-            scheduler._schedtrace_recorder.request_preempted(scheduler, victim)
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is not None and recorder.events is not None:
+            recorder.request_preempted(scheduler, victim)
 
     @staticmethod
     def preempted(scheduler: Any) -> None:
         """It has freed the victim's blocks."""
-        if scheduler._schedtrace_events is not None:
-            scheduler._schedtrace_recorder.request_was_preempted()
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is not None and recorder.events is not None:
+            recorder.request_was_preempted()
 
     @staticmethod
     def why_not_eligible(scheduler: Any, request: Any) -> int:
@@ -269,7 +274,7 @@ def _with_queue(scheduler: Any, events: list[Noted], noted: Noted) -> Noted:
         return noted
     skips = (SITES[one[0]] for one in events)
     skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in skips)
-    left = scheduler._schedtrace_recorder.num_waiting(scheduler) - skipped
+    left = RECORDERS[scheduler].num_waiting(scheduler) - skipped
     return (*noted[:5], max(0, left), *noted[6:])
 
 
@@ -296,8 +301,8 @@ def plain_text(value: Any) -> str:
 
 
 def _refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
-    events = scheduler._schedtrace_events
-    if events is None:
+    recorder = recorder_by_id(id(scheduler))
+    if recorder is None or (events := recorder.events) is None:
         return
     noted: Noted = (site, budget)
     try:
@@ -313,4 +318,5 @@ def _refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: An
 
 def _failed(scheduler: Any, error: Exception) -> None:
     """What the event lacks is left out, and the trace says so."""
-    scheduler._schedtrace_recorder.mark_failed(error)
+    if (recorder := recorder_by_id(id(scheduler))) is not None:
+        recorder.mark_failed(error)

@@ -9,6 +9,8 @@ not do that. Another one may take a request out of ``running`` and leave it its 
 whoever ran after the last call and does not run now is looked for, call by call.
 """
 
+from collections.abc import Callable
+from functools import cache
 from itertools import compress
 from typing import Any
 
@@ -16,8 +18,9 @@ from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
 from schedtrace.model.trace import Exit, ExitKind
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.record.allocation import blocks_of
+from schedtrace.record.disguise import PLAIN, Beside, disguises, plain_class, set_class
 from schedtrace.record.queues import Queues, head, held_back, pause_name, seats
-from schedtrace.record.vllms_own import is_own_class, put_on
+from schedtrace.record.vllms_own import is_own_class
 
 
 class InferredExits:
@@ -27,8 +30,8 @@ class InferredExits:
         self._manager = scheduler.kv_cache_manager
         self._queues = Queues(scheduler)
         self._refused: Any = None
-        self._watched: Any = None
-        self._replaced: Any = None
+        self._watched: type | None = None
+        """The cache manager's class while its allocations are watched."""
         self._may_watch = is_own_class(type(self._manager))
 
     def begin(self, scheduler: Any, running: int, waiting: int) -> None:
@@ -43,16 +46,13 @@ class InferredExits:
             self._watch()
 
     def _watch(self) -> None:
-        allocate = self._manager.allocate_slots
+        kind: Any = type(self._manager)  # hashable, as every class
+        self._watched = _watching(kind)
+        _WATCHES.put(self._manager, self._refuse)
+        set_class(self._manager, self._watched)
 
-        def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
-            blocks = allocate(request, *args, **kwargs)
-            if blocks is None:
-                self._refused = request
-            return blocks
-
-        self._replaced = put_on(self._manager, "allocate_slots")
-        self._watched = self._manager.allocate_slots = watched
+    def _refuse(self, request: Any) -> None:
+        self._refused = request
 
     def end(self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int) -> list[Exit]:
         """The exits of the call that just ended.
@@ -71,12 +71,11 @@ class InferredExits:
     def release(self) -> None:
         """Stop watching allocations; nothing of ours stays on vLLM's objects."""
         watched, self._watched = self._watched, None
-        if watched is None or self._manager.allocate_slots is not watched:
-            return  # or somebody has put in their own meanwhile: it stays
-        if self._replaced is None:
-            del self._manager.allocate_slots  # the class's own method shows again
-        else:
-            self._manager.allocate_slots = self._replaced
+        if watched is None:
+            return
+        _WATCHES.drop(self._manager)
+        if type(self._manager) is watched:
+            set_class(self._manager, plain_class(watched))
 
     def _waiting_exit(self, scheduler: Any, budget_left: int, preempted: int) -> Exit:
         kind, cause, request, detail = self._why_waiting_ended(scheduler, budget_left, preempted)
@@ -117,6 +116,27 @@ class InferredExits:
         if first is not None and _needs_whole_prompt(scheduler) and first.num_tokens > budget_left:
             return "break", Cause.CHUNKED_PREFILL_OFF, first, f"prompt of {first.num_tokens} tokens"
         return "break", Cause.OTHER, first, None
+
+
+_WATCHES: Beside[Callable[[Any], None]] = Beside()
+"""What is called with a request that a cache manager refuses blocks."""
+
+
+@cache
+def _watching(base: type) -> type:
+    """A class of cache managers that tells whom it refuses; a copy of such a manager is a plain one."""
+
+    class Watched(*disguises(base, base)):  # type: ignore[misc]  # mypy knows no class that is found at run time
+        __slots__ = ()
+
+        def allocate_slots(self, *args: Any, **kwargs: Any) -> Any:
+            blocks = super().allocate_slots(*args, **kwargs)
+            if blocks is None and (refuse := _WATCHES.get(self)) is not None:
+                refuse(args[0] if args else kwargs.get("request"))
+            return blocks
+
+    setattr(Watched, PLAIN, base)
+    return Watched
 
 
 def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:

@@ -1,93 +1,37 @@
-"""The ``vllm.general_plugins`` entry point: vLLM's own choice of scheduler class, wrapped.
+"""The ``vllm.general_plugins`` entry point, which vLLM loads first thing in each of its processes.
 
-vLLM loads general plugins first thing in every process, before ``EngineCore`` asks
-``SchedulerConfig.get_scheduler_cls()`` for the class. Wrapping that answer keeps ``scheduler_cls`` unset, so
-async scheduling, diffusion schedulers and a user's ``--scheduler-cls`` stay what vLLM made of them, and no
-custom-class warning appears.
-
-To 0.11.0 ``EngineCore`` reads the class from the configuration, right after it has sized the KV cache: there
-the traced class takes its place.
+Nobody may have asked for anything: so this imports next to nothing, touches no scheduler, and says nothing
+(``docs/recording.md``, "Installed and not asked").
 """
 
-import contextlib
-import pkgutil
-from typing import Any
-
-from loguru import logger
-
-from schedtrace.record import settings
-from schedtrace.record.control_answers import listen_while_they_run
-from schedtrace.record.engine_hooks import wrap_engine
-from schedtrace.record.front_end_hooks import wrap_front_end
-from schedtrace.record.hooks import Method, wrap
-from schedtrace.record.worker_hooks import wrap_worker
+from schedtrace.record.switches import SWITCH, NotUnderstoodError, enabled, is_on
 
 
 def register() -> None:
-    """Install the wrappers, and never raise; unless recording is asked for, one that can be attached to.
+    """Listen, and record where that is asked for; with ``SCHEDTRACE=off`` do nothing. Never raise.
 
     vLLM calls this once per process, possibly more often: installing twice changes nothing.
     """
-    with contextlib.suppress(Exception):  # then nobody can attach
-        listen_while_they_run()
-    if not settings.enabled():
-        return
     try:
-        settings.from_environment()
-        _wrap_scheduler_choice()
-    except settings.NotUnderstoodError as error:
-        logger.warning("schedtrace: not recording: {}", error)
-        return
+        if not is_on(SWITCH, default=True):
+            return
+        from schedtrace.record.dormant import listen_while_they_run
+
+        listen_while_they_run()
+        if enabled():
+            from schedtrace.record.scheduler_choice import record_from_the_start
+
+            record_from_the_start()
     except Exception as error:
-        logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
-        return
-    front_end = () if settings.keeps_in_memory() else (wrap_front_end,)
-    for install in (wrap_engine, wrap_worker, *front_end):
-        try:
-            install()
-        except Exception as error:  # the trace goes without these facts
-            logger.warning("schedtrace: {} does not fit this vLLM: {!r}", install.__name__, error)
+        _say(error)
 
 
-def _wrap_scheduler_choice() -> None:
-    from vllm.config import SchedulerConfig
+def _say(error: Exception) -> None:
+    """Log why nothing is recorded, in one line."""
+    from contextlib import suppress
 
-    if not hasattr(SchedulerConfig, "get_scheduler_cls"):
-        _wrap_configured_class()
-        return
+    with suppress(Exception):
+        from loguru import logger
 
-    def get_scheduler_cls(original: Method, config: Any) -> Any:
-        return _traced(_class_for(original(config), config))
-
-    wrap(SchedulerConfig, "get_scheduler_cls", get_scheduler_cls)
-
-
-def _wrap_configured_class() -> None:
-    """To vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
-    from vllm.v1.engine.core import EngineCore
-
-    def initialize(original: Method, engine: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        sizes = original(engine, vllm_config, *args, **kwargs)
-        try:
-            config = vllm_config.scheduler_config
-            given = config.scheduler_cls
-            chosen = pkgutil.resolve_name(given) if isinstance(given, str) else given
-            config.scheduler_cls = _traced(_class_for(chosen, config))
-        except Exception as error:
-            logger.warning("schedtrace: not recording, no scheduler class could be found: {!r}", error)
-        return sizes
-
-    wrap(EngineCore, "_initialize_kv_caches", initialize)
-
-
-def _class_for(chosen: Any, config: Any) -> Any:
-    """The class that is built, where the chosen one picks it by the configuration (``balance/engine.py``)."""
-    choose = getattr(chosen, "scheduler_class_for", None)
-    return chosen if choose is None else choose(config)
-
-
-def _traced(chosen: Any) -> Any:
-    """The class that records; what ``--scheduler-cls`` leads to records by itself."""
-    from schedtrace.record.traced import traced_or_plain, traced_scheduler
-
-    return chosen if chosen is traced_scheduler else traced_or_plain(chosen)
+        why = str(error) if isinstance(error, NotUnderstoodError) else repr(error)
+        logger.warning("schedtrace: switched off, nobody can attach: {}", why)

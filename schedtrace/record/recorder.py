@@ -58,6 +58,10 @@ class Recorder:
         self._steps = 0
         self._before = Before()
         self.in_schedule = False
+        self.events: list[Noted] | None = None
+        """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
+        self.queued = True
+        """Whether somebody may be waiting in the call that runs."""
         self.left = 0
         """Requests that have left the running ones so far: finished, aborted or preempted."""
         self._in_flight: dict[int, tuple[Capture, int]] = {}
@@ -86,8 +90,8 @@ class Recorder:
             self._steps += 1
             if self._expects_inference:
                 self._inference.begin(scheduler, running, waiting)
-            scheduler._schedtrace_events = []
-            scheduler._schedtrace_queued = waiting > 0
+            self.events = []
+            self.queued = waiting > 0
             self.in_schedule = True
             before.start_ns = self.clock()
         except Exception as error:
@@ -97,7 +101,7 @@ class Recorder:
         """Note what the call decided; reads the state right away, since it changes after this."""
         end_ns = self.clock()
         try:
-            events = self._end_of_call(scheduler)
+            events = self._end_of_call()
             if events is None:
                 return
             before = self._before
@@ -186,10 +190,10 @@ class Recorder:
         ended = ended_loops(events)
         capture.inferred = [line for line in inferred if line.loop not in ended]
 
-    def schedule_raised(self, scheduler: Any, raised: BaseException) -> None:
+    def schedule_raised(self, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
         try:
-            events = self._end_of_call(scheduler)
+            events = self._end_of_call()
             self._inference.release()
             self._preempted.clear()
             self._steady.forget()
@@ -254,7 +258,7 @@ class Recorder:
             return
         self.left += 1
         try:
-            scheduler._schedtrace_queued = True
+            self.queued = True
             count = getattr(request, "num_preemptions", None)
             preemption = Preemption(
                 request_id=request.request_id,
@@ -263,7 +267,7 @@ class Recorder:
                 in_schedule=self.in_schedule,
                 policy=policy(scheduler),
             )
-            if events := scheduler._schedtrace_events:
+            if events := self.events:
                 if is_preemption(events[-1]):
                     wanted = event_of(events[-1])
                     preemption.for_request_id = wanted.request_id
@@ -358,6 +362,14 @@ class Recorder:
         except Exception as error:
             self._facts_failed(error)
 
+    def class_changed(self, kind: type) -> None:
+        """Record no more: the scheduler has given itself another class, which has no hooks."""
+        if self.active:
+            self.active = False
+            with contextlib.suppress(Exception):
+                self._inference.release()
+                self._warn(f"recording stopped: the scheduler has given itself the class {kind.__qualname__}")
+
     def mark_failed(self, error: Exception) -> None:
         """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""
         self._warn_once("exits may lack details: a mark in schedule() failed", error)
@@ -372,10 +384,10 @@ class Recorder:
         self.active = False
         self.writer.close()
 
-    def _end_of_call(self, scheduler: Any) -> list[Noted] | None:
+    def _end_of_call(self) -> list[Noted] | None:
         """What the marks noted in the call that ends here, None if it was not watched; they rest now."""
         watched, self.in_schedule = self.in_schedule, False
-        events, scheduler._schedtrace_events = scheduler._schedtrace_events, None
+        events, self.events = self.events, None
         return events if watched else None
 
     def _warn_once(self, what: str, error: Exception) -> None:

@@ -14,18 +14,17 @@ from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
 from schedtrace.model.redact import vllm_environment, without_secrets
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, kept
+from schedtrace.record import switches
 
-DIR = "SCHEDTRACE_DIR"
-"""Folder that gets one run folder per vLLM start; setting it switches recording on."""
+DIR = switches.DIR
 
-RUN_DIR = "SCHEDTRACE_RUN_DIR"
-"""The run folder itself; found by the first vLLM process and inherited by the others."""
+RUN_DIR = switches.RUN_DIR
 
 TRIAL_IDS = "SCHEDTRACE_TRIAL_IDS"
 """Set by ``schedtrace run``: request ids are its own and tell the trial."""
 
 HASH_IDS = "SCHEDTRACE_HASH_IDS"
-"""Set to 1: request ids are written as hashes."""
+"""Yes (1, true, on): request ids are written as hashes."""
 
 
 LINES = "SCHEDTRACE_LINES"
@@ -35,16 +34,14 @@ TRACE = "SCHEDTRACE_TRACE"
 """``maxsize=1G,maxage=12h``: how much of the trace is kept; ``plain``: one file without bounds."""
 
 
-KEEP = "SCHEDTRACE_KEEP"
-"""``120s`` or ``120s,64M``: keep so much in memory and write nothing until a snapshot is asked for."""
+KEEP = switches.KEEP
 
 SNAPSHOT_ON = "SCHEDTRACE_SNAPSHOT_ON"
 """``ttft>5s,e2e>60s,preemptions>100/10s``: when to write one by itself."""
 
 
-class NotUnderstoodError(ValueError):
-    """A variable has a value that means nothing; the text says which, and what is expected."""
-
+NotUnderstoodError = switches.NotUnderstoodError
+enabled, keeps_in_memory = switches.enabled, switches.keeps_in_memory
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 DEFAULT_RULES = "preemptions>100/10s"
@@ -89,7 +86,7 @@ def rules(text: str) -> Rules:
         ValueError: it is not understood; the text says what is expected.
     """
     found: dict[str, Any] = {}
-    for part in [] if text == "off" else text.split(","):
+    for part in [] if text.strip().lower() in switches.NO else text.split(","):
         match = _RULE.fullmatch(part.strip())
         if match is None:
             raise ValueError(RULES_EXPECTED)
@@ -118,19 +115,34 @@ class Settings:
     """When one is written by itself."""
 
 
-def enabled() -> bool:
-    """Whether this process is asked to record."""
-    return any(os.environ.get(name) for name in (RUN_DIR, DIR, KEEP))
-
-
-def keeps_in_memory() -> bool:
-    """Whether this process is a flight recorder's: nothing is on disk until a snapshot is asked for."""
-    return bool(os.environ.get(KEEP))
-
-
 def hashes_ids() -> bool:
-    """Whether request ids are to be written as hashes."""
-    return os.environ.get(HASH_IDS) == "1"
+    """Whether request ids are to be written as hashes.
+
+    Raises:
+        NotUnderstoodError: it is not said in words that are understood.
+    """
+    return switches.is_on(HASH_IDS)
+
+
+def hides_ids() -> bool:
+    """Whether ids are hidden in what is shown; also where the variable is not understood."""
+    try:
+        return hashes_ids()
+    except NotUnderstoodError:
+        return True
+
+
+def lines() -> str:
+    """``delta`` or ``full``.
+
+    Raises:
+        NotUnderstoodError: it is neither.
+    """
+    text = switches.value(LINES).lower() or "delta"
+    if text not in {"delta", "full"}:
+        msg = f"{LINES}={switches.value(LINES)}: expected delta or full"
+        raise NotUnderstoodError(msg)
+    return text
 
 
 def claim_run_dir(base: str | None = None) -> Path:
@@ -140,7 +152,7 @@ def claim_run_dir(base: str | None = None) -> Path:
     processes of all data-parallel ranks find it.
     """
     if not os.environ.get(RUN_DIR):
-        folder = Path(base or os.environ.get(DIR) or "logs").expanduser().absolute()
+        folder = Path(base or switches.value(DIR) or "logs").expanduser().absolute()
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_model_name() or 'vllm'}-{os.getpid()}"
         os.environ[RUN_DIR] = str(folder / name)
     return Path(os.environ[RUN_DIR])
@@ -163,10 +175,10 @@ def trace_bounds() -> Bounds | None:
     Raises:
         NotUnderstoodError: a variable is not understood.
     """
-    if text := os.environ.get(KEEP):
-        return _understood(KEEP, text, kept)
-    default = DEFAULT if os.environ.get(DIR) else PLAIN
-    return _understood(TRACE, os.environ.get(TRACE) or default, bounds)
+    if keeps_in_memory():
+        return _understood(KEEP, switches.value(KEEP), kept)
+    default = DEFAULT if switches.value(DIR) else PLAIN
+    return _understood(TRACE, switches.value(TRACE) or default, bounds)
 
 
 def from_environment() -> Settings:
@@ -177,12 +189,12 @@ def from_environment() -> Settings:
     """
     return Settings(
         run_dir=claim_run_dir(),
-        trial_ids=os.environ.get(TRIAL_IDS) == "1",
+        trial_ids=switches.is_on(TRIAL_IDS),
         hash_ids=hashes_ids(),
-        lines="full" if os.environ.get(LINES) == "full" else "delta",
+        lines=lines(),
         bounds=trace_bounds(),
         in_memory=keeps_in_memory(),
-        snapshot_on=_understood(SNAPSHOT_ON, os.environ.get(SNAPSHOT_ON) or DEFAULT_RULES, rules),
+        snapshot_on=_understood(SNAPSHOT_ON, switches.value(SNAPSHOT_ON) or DEFAULT_RULES, rules),
     )
 
 

@@ -192,12 +192,22 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds) -> Stall:
             waiting = _named((visible(ids[one]) for one in parked), len(parked))
             return Stall("connector", f"a connector does not answer: KV blocks of {waiting} have not arrived")
         return Stall(
-            "scheduler", "the scheduler is called and schedules nothing; which limit it is, is not known"
+            "scheduler", f"the scheduler is called and schedules nothing; {_seen_from_outside(engine, ids)}"
         )
     about = "" if decisive.request_id is None else f" (request {visible(decisive.request_id)})"
     return Stall(
         "scheduler", f"the scheduler refuses: {_reason(scheduler, decisive)}{about}{_need(engine, decisive)}"
     )
+
+
+def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
+    """What is certain of the next request without a look into a call."""
+    first, usable = queues.head(engine.scheduler), usable_blocks(engine.scheduler.kv_cache_manager)
+    needed = None if first is None else _whole(engine, first.request_id)
+    if first is None or needed is None or usable is None or needed <= usable:
+        return "which limit it is, is not known"
+    who = f"the next request, {visible(ids[first.request_id])},"
+    return f"{who} needs {counted(needed, 'KV block')} and the cache has {usable:,}: it can never run"
 
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:

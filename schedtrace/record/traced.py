@@ -11,14 +11,17 @@ from typing import Any
 
 from loguru import logger
 
-from schedtrace.record import settings
+from schedtrace.model.printable import described
+from schedtrace.record import settings, switches
 from schedtrace.record.clocks import read_anchor
-from schedtrace.record.exits import Noted
+from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
 from schedtrace.record.instrument import Instrumented, instrument
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment
 from schedtrace.record.writer import Writer
+
+recorder_by_id = RECORDERS.by_id
 
 
 def records(base: type) -> bool:
@@ -36,8 +39,9 @@ def hooks_for(base: type) -> list[type]:
     root: type = base
     while "__dict__" not in vars(root) and root.__base__ is not None:
         root = root.__base__
-    always, *others = _hooks(object if root is base else root)
-    return [always, *(hook for hook in others if hasattr(base, _METHODS[hook.__name__]))]
+    always, *others = _hooks(root)
+    hooks = [hook for hook in others if hasattr(base, _METHODS[hook.__name__])]
+    return [always, *hooks, *disguises(base, root)]
 
 
 _METHODS = {
@@ -50,25 +54,30 @@ _METHODS = {
 """The method that each of them is for."""
 
 
+def subject(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first argument of a call, however a user's class calls it; None without arguments."""
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
 @cache
 def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, none of which is complex
     class Traced(root):  # type: ignore[misc]  # mypy knows no class that is found at run time
         """Hooks on the methods that every release of vLLM's V1 scheduler has."""
 
         __slots__ = ()
-        _schedtrace_recorder: Recorder | None = None
-        _schedtrace_events: list[Noted] | None = None
-        """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
-        _schedtrace_queued: bool = True
-        """Whether somebody may be waiting in the call that runs."""
         _schedtrace_instrumented: Instrumented = Instrumented((), ())
+
+        @property
+        def _schedtrace_recorder(self) -> Recorder | None:
+            """What records it; kept beside it."""
+            return RECORDERS.get(self)
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._schedtrace_recorder = open_recorder(self)  # type: ignore[misc]  # its base has a __dict__
+            open_recorder(self)
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._schedtrace_recorder
+            recorder = recorder_by_id(id(self))
             if (
                 recorder is None or not recorder.active or recorder.in_schedule
             ):  # a call within one is part of it
@@ -77,29 +86,30 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             try:
                 output = super().schedule(*args, **kwargs)
             except BaseException as error:
-                recorder.schedule_raised(self, error)
+                recorder.schedule_raised(error)
                 raise
             recorder.schedule_ended(self, output)
             return output
 
-        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._schedtrace_recorder
+        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = recorder_by_id(id(self))
             if recorder is None or not recorder.active:
-                return super().update_from_output(scheduler_output, *args, **kwargs)
+                return super().update_from_output(*args, **kwargs)
             back = recorder.clock()
             left = recorder.left
-            outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-            recorder.output_came_back(scheduler_output, args[0] if args else None, back, left, outputs)
+            outputs = super().update_from_output(*args, **kwargs)
+            sampled = args[1] if len(args) > 1 else None
+            recorder.output_came_back(subject(args, kwargs), sampled, back, left, outputs)
             return outputs
 
-        def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._schedtrace_recorder
+        def add_request(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = recorder_by_id(id(self))
             if recorder is not None:
-                recorder.request_arrives(self, request)
-            return super().add_request(request, *args, **kwargs)
+                recorder.request_arrives(self, subject(args, kwargs))
+            return super().add_request(*args, **kwargs)
 
         def shutdown(self, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._schedtrace_recorder
+            recorder = recorder_by_id(id(self))
             if recorder is not None:
                 recorder.close()
             return super().shutdown(*args, **kwargs)
@@ -109,12 +119,13 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._schedtrace_recorder is not None:
-                self._schedtrace_recorder.request_preempted(self, request)
-            result = super()._preempt_request(request, *args, **kwargs)
-            if self._schedtrace_recorder is not None:
-                self._schedtrace_recorder.request_was_preempted()
+        def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = recorder_by_id(id(self))
+            if recorder is not None:
+                recorder.request_preempted(self, subject(args, kwargs))
+            result = super()._preempt_request(*args, **kwargs)
+            if recorder is not None:
+                recorder.request_was_preempted()
             return result
 
     class Free(root):  # type: ignore[misc]  # likewise
@@ -122,32 +133,34 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._schedtrace_recorder is not None:
-                self._schedtrace_recorder.request_freed(request)
-            return super()._free_request(request, *args, **kwargs)
+        def _free_request(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = recorder_by_id(id(self))
+            if recorder is not None:
+                recorder.request_freed(subject(args, kwargs))
+            return super()._free_request(*args, **kwargs)
 
     class Transfers(root):  # type: ignore[misc]  # likewise
         """Hook on ``_update_from_kv_xfer_finished``: the workers' word on KV loads."""
 
         __slots__ = ()
 
-        def _update_from_kv_xfer_finished(self, output: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._schedtrace_recorder is not None:
-                self._schedtrace_recorder.kv_loads_ended(self, output)
-            return super()._update_from_kv_xfer_finished(output, *args, **kwargs)
+        def _update_from_kv_xfer_finished(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = recorder_by_id(id(self))
+            if recorder is not None:
+                recorder.kv_loads_ended(self, subject(args, kwargs))
+            return super()._update_from_kv_xfer_finished(*args, **kwargs)
 
     class Pause(root):  # type: ignore[misc]  # likewise
         """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, sleep and their ends lead through it."""
 
         __slots__ = ()
 
-        def set_pause_state(self, pause_state: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._schedtrace_recorder
+        def set_pause_state(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = recorder_by_id(id(self))
             if recorder is not None:
-                state = getattr(pause_state, "name", None)
+                state = getattr(subject(args, kwargs), "name", None)
                 recorder.control(self, "pause_state", recorder.clock(), detail=state)
-            return super().set_pause_state(pause_state, *args, **kwargs)
+            return super().set_pause_state(*args, **kwargs)
 
     class Reset(root):  # type: ignore[misc]  # likewise
         """Hook on ``reset_prefix_cache``: it may preempt everything that runs."""
@@ -155,7 +168,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
         __slots__ = ()
 
         def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._schedtrace_recorder
+            recorder = recorder_by_id(id(self))
             if recorder is None or not recorder.active:
                 return super().reset_prefix_cache(*args, **kwargs)
             began_ns, before = recorder.clock(), recorder.before_reset(self)
@@ -185,7 +198,7 @@ def traced_class(base: type) -> type:
     try:
         return _subclass(base, hooks, instrumented)
     except Exception as error:  # a class with rules of its own for its subclasses
-        refused = f"{base.__module__}.{base.__qualname__}: {error!r}"
+        refused = f"{base.__module__}.{base.__qualname__}: {described(error)}"
         return _subclass(base, hooks, Instrumented((), (*instrumented.refused, refused)))
 
 
@@ -194,7 +207,8 @@ def traced_or_plain(chosen: Any) -> Any:
     try:
         return traced_class(chosen)
     except Exception as error:
-        logger.warning("schedtrace: not recording, {} could not be wrapped: {!r}", chosen, error)
+        name = type.__repr__(chosen if isinstance(chosen, type) else type(chosen))
+        logger.warning("schedtrace: not recording, {} could not be wrapped: {}", name, described(error))
         return chosen
 
 
@@ -206,6 +220,7 @@ def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type
         namespace["__module__"] = __name__
         namespace["__doc__"] = f"{base.__module__}.{base.__qualname__}, recorded by schedtrace."
         namespace["_schedtrace_instrumented"] = instrumented
+        namespace[PLAIN] = base
 
     bases = (*hooks, *own, *instrumented.classes)
     return types.new_class(f"Traced{base.__name__}", bases, exec_body=body)
@@ -218,6 +233,8 @@ def traced_scheduler(**kwargs: Any) -> Any:
     (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the
     plugin path the user's own class is kept; with this one it cannot be, since the option is taken.
     """
+    if switches.is_switched_off():
+        return _chosen_without_option(kwargs["vllm_config"].scheduler_config)(**kwargs)
     if not settings.enabled():
         os.environ[settings.DIR] = "logs"
         logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")
@@ -238,15 +255,17 @@ def _chosen_without_option(config: Any) -> Any:
         config.scheduler_cls = given
 
 
-def open_recorder(scheduler: Any) -> Recorder | None:
-    """A recorder for a traced scheduler just built; None, with one warning, where that is impossible."""
+def open_recorder(scheduler: Any) -> None:
+    """Have a traced scheduler recorded that was just built; where that is impossible, one warning says so."""
     try:
+        if not settings.enabled():  # a user's scheduler that is attached to has made another one of its class
+            return
         recorder = prepared_recorder(scheduler, type(scheduler), from_environment())
+        RECORDERS.put(scheduler, recorder)
     except Exception as error:
-        logger.warning("schedtrace: not recording: {!r}", error)
-        return None
+        logger.warning("schedtrace: not recording: {}", described(error))
+        return
     logger.info("schedtrace: recording engine {} to {}", recorder.writer.engine_rank, recorder.writer.path)
-    return recorder
 
 
 def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attached: bool = False) -> Recorder:

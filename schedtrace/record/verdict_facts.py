@@ -223,7 +223,7 @@ class Facts:
         self.inputs = Inputs(since_anchor)
         self.kv_loads = KvLoads(scheduler)
         if (manager := getattr(scheduler, "structured_output_manager", None)) is not None:
-            setattr(manager, INPUTS, self.inputs)
+            INPUTS.put(manager, self.inputs)
 
     @property
     def prefix_keys(self) -> int | None:

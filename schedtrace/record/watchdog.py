@@ -1,8 +1,9 @@
 """Says in vLLM's own log when an engine has stopped making progress, why, and when it goes on.
 
 A thread beside the engine looks once a second and puts nothing on the path of a step. Only
-when a stall is to be described does it ask more: first the exits of a late call, where the engine still makes
-calls (``attachment.py``), then who holds what, then the stacks. See ``docs/watchdog.md``.
+when a stall is to be described does it ask more: the exits of a late call, where the engine is recorded or
+``SCHEDTRACE_WATCHDOG=explain`` allows to record one (``attachment.py``), then who holds what, then the
+stacks. See ``docs/watchdog.md``.
 """
 
 import logging
@@ -22,7 +23,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.control_socket import stacks_of_workers
 from schedtrace.record.queues import Queues
-from schedtrace.record.settings import hashes_ids
+from schedtrace.record.settings import hides_ids
 from schedtrace.record.stall_causes import (
     Place,
     Stall,
@@ -33,8 +34,10 @@ from schedtrace.record.stall_causes import (
     stall,
 )
 from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.switches import NO, YES, value
 
 VARIABLE = "SCHEDTRACE_WATCHDOG"
+EXPLAIN = "explain"
 AFTER_S = 10.0
 EVERY_S = 1.0
 END_S = 1.0
@@ -45,6 +48,7 @@ MOST_FAILED = 60
 """Looks in a row."""
 STACKS_EVERY_S = 600.0
 """Stacks of one kind of stall are not repeated before that: an engine may stall with every long prompt."""
+MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
 log = logging.getLogger("vllm.schedtrace")
 """Has vLLM's handlers, level and format."""
 
@@ -59,18 +63,30 @@ def after_s() -> float | None:
     """How long without progress is a stall; None: there is to be no watchdog.
 
     Raises:
-        ValueError: the variable says neither ``off`` nor a number of seconds.
+        ValueError: the variable says neither ``off``, ``explain`` nor a number of seconds.
     """
-    text = os.environ.get(VARIABLE, "").strip().lower()
-    if not text:
-        return AFTER_S
-    if text in {"off", "0"}:
+    text, *more = [part for part in _asked() if part != EXPLAIN] or ["on"]
+    if more:
+        msg = f"{text},{','.join(more)}: one time at most"
+        raise ValueError(msg)
+    if text in NO:
         return None
+    if text in YES - {"1"}:
+        return AFTER_S
     seconds = float(text.removesuffix("s"))
     if not seconds >= EVERY_S:
         msg = f"{text}: at least {EVERY_S:g} s"
         raise ValueError(msg)
     return seconds
+
+
+def explains() -> bool:
+    """Whether a stall may be looked at from within, unasked: by a recording of a moment."""
+    return EXPLAIN in _asked()
+
+
+def _asked() -> list[str]:
+    return [part.strip() for part in value(VARIABLE).lower().split(",") if part.strip()]
 
 
 class Watchdog:
@@ -110,6 +126,8 @@ class Watchdog:
         self._paused = False
         self._reported: Stall | None = None
         self._reported_since_s = 0.0
+        self._unexplained = False
+        """Calls of ``schedule()`` do nothing, and nobody was asked to look at one."""
         self._stacks_s: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
@@ -191,6 +209,7 @@ class Watchdog:
                 exits = self._causes()
             except Exception as error:
                 logger.trace("schedtrace: the causes of a stall are not known: {!r}", error)
+        self._unexplained = steps and not exits
         return stall(self._engine, self._places, steps=steps, exits=exits, ids=self._ids())
 
     def _report(self, found: Stall, now_s: float) -> None:
@@ -199,6 +218,8 @@ class Watchdog:
             log.info("%s%s", begin, found.sentence)
             return
         lines = [f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]"]
+        if self._unexplained and found.kind == "scheduler":
+            lines.append(MORE.format(pid=os.getpid()))
         lines += _tried(lambda: holders(self._engine, self._ids()))
         if self._snapshot is not None:
             take = self._snapshot
@@ -234,7 +255,7 @@ def watch(
 
 
 def _as_the_server_asks() -> WrittenIds:
-    return WrittenIds(hash_ids=hashes_ids())
+    return WrittenIds(hash_ids=hides_ids())
 
 
 def _all_stacks() -> list[str]:

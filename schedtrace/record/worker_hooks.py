@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from schedtrace.record.disguise import Beside
 from schedtrace.record.hooks import Method, unwrap, wrap
 
 Execution = tuple[str, int, int]
@@ -36,7 +37,8 @@ def machine() -> str:
         return ""
 
 
-_BEGAN = "_schedtrace_began_ns"
+_BEGAN: Beside[int] = Beside()
+"""When each worker began to execute the batch that it is to sample tokens of."""
 
 
 def wrap_worker() -> None:
@@ -74,7 +76,7 @@ def _execute_model(original: Method, worker: Any, *args: Any, **kwargs: Any) -> 
     began_ns = time.monotonic_ns()
     output = original(worker, *args, **kwargs)
     if output is None:  # sampling is another call
-        setattr(worker, _BEGAN, began_ns)
+        _BEGAN.put(worker, began_ns)
     else:
         _note(output, began_ns)
     return output
@@ -82,9 +84,9 @@ def _execute_model(original: Method, worker: Any, *args: Any, **kwargs: Any) -> 
 
 def _sample_tokens(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
     output = original(worker, *args, **kwargs)
-    began_ns = getattr(worker, _BEGAN, None)
+    began_ns = _BEGAN.get(worker)
     if began_ns is not None and output is not None:
-        setattr(worker, _BEGAN, None)
+        _BEGAN.drop(worker)
         _note(output, began_ns)
     return output
 

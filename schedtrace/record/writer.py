@@ -16,7 +16,7 @@ from weakref import WeakSet
 import msgspec
 from loguru import logger
 
-from schedtrace.model.printable import json_of, shortened
+from schedtrace.model.printable import described, json_of
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Exit, Finish, Header, Notice
 from schedtrace.model.trace_facts import Control
 from schedtrace.record.arrival_facts import Prefixes
@@ -177,7 +177,7 @@ class Writer:
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
-        return type(error).__name__ if self.hash_ids else shortened(repr(error))
+        return type(error).__name__ if self.hash_ids else described(error)
 
     def notice(self, message: str) -> None:
         """Have a notice written."""

@@ -15,6 +15,7 @@ from vllm.config import ParallelConfig, SchedulerConfig
 from vllm.v1.engine import core
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.engine_hooks import record_passes
 
 
@@ -93,7 +94,7 @@ def make_rank_core(
     with built_here(scheduler_class):
         made = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
     record_passes(_Recorded)  # now plugins are loaded, which may have done so for all
-    if (recorder := getattr(made.scheduler, "_schedtrace_recorder", None)) is not None:
+    if (recorder := RECORDERS.get(made.scheduler)) is not None:
         recorder.facts.engine_is(made)
     return made
 

@@ -15,7 +15,8 @@ from schedtrace.model import safe_files
 from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.model.prediction import OF_RANKS
 from schedtrace.model.trace_bounds import PLAIN
-from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRACE, TRIAL_IDS
+from schedtrace.record.settings import RUN_DIR, TRACE, TRIAL_IDS
+from schedtrace.record.switches import SWITCH
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.player import FeedByStep, Played, Player
@@ -109,13 +110,13 @@ def _of_trial(load: Workload, trial: int) -> Workload:
 
 @contextmanager
 def _recording_to(folder: Path, *, trial_ids: bool) -> Iterator[None]:
-    before = {name: os.environ.pop(name, None) for name in (RUN_DIR, TRIAL_IDS, HASH_IDS, LINES, TRACE)}
+    before = {name: value for name, value in os.environ.items() if name.startswith(SWITCH)}
+    for name in before:
+        del os.environ[name]
     os.environ.update({RUN_DIR: str(folder), TRIAL_IDS: str(int(trial_ids)), TRACE: PLAIN})
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in (RUN_DIR, TRIAL_IDS, TRACE):
+            os.environ.pop(name, None)
+        os.environ.update(before)

@@ -70,7 +70,7 @@ class TimedEngine(Engine):
     @property
     def recorded_inputs(self) -> Any:
         """What the recorder keeps of the input thread; None: nothing is recorded."""
-        return getattr(self.scheduler.structured_output_manager, INPUTS, None)
+        return INPUTS.get(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
         """The input thread has made a request of what a client sent, as the recorder sees it."""

@@ -209,7 +209,7 @@ def _end_with_the_command() -> None:
 def _make_quiet() -> None:
     """What is recorded of a replay is nobody else's, whatever a person records meanwhile."""
     os.environ.update(QUIET)
-    for name in [name for name in os.environ if name.startswith("SCHEDTRACE_")]:
+    for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]
     logger.remove()
     logger.add(_warn, level="WARNING", format="schedtrace: {message}")

@@ -76,7 +76,7 @@ def plain() -> Any:
 
 
 def _switch_off() -> None:
-    for name in [name for name in os.environ if name.startswith("SCHEDTRACE_")]:
+    for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]
 
 

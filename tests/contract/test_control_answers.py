@@ -68,6 +68,33 @@ def test_ids_are_hashed_in_trace_and_queue_where_attach_or_the_server_asks_for_i
     assert engine._attachment.ids["r1"] == (hashed("r1") if server else "r1")
 
 
+def test_a_privacy_switch_that_is_not_understood_hides_ids_and_refuses_a_recording(
+    engine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SCHEDTRACE_HASH_IDS", "jawohl")
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
+    assert waiting(engine) == [(hashed("r1"), "max_num_seqs")]
+    with pytest.raises(
+        attachment.RefusedError, match="its server was started with SCHEDTRACE_HASH_IDS=jawohl: "
+    ):
+        engine.answer(AskAttach(run_dir=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("variable", "touched"), [("off", False), ("30s", False), ("explain,30s", True)])
+def test_the_watchdog_touches_the_scheduler_only_if_it_was_asked_to(variable, touched, monkeypatch, engine):
+    monkeypatch.setenv("SCHEDTRACE_WATCHDOG", variable)
+    kinds = set()
+    monkeypatch.setattr(
+        attachment.time, "sleep", lambda _s: kinds.add(type(engine.driver.scheduler).__name__)
+    )
+    asked = []
+    monkeypatch.setattr(control_answers, "watch", lambda *given, **_: asked.append(given[2]))
+    control_answers._Engine(engine._core, 1)
+    asked[0]()
+    assert kinds == ({"TracedScheduler"} if touched else set())
+
+
 def test_of_an_engine_that_nobody_records_the_causes_come_from_a_glance(engine, monkeypatch):
     monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
     assert waiting(engine) == [("r1", "max_num_seqs")]

@@ -2,9 +2,11 @@
 
 import textwrap
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
+from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.exits import SITES
 from schedtrace.record.instrument import _with_marks, instrument
 from tests.toys import TOY, module_of, request, told
@@ -71,7 +73,7 @@ def toy(tmp_path):
 def test_a_traceback_shows_the_lines_of_the_source(toy):
     def frames(scheduler):
         scheduler.running = [request("a", sits_out=False)]
-        scheduler._schedtrace_events = []
+        RECORDERS.put(scheduler, SimpleNamespace(events=[]))
         with pytest.raises(AttributeError, match="wants") as raised:
             scheduler.schedule()
         return [(f.filename, f.lineno, f.name, f.line) for f in traceback.extract_tb(raised.tb)]

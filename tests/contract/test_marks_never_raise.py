@@ -84,12 +84,13 @@ def test_no_mark_raises_whatever_it_is_given(mark, recording, warnings):
             raise RuntimeError(name)
 
     engine = Engine(traced_class)
-    engine.scheduler._schedtrace_events = []
+    recorder = engine.scheduler._schedtrace_recorder
+    recorder.events = []
     told = [Unlike()] * MARKS[mark]
     if mark == "end":
         told[1:] = [Unlike()], 0  # those that run, and the next of them
     assert getattr(exits.Marks, mark)(engine.scheduler, 0, *told) is None
-    assert len(engine.scheduler._schedtrace_events) == 1
+    assert len(recorder.events) == 1
     engine.finish()
     [notice] = read_run(recording).traces[0].notices
     assert notice.startswith("exits may lack details: a mark in schedule() failed: ")

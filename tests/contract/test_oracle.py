@@ -130,7 +130,8 @@ def test_one_exit_noted_wrongly_is_noticed(wrong, tmp_path, monkeypatch):
     note, skipped = exits.Marks.exit, iter(range(1_000_000))
 
     def once_wrong(scheduler, site, *told):
-        is_skip = scheduler._schedtrace_events is not None and exits.SITES[site].kind == "continue"
+        recorder = scheduler._schedtrace_recorder
+        is_skip = recorder.events is not None and exits.SITES[site].kind == "continue"
         if is_skip and next(skipped) == 10:
             wrong(note, scheduler, site, *told)
         else:

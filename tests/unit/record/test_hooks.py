@@ -7,6 +7,7 @@ import pytest
 
 from schedtrace.model.trace_facts import Grammar
 from schedtrace.record import engine_hooks
+from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.engine_hooks import MOST_KEPT, Inputs
 from schedtrace.record.hooks import wrap
 
@@ -61,7 +62,8 @@ def recorder_of(inputs):
 
 def test_a_recording_that_ends_while_a_request_is_prepared_leaves_the_queue_of_aborts_alone():
     core = SimpleNamespace(scheduler=SimpleNamespace(), aborts_queue=Queue())
-    recorder = core.scheduler._schedtrace_recorder = recorder_of(Inputs(lambda ns: ns // 1000))
+    recorder = recorder_of(Inputs(lambda ns: ns // 1000))
+    RECORDERS.put(core.scheduler, recorder)
 
     def detached_meanwhile(_, request):
         recorder.active = False
@@ -75,10 +77,10 @@ def test_an_abort_is_noted_by_the_recording_that_goes_on_when_it_comes():
     core = SimpleNamespace(scheduler=SimpleNamespace(), aborts_queue=Queue())
     first, second = Inputs(lambda ns: ns), Inputs(lambda ns: ns)
     for inputs in (first, second):
-        core.scheduler._schedtrace_recorder = recorder_of(inputs)
+        RECORDERS.put(core.scheduler, recorder_of(inputs))
         engine_hooks._prepare(lambda _, request: request, core, SimpleNamespace(request_id="r"))
     core.aborts_queue.put_nowait(["r"])
-    core.scheduler._schedtrace_recorder = None
+    RECORDERS.drop(core.scheduler)
     core.aborts_queue.put_nowait(["unseen"])
     assert (list(first._aborts), list(second._aborts)) == ([], ["r"])
     assert [core.aborts_queue.get_nowait() for _ in range(2)] == [["r"], ["unseen"]]

@@ -1,5 +1,6 @@
 """Exits inferred from the state after ``schedule()``: one scheduler for each answer, unchanged afterwards."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_failed_allocation_of_the_call_before_does_not_count():
 def test_allocations_are_watched_only_if_somebody_could_be_refused_one(running, waiting, watched):
     toy = scheduler()
     InferredExits(toy).begin(toy, running, waiting)
-    assert ("allocate_slots" in vars(toy.kv_cache_manager)) is watched
+    assert (type(toy.kv_cache_manager) is not Manager) is watched
 
 
 def test_watching_passes_everything_on_and_leaves_nothing_behind():
@@ -104,8 +105,19 @@ def test_watching_passes_everything_on_and_leaves_nothing_behind():
     inference.begin(toy, 0, 1)
     assert toy.kv_cache_manager.allocate_slots(request("a"), 3, num_lookahead_tokens=1) == ["block"]
     inference.release()
-    assert vars(toy.kv_cache_manager) == {}
+    assert (type(toy.kv_cache_manager), vars(toy.kv_cache_manager)) == (Manager, {})
     inference.release()
+
+
+def test_a_copy_that_is_made_within_a_watched_call_is_plain_and_asks_nobody_else():
+    toy = scheduler()
+    inference = InferredExits(toy)
+    inference.begin(toy, 0, 1)
+    for made in (copy.copy, copy.deepcopy):
+        copied = made(toy.kv_cache_manager)
+        assert (type(copied), copied.allocate_slots(request("refused"))) == (Manager, None)
+    [exit_line] = inference.end(toy, 5, {}, 0)
+    assert exit_line.cause == Cause.QUEUE_EMPTY
 
 
 def test_an_allocator_put_on_the_object_before_is_put_back():

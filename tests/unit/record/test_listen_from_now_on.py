@@ -51,3 +51,9 @@ def test_where_no_loop_runs_yet_another_may_try_later(listeners):
     assert listeners == []
     Core().run_busy_loop()
     assert len(listeners) == 1
+
+
+def test_in_a_process_that_is_switched_off_nobody_is_made_to_listen(listeners, monkeypatch):
+    monkeypatch.setenv("SCHEDTRACE", "off")
+    Core().run_busy_loop()
+    assert listeners == []

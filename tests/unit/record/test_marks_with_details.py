@@ -142,8 +142,8 @@ class Recorder:
     def __init__(self, blocks):
         self.blocks, self.told = blocks, []
 
-    def request_preempted(self, scheduler, victim):
-        event = event_of(scheduler._schedtrace_events[-1])
+    def request_preempted(self, _scheduler, victim):
+        event = event_of(self.events[-1])
         self.told.append(
             (victim.request_id, victim.num_computed_tokens, event.request_id, [*self.blocks.gone])
         )
@@ -161,9 +161,7 @@ def test_a_schedule_that_preempts_by_itself_tells_its_victims(run):
     blocks = Blocks(room=1)
     recorder = Recorder(blocks)
     running = [request(name, num_computed_tokens=5) for name in "ab"]
-    returned, exits, _ = run(
-        PREEMPTS, running=running, kv_cache_manager=blocks, _schedtrace_recorder=recorder
-    )
+    returned, exits, _ = run(PREEMPTS, running=running, kv_cache_manager=blocks, recorder=recorder)
     assert (returned, exits) == ({"a": 1, "b": 1}, [])
     assert recorder.told == [("b", 5, "a", []), ["b"]]
 
@@ -175,7 +173,7 @@ def test_whoever_preempts_itself_is_left_without_blocks(run):
         PREEMPTS,
         running=[request("a", num_computed_tokens=5)],
         kv_cache_manager=blocks,
-        _schedtrace_recorder=recorder,
+        recorder=recorder,
     )
     assert (returned, recorder.told) == ({}, [("a", 5, "a", []), ["a"]])
     assert [(line.cause, line.request_id, line.guard) for line in exits] == [

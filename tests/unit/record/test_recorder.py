@@ -54,7 +54,6 @@ class Scheduler:
     """With the state that a recorder reads."""
 
     _schedtrace_instrumented = SimpleNamespace(classes=("marked",))
-    _schedtrace_events = None
 
     def __init__(self, **facts):
         self.free = 40
@@ -131,7 +130,7 @@ def request(name, **facts):
 def called(recorder, scheduler, decided, events=()):
     """One ``schedule()`` call with this output, in which the marks noted these events."""
     recorder.schedule_begins(scheduler)
-    scheduler._schedtrace_events = list(events)
+    recorder.events = list(events)
     recorder.schedule_ended(scheduler, decided)
     return decided
 
@@ -141,7 +140,7 @@ def test_a_capture_has_the_state_before_and_after_the_call(recorder_of, writer):
     recorder = recorder_of(scheduler)
     writer.came = Came([Arrival("a", 0, 0, 10)])
     recorder.schedule_begins(scheduler)
-    assert (scheduler._schedtrace_events, scheduler._schedtrace_queued, recorder.in_schedule) == (
+    assert (recorder.events, recorder.queued, recorder.in_schedule) == (
         [], True, True,
     )  # fmt: skip
     scheduler.waiting, scheduler.free = Queue([request("c")]), 30
@@ -155,13 +154,14 @@ def test_a_capture_has_the_state_before_and_after_the_call(recorder_of, writer):
     assert (capture.free_before, capture.free_after) == (40, 30)
     assert (capture.rows.ids, capture.rows.computed, capture.rows.new) == (["b"], [20], [("a", 4)])
     assert (capture.came, capture.full) == (writer.came, False)
-    assert (recorder.in_schedule, scheduler._schedtrace_events) == (False, None)
+    assert (recorder.in_schedule, recorder.events) == (False, None)
 
 
 def test_nobody_waiting_is_known_before_the_call(recorder_of):
     scheduler = Scheduler()
-    recorder_of(scheduler).schedule_begins(scheduler)
-    assert scheduler._schedtrace_queued is False
+    recorder = recorder_of(scheduler)
+    recorder.schedule_begins(scheduler)
+    assert recorder.queued is False
 
 
 def test_steps_are_numbered_from_0(recorder, scheduler, writer):
@@ -190,7 +190,7 @@ def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder, scheduler,
     writer.came = Came([Arrival("a", 0, 0, 10)])
     recorder.schedule_begins(scheduler)
     recorder.request_preempted(scheduler, request("v"))
-    recorder.schedule_raised(scheduler, ValueError("no"))
+    recorder.schedule_raised(ValueError("no"))
     assert (writer.taken, writer.notices) == (
         [writer.came],
         ["step 0 is missing: ValueError('no')"],
@@ -277,7 +277,7 @@ def test_a_preemption_within_schedule(recorder_of, writer):
         "v", 12, "wants", num_preemptions=2, in_schedule=True, blocks_freed=7, policy="priority"
     )
     assert capture.preempted == [(victim, 13)]
-    assert (scheduler._schedtrace_queued, recorder.left) == (True, 1)
+    assert (recorder.queued, recorder.left) == (True, 1)
 
 
 def test_a_preemption_between_steps_is_of_the_next_one(recorder, scheduler, writer):

@@ -4,7 +4,8 @@ import pytest
 
 from schedtrace.model.trace import Finish
 from schedtrace.model.trace_bounds import Bounds, bounds, kept
-from schedtrace.record.settings import DEFAULT_RULES, Rules, rules
+from schedtrace.record import settings
+from schedtrace.record.settings import DEFAULT_RULES, NotUnderstoodError, Rules, rules
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,61 @@ NOT_UNDERSTOOD = {
 def test_what_is_not_understood(parse, text, expected):
     with pytest.raises(ValueError, match=expected):
         parse(text)
+
+
+YES, NO = ("1", "true", "YES", "on", " 1 ", "True\n"), ("", "0", "false", "No", "off", " ")
+
+
+@pytest.fixture
+def settled(monkeypatch, tmp_path):
+    """The settings of a process with these variables."""
+    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path))
+
+    def make(**variables):
+        for name, text in variables.items():
+            monkeypatch.setenv(name, text)
+        return settings.from_environment()
+
+    return make
+
+
+@pytest.mark.parametrize("text", YES + NO)
+def test_ids_are_hashed_if_that_is_said_in_any_usual_word(text, settled):
+    asked = text in YES
+    assert settled(SCHEDTRACE_HASH_IDS=text).hash_ids is asked
+    assert settings.hides_ids() is asked
+    assert settled(SCHEDTRACE_TRIAL_IDS=text).trial_ids is asked
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("SCHEDTRACE_HASH_IDS", "ja", "expected yes or no (1, true, on; 0, false, off)"),
+        ("SCHEDTRACE_HASH_IDS", "2", "expected yes or no (1, true, on; 0, false, off)"),
+        ("SCHEDTRACE_TRIAL_IDS", "maybe", "expected yes or no (1, true, on; 0, false, off)"),
+        ("SCHEDTRACE_LINES", "whole", "expected delta or full"),
+    ],
+)
+def test_a_switch_that_is_not_understood_records_nothing(name, text, expected, settled):
+    with pytest.raises(NotUnderstoodError) as refused:
+        settled(**{name: text})
+    assert str(refused.value) == f"{name}={text}: {expected}"
+    assert settings.hides_ids() is (name == "SCHEDTRACE_HASH_IDS")
+
+
+@pytest.mark.parametrize(("text", "kept"), [("off", False), (" No ", False), (" 60s ", True), ("", False)])
+def test_a_flight_recorder_is_switched_off_in_the_same_words(text, kept, settled):
+    assert settled(SCHEDTRACE_KEEP=text).in_memory is kept
+
+
+def test_blanks_and_case_around_what_is_said_do_not_matter(settled):
+    found = settled(
+        SCHEDTRACE_LINES=" Full ", SCHEDTRACE_TRACE=" maxsize=1G ", SCHEDTRACE_SNAPSHOT_ON=" OFF "
+    )
+    assert (found.lines, found.bounds, found.snapshot_on) == ("full", Bounds(2**30), Rules())
+
+
+@pytest.mark.parametrize("switch", ["off", "of"])
+def test_a_process_that_is_switched_off_is_asked_for_nothing(switch, settled):
+    settled(SCHEDTRACE=switch)
+    assert not settings.enabled()

@@ -5,6 +5,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from schedtrace.record import traced
+from schedtrace.record.disguise import RECORDERS
 
 KEYWORDS = {"delay": True}
 HOOKS = {
@@ -25,7 +26,7 @@ Scheduler = type("Scheduler", (), {name: answers(name) for name in HOOKS})
 
 
 def made(monkeypatch, recorder):
-    monkeypatch.setattr(traced, "open_recorder", lambda _: recorder)
+    monkeypatch.setattr(traced, "open_recorder", lambda scheduler: RECORDERS.put(scheduler, recorder))
     return traced.traced_class(Scheduler)()
 
 

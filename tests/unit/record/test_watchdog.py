@@ -1,6 +1,7 @@
 """When the watchdog says what, by a clock made by hand; why, by stand-ins for vLLM's objects."""
 
 import logging
+import os
 import queue
 import sys
 import threading
@@ -16,7 +17,8 @@ from schedtrace.model.trace import Exit
 from schedtrace.record import watchdog as module
 from schedtrace.record.stall_causes import Place, holders, place_of, place_of_thread, stacks_here
 from schedtrace.record.step_lines import WrittenIds
-from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, watch
+from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, explains, watch
+from tests.toys import Queue
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -172,6 +174,28 @@ def test_the_scheduler_refuses(watched, exits, kind, says):
     assert (second, f"[{kind}]" in text, says in text) == (11, True, True), text
 
 
+@pytest.mark.parametrize("exits", [[], [REFUSED]])
+def test_where_no_call_was_looked_at_it_says_who_can(watched, exits):
+    seen = watched(Engine([], [request("big", status="WAITING")]), exits)
+    [(_, _, text)] = seen.for_s(20, seen.calling)
+    more = f"  schedtrace queue {os.getpid()} names the limit; with SCHEDTRACE_WATCHDOG=explain"
+    assert (more in text) == (not exits), text
+
+
+def test_a_request_that_is_larger_than_the_cache_is_seen_from_outside(watched):
+    class FullAttentionManager(Some):
+        block_size = 4
+
+    engine = Engine([], [request("big", status="WAITING")])
+    engine.scheduler.waiting = Queue(engine.scheduler.waiting)
+    engine.scheduler.kv_cache_manager.coordinator.single_type_managers = [
+        FullAttentionManager(req_to_blocks={})
+    ]
+    seen = watched(engine)
+    [(_, _, text)] = seen.for_s(20, seen.calling)
+    assert "the next request, big, needs 25 KV blocks and the cache has 12: it can never run" in text
+
+
 @pytest.mark.parametrize(
     ("places", "kind"),
     [(("output", "schedule"), "scheduler"), (("between",), "scheduler"), (("output",), "worker")],
@@ -292,14 +316,26 @@ def test_snapshot_and_causes_that_fail_leave_the_rest(watched, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("", AFTER_S), ("off", None), ("30s", 30.0), ("2.5", 2.5), ("0", None)]
+    ("text", "seconds", "explaining"),
+    [
+        ("", AFTER_S, False),
+        ("on", AFTER_S, False),
+        ("off", None, False),
+        (" No ", None, False),
+        ("30s", 30.0, False),
+        ("2.5", 2.5, False),
+        ("0", None, False),
+        ("explain", AFTER_S, True),
+        ("explain,30s", 30.0, True),
+        (" 5 , Explain ", 5.0, True),
+    ],
 )
-def test_the_variable(monkeypatch, text, seconds):
+def test_the_variable(monkeypatch, text, seconds, explaining):
     monkeypatch.setenv("SCHEDTRACE_WATCHDOG", text)
-    assert after_s() == seconds
+    assert (after_s(), explains()) == (seconds, explaining)
 
 
-@pytest.mark.parametrize("text", ["soon", "0.5s", "nan", "-3"])
+@pytest.mark.parametrize("text", ["soon", "0.5s", "nan", "-3", "off,30s", "30s,40s"])
 def test_a_variable_that_says_nothing(monkeypatch, text):
     monkeypatch.setenv("SCHEDTRACE_WATCHDOG", text)
     assert watch(Engine(), 1, list) is None

@@ -1,0 +1,138 @@
+"""Gives an object of a user's another class for a while, and puts nothing on the object itself.
+
+A class may refuse attributes or their deletion, copy all that its objects have, or ask them for their class.
+So what is known of an object is kept beside it (``Beside``), its class is assigned without a method of its
+own, and the object shows and copies as what it was (``disguises``).
+"""
+
+import copyreg
+import weakref
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+PLAIN = "_schedtrace_plain"
+"""Attribute of a class that stands in for another one: that one."""
+
+set_class: Any = vars(object)["__class__"].__set__
+"""Assign an object's class as Python itself does, whatever its class makes of assignments."""
+
+_T = TypeVar("_T")
+
+
+class Beside(Generic[_T]):
+    """What is known of objects, by their identity; of an object that is gone, nothing.
+
+    They are not asked for a hash or an attribute. One that cannot be referred to weakly is kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _T] = {}
+        self._alive: dict[int, Any] = {}
+        self.by_id = self._known.get
+        """The fastest way to it: ``by_id(id(thing))``."""
+
+    def get(self, thing: Any) -> _T | None:
+        """What is known of an object."""
+        return self._known.get(id(thing))
+
+    def __getitem__(self, thing: Any) -> _T:
+        return self._known[id(thing)]
+
+    def put(self, thing: Any, value: _T) -> None:
+        """Know it from now on."""
+        number = id(thing)
+        try:
+            self._alive[number] = weakref.ref(thing, lambda _: self._forget(number))
+        except TypeError:
+            self._alive[number] = thing
+        self._known[number] = value
+
+    def drop(self, thing: Any) -> None:
+        """Forget an object."""
+        self._forget(id(thing))
+
+    def _forget(self, number: int) -> None:
+        self._known.pop(number, None)
+        self._alive.pop(number, None)
+
+
+RECORDERS: Beside[Any] = Beside()
+"""The ``Recorder`` of each scheduler that is recorded."""
+
+
+def plain_class(kind: type) -> type:
+    """The class that another one stands in for; itself, if it is none of ours."""
+    plain: type = vars(kind).get(PLAIN, kind)
+    return plain
+
+
+def disguises(base: type, root: type) -> list[type]:
+    """Classes that make an object of a subclass of ``base`` show and copy as one of ``base``.
+
+    Args:
+        base: The class that is stood in for.
+        root: The base of these classes.
+    """
+    shows, reduces, copies, deep = _disguises(root)
+    own = any("__class__" in vars(owner) for owner in base.__mro__[:-1])
+    found = [reduces] if own else [shows, reduces]
+    found += [copies] if hasattr(base, "__copy__") else []
+    return found + ([deep] if hasattr(base, "__deepcopy__") else [])
+
+
+@cache
+def _disguises(root: type) -> tuple[type, ...]:
+    class Shows(root):  # type: ignore[misc]  # mypy knows no class that is found at run time
+        """Answers ``__class__``, by which objects make others of their kind."""
+
+        __slots__ = ()
+        __class__ = property(lambda self: plain_class(type(self)), _given)  # as mocks do
+
+    class Reduces(root):  # type: ignore[misc]  # likewise
+        """Is copied and pickled as an object of the plain class."""
+
+        __slots__ = ()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            kind: Any = type(self)  # hashable, as every class
+            plain = plain_class(kind)
+            reducer: Any = copyreg.dispatch_table.get(plain)
+            reduced = super().__reduce_ex__(protocol) if reducer is None else reducer(self)
+            if not isinstance(reduced, tuple) or plain is kind:
+                return reduced
+            make, arguments, *rest = reduced
+            named = tuple(plain if one is kind else one for one in arguments)
+            return (plain if make is kind else make, named, *rest)
+
+    class Copies(root):  # type: ignore[misc]  # likewise
+        """Copies itself by a method of its own."""
+
+        __slots__ = ()
+
+        def __copy__(self, *args: Any, **kwargs: Any) -> Any:
+            return _as_plain(super().__copy__(*args, **kwargs), self)
+
+    class CopiesDeeply(root):  # type: ignore[misc]  # likewise
+        """Copies itself and all it has by a method of its own."""
+
+        __slots__ = ()
+
+        def __deepcopy__(self, *args: Any, **kwargs: Any) -> Any:
+            return _as_plain(super().__deepcopy__(*args, **kwargs), self)
+
+    return Shows, Reduces, Copies, CopiesDeeply
+
+
+def _given(thing: Any, kind: type) -> None:
+    """A user's class gives its object another class, and who records it is told that it ends there."""
+    if kind is plain_class(type(thing)):
+        return
+    set_class(thing, kind)
+    if (recorder := RECORDERS.get(thing)) is not None:
+        recorder.class_changed(kind)
+
+
+def _as_plain(copied: Any, original: Any) -> Any:
+    if copied is not original and type(copied) is type(original):
+        set_class(copied, plain_class(type(copied)))
+    return copied

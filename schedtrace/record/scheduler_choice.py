@@ -1,0 +1,90 @@
+"""Has vLLM's own choice of scheduler class recorded from the engine's start.
+
+vLLM loads general plugins before ``EngineCore`` asks ``SchedulerConfig.get_scheduler_cls()`` for the class.
+Wrapping that answer keeps ``scheduler_cls`` unset, so async scheduling, diffusion schedulers and a user's
+``--scheduler-cls`` stay what vLLM made of them, and no custom-class warning appears.
+
+To 0.11.0 ``EngineCore`` reads the class from the configuration, right after it has sized the KV cache: there
+the traced class takes its place.
+"""
+
+import inspect
+import pkgutil
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.model.printable import described
+from schedtrace.record import settings
+from schedtrace.record.engine_hooks import wrap_engine
+from schedtrace.record.front_end_hooks import wrap_front_end
+from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.worker_hooks import wrap_worker
+
+
+def record_from_the_start() -> None:
+    """Install the wrappers, and never raise."""
+    try:
+        settings.from_environment()
+        _wrap_scheduler_choice()
+    except settings.NotUnderstoodError as error:
+        logger.warning("schedtrace: not recording: {}", error)
+        return
+    except Exception as error:
+        logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
+        return
+    front_end = () if settings.keeps_in_memory() else (wrap_front_end,)
+    for install in (wrap_engine, wrap_worker, *front_end):
+        try:
+            install()
+        except Exception as error:  # the trace goes without these facts
+            logger.warning("schedtrace: {} does not fit this vLLM: {!r}", install.__name__, error)
+
+
+def _wrap_scheduler_choice() -> None:
+    from vllm.config import SchedulerConfig
+
+    if not hasattr(SchedulerConfig, "get_scheduler_cls"):
+        _wrap_configured_class()
+        return
+
+    def get_scheduler_cls(original: Method, config: Any) -> Any:
+        return _traced(original(config), config)
+
+    wrap(SchedulerConfig, "get_scheduler_cls", get_scheduler_cls)
+
+
+def _wrap_configured_class() -> None:
+    """To vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
+    from vllm.v1.engine.core import EngineCore
+
+    def initialize(original: Method, engine: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = original(engine, vllm_config, *args, **kwargs)
+        try:
+            config = vllm_config.scheduler_config
+            given = config.scheduler_cls
+            chosen = pkgutil.resolve_name(given) if isinstance(given, str) else given
+            config.scheduler_cls = _traced(chosen, config)
+        except Exception as error:
+            logger.warning("schedtrace: not recording, no scheduler class could be found: {!r}", error)
+        return sizes
+
+    wrap(EngineCore, "_initialize_kv_caches", initialize)
+
+
+def _traced(chosen: Any, config: Any) -> Any:
+    """The class that records; what ``--scheduler-cls`` leads to records by itself.
+
+    Args:
+        chosen: What vLLM would build; ``balance/engine.py`` picks a class by the configuration then.
+        config: vLLM's ``SchedulerConfig``.
+    """
+    try:
+        from schedtrace.record.traced import traced_or_plain, traced_scheduler
+
+        chooses = inspect.getattr_static(chosen, "scheduler_class_for", None) is not None
+        built = chosen.scheduler_class_for(config) if chooses else chosen
+        return chosen if chosen is traced_scheduler else traced_or_plain(built)
+    except Exception as error:
+        logger.warning("schedtrace: not recording: {}", described(error))
+        return chosen
