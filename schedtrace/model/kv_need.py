@@ -85,7 +85,7 @@ def _known(counts: Iterable[int | None]) -> list[int] | None:
 
 
 def _held(group: CacheGroup, computed: int, tokens: int, slots: int) -> int | None:
-    size, drafts = group.block_size, group.speculative_blocks or 0
+    size = group.block_size
     blocks = -(-slots // size)
     if group.kind in _FULL or (group.kind == _REFERENCE and not computed):
         return blocks
@@ -96,11 +96,14 @@ def _held(group: CacheGroup, computed: int, tokens: int, slots: int) -> int | No
         return blocks - computed // group.window * group.window // size
     if group.kind == _RING:
         return 1
-    if group.kind != _MAMBA or group.cache_mode is None:
-        return None
-    if group.cache_mode != "align":
+    return _of_mamba(group, computed, tokens, blocks) if group.kind == _MAMBA else None
+
+
+def _of_mamba(group: CacheGroup, computed: int, tokens: int, blocks: int) -> int | None:
+    size, drafts = group.block_size, group.speculative_blocks or 0
+    if group.cache_mode in {"none", "all"}:
         return blocks + drafts - max(0, computed - 1) // size
-    if group.checkpoint_blocks != 0:
+    if group.cache_mode != "align" or group.checkpoint_blocks != 0:
         return None
     # The state that the step begins with stays until the next one has begun.
     return 1 + drafts + (computed > 0 and -(-computed // size) != -(-tokens // size))

@@ -275,7 +275,6 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
     return described
 
 
-
 def kv_block_bytes(scheduler: Any) -> int | None:
     """Memory of one KV block on each device, as ``vllm/v1/core/kv_cache_utils.py`` has divided it up.
 

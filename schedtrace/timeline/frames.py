@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import polars as pl
 
 from schedtrace.model.causes import Cause
+from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
@@ -34,7 +35,7 @@ class Demand:
     ended: int = 0
     """Requests that produced tokens and ended."""
     blocks: int = 0
-    """KV blocks that their tokens filled, added up; 0 where the block size is unknown."""
+    """The most KV blocks that each held, added up; 0 where they cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(
@@ -120,10 +121,10 @@ class Frames:
         """What the load asks for at once; that of a window is that of the whole timeline."""
         there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
         ended = self.finishes.filter(pl.col("output_tokens") > 0)
-        blocks = 0
-        if (size := self.header.block_size) is not None:
-            tokens = pl.col("prompt_tokens") + pl.col("output_tokens")
-            blocks = int(ended.select((-(-tokens // size)).sum()).item() or 0)
+        blocks, need = 0, kv_need(self.header)
+        if need is not None and need.is_bounded and need.sequence(1) is not None:
+            lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
+            blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
         return Demand(int(self.steps.select(there.max()).item() or 0), ended.height, blocks)
 
     @cached_property

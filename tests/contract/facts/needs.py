@@ -7,7 +7,7 @@ from schedtrace.simulate import Driver
 
 
 class NeedOf:
-    """Steps of an engine; each scheduled request's blocks are compared, and each check of a whole sequence."""
+    """Steps of an engine in which every scheduled request's blocks and every whole sequence are compared."""
 
     def __init__(self, driver: Driver, need: KvNeed) -> None:
         self.driver, self.need = driver, need
