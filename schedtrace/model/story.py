@@ -157,6 +157,8 @@ class StepStory(msgspec.Struct, kw_only=True):
     """In the scheduler since the step before."""
     finished: list[Leaver]
     """Gone since the step before."""
+    interruptions: list[Message]
+    """What kept the engine from its usual steps right before this step, in it and right after it."""
     late: list[Newcomer]
     """At the front end before the step's output was back, but in the scheduler only after the step began."""
     scheduled: list[Scheduled]

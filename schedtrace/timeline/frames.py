@@ -102,13 +102,26 @@ class Frames:
     """Cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
+    def begin_us(self) -> int:
+        """When its first step began; 0 for an empty one."""
+        return int(self.steps.select(pl.col("start_us").min()).item() or 0)
+
+    @cached_property
     def end_us(self) -> int:
-        """The last thing that the trace knows of; 0 for an empty one."""
+        """The last thing that the trace knows of; 0 for an empty one.
+
+        While requests are there the engine's threads and what is asked of it count as well: an engine that
+        is paused, or hangs, makes no step.
+        """
         updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
         times = self.steps.select(
             pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
         known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
+        gone = self.finishes["request_id"].implode()
+        if not self.known_requests["request_id"].is_in(gone).all():
+            asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
+            known += [asked, self.cpu["at_us"].max()]
         return max((int(us) for us in known if us is not None), default=0)
 
     @cached_property

@@ -122,6 +122,8 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
         "before",
         [_crowd(story, story.num_running_before, story.num_waiting_before, story.kv_blocks_free_before)],
     )
+    if story.interruptions:
+        yield Fact("events", [Styled(sentence, Style.WARNING) for sentence in story.interruptions])
     if story.arrived:
         yield Fact("arrived", [_arrived(story.arrived, everything=everything)])
     if story.finished:
