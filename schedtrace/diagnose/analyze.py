@@ -68,16 +68,15 @@ class Timelines:
     def _made(self, trace: Trace) -> Timeline:
         self.problems = _of_trace(trace)
         timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
+        timeline.offset_us = offset(trace.header, self._run.traces.headers[0]).us
         if self._window is None:
             return timeline
         trace.require(Fact.TIMES, str(self._window))
-        headers = self._run.traces.headers
-        offset_us = offset(trace.header, headers[0]).us
-        cut = windowed(timeline, self._window, offset_us)
+        cut = windowed(timeline, self._window)
         self._in_window |= not (cut.steps.is_empty() and cut.request_states.is_empty())
         if timeline.steps.height:
             self._steps += timeline.steps.height
-            self._times_us += [timeline.begin_us + offset_us, timeline.end_us + offset_us]
+            self._times_us += [us + timeline.offset_us for us in (timeline.begin_us, timeline.end_us)]
         return cut
 
     def require_steps(self) -> None:

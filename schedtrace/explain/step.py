@@ -141,6 +141,7 @@ class StepStories:
             label=run.label,
             engine_rank=timeline.rank,
             **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
+            into_recording_us=row["start_us"] + offset(timeline.header, run.traces.headers[0]).us,
             seats=timeline.seats,
             arrived=_arrived(timeline, row),
             finished=_finished(timeline, row),

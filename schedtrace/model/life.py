@@ -76,6 +76,8 @@ class Life(msgspec.Struct, kw_only=True):
     engine_rank: int
     request_id: str
     trial: int | None
+    into_recording_ms: float
+    """When it arrived, on the clock of the run's first trace."""
     prompt_tokens: int | None
     max_tokens: int | None
     output_tokens: int | None

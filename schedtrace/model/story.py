@@ -138,6 +138,8 @@ class StepStory(msgspec.Struct, kw_only=True):
     step: int
     trial: int | None
     start_us: int
+    into_recording_us: int
+    """The same on the clock of the run's first trace, which ``--from`` and ``--to`` count on."""
     schedule_us: int
     output_us: int | None
     output_tokens: int | None

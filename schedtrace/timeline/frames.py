@@ -98,6 +98,8 @@ class Frames:
     """What the trace lacks before its end."""
     requests_missing: bool = False
     """There may be requests that the trace does not hold."""
+    offset_us: int = 0
+    """What turns its clock into that of the run's first trace: of times into the recording."""
     is_window: bool = False
     """Cut to a part of its trace (``timeline/window.py``)."""
 

@@ -20,22 +20,17 @@ class Window:
         given = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
         return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in given.items() if us is not None)
 
-    def of(self, timeline: Timeline, offset_us: int = 0) -> tuple[int, int]:
-        """Both moments on the clock of a trace that has steps.
-
-        Args:
-            timeline: The trace's.
-            offset_us: What turns its clock into the first trace's.
-        """
+    def of(self, timeline: Timeline) -> tuple[int, int]:
+        """Both moments on the clock of a trace that has steps."""
         first, end = timeline.begin_us, timeline.end_us
         if self.end_us is not None:
-            end = min(end, self.end_us - offset_us)
+            end = min(end, self.end_us - timeline.offset_us)
         if self.last_us is not None:
             return max(first, end - self.last_us), end
-        return max(first, (self.begin_us or 0) - offset_us), end
+        return max(first, (self.begin_us or 0) - timeline.offset_us), end
 
 
-def windowed(timeline: Timeline, window: Window, offset_us: int = 0) -> Timeline:
+def windowed(timeline: Timeline, window: Window) -> Timeline:
     """The steps that began in the window, and all else cut to it.
 
     States keep their causes: a request that had waited since before the window waits from its begin. A window
@@ -43,7 +38,7 @@ def windowed(timeline: Timeline, window: Window, offset_us: int = 0) -> Timeline
     """
     if timeline.steps.is_empty():
         return timeline
-    begin_us, end_us = window.of(timeline, offset_us)
+    begin_us, end_us = window.of(timeline)
     steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
     number = steps.select("step")
     states = _cut(timeline.request_states, begin_us, end_us)

@@ -61,6 +61,7 @@ def _summary(life: Life) -> Iterator[Message]:
         say(" + {count:n output token}", count=life.output_tokens) if life.output_tokens is not None else ""
     )
     yield say("{prompt_tokens:n} prompt tokens{generated}", life, generated=generated)
+    yield say("arrived {start} s into the recording", start=f"{life.into_recording_ms / 1e3:,.3f}")
     yield say(
         "{ended}{took}[, first token{after}]",
         ended=life.status or "did not end in this trace",

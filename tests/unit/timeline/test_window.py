@@ -2,8 +2,12 @@
 
 import pytest
 
+from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import RULES
+from schedtrace.errors import UsageError
 from schedtrace.model.causes import Cause
+from schedtrace.model.trace_facts import Control
+from schedtrace.present.phrases import plain
 from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
@@ -93,3 +97,31 @@ def test_a_window_between_two_steps_charges_its_waits_to_their_cause(view):
     assert cut.charges.select("charge", "time_us").rows() == [("kv_blocks", 40)]
     [finding] = RULES["kv-bound"](cut)
     assert finding.evidence.largest_holder is None
+
+
+def test_of_several_ranks_a_window_is_on_the_first_ones_clock(view):
+    view.offset_us = 50  # its clock began 50 us later than the first rank's
+    assert windowed(view, Window(begin_us=1150, end_us=1251)).steps["step"].to_list() == [1, 2]
+
+
+def test_a_window_within_a_pause_has_the_pause_and_who_waited(run_of):
+    pause = Control("pause_state", 1450, detail="PAUSED_ALL")
+    came = [arrival("a", None, 1000), arrival("b", None, 1000)]
+    ran = at(0, got={"a": 10}, new="a", waiting=1, ended=Cause.MAX_NUM_SEQS, arrived=came)
+    resumed = step(
+        1,
+        start=900_000,
+        got={"a": 1},
+        waiting=1,
+        ended=Cause.MAX_NUM_SEQS,
+        controls=[pause, Control("pause_state", 890_000, detail="UNPAUSED")],
+    )
+    run = run_of("r", ran, resumed)
+    report = analyze_run(run, Window(begin_us=200_000, end_us=300_000))
+    [finding, *_] = report.findings
+    assert (finding.code, finding.cause, finding.share_frac) == ("interruption", "paused", 1.0)
+    assert plain(report.verdict[0]) == (
+        "The scheduler was paused for 100 ms, and 2 requests waited: 100 % of the requests' time."
+    )
+    with pytest.raises(UsageError, match="no step began in --from 2s, and no request was there; its 2 steps"):
+        analyze_run(run, Window(begin_us=2_000_000))
