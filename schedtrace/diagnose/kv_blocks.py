@@ -28,12 +28,12 @@ def blocks_needed(header: Header, tokens: int) -> list[int] | None:
 def longest_sequence(header: Header) -> int | None:
     """Most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
     usable, length = usable_blocks(header), header.max_model_len
-    if usable is None or length is None or blocks_needed(header, 1) is None:
+    need = need_of_engine(header)
+    if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
         return None
-    lookahead = int(header.settings.get("scheduler.num_lookahead_tokens") or 0)
-    needs = range(1, length + lookahead + 1)
-    fitting = bisect_right(needs, usable, key=lambda tokens: sum(blocks_needed(header, tokens) or [0]))
-    return max(0, min(length, fitting - lookahead))
+    needs = range(1, length + need.lookahead + 1)
+    fitting = bisect_right(needs, usable, key=lambda tokens: sum(need.most(tokens) or [0]))
+    return max(0, min(length, fitting - need.lookahead))
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,20 @@ class KvNeed:
             tokens = min(tokens, self.max_model_len)
         return _known(_of_sequence(group, tokens) for group in self.groups)
 
+    def most(self, tokens: int) -> list[int] | None:
+        """Return the most blocks that a request ever holds until it has so many tokens; None: unknown.
+
+        An aligned Mamba group has a state more than at its begin while a block is begun.
+        """
+        blocks = self.sequence(tokens)
+        return blocks and [
+            count + (group.cache_mode == "align" and tokens > group.block_size)
+            for group, count in zip(self.groups, blocks, strict=True)
+        ]
+
     @property
     def is_bounded(self) -> bool:
-        """Whether no request ever holds more than ``sequence`` of all its tokens."""
+        """Whether ``sequence`` and ``most`` bound what a request holds, however it was admitted."""
         windowed = (group for group in self.groups if group.kind in {*_WINDOW, _CHUNK})
         return all(group.admission_cap is not None for group in windowed)
 
