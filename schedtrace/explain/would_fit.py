@@ -101,20 +101,25 @@ def known_need(timeline: Timeline) -> Need | None:
     if need is None:
         return None
     in_use = pl.col("kv_blocks_total") - 1 - pl.col("kv_blocks_free_after")
-    all_scheduled = timeline.steps.filter(
-        pl.col("num_running_after") == pl.col("total_requests"),
-        pl.col("total_requests") > 0,
-        in_use.is_not_null(),
+    all_scheduled = timeline.steps.select(
+        "step", "num_running_after", "total_requests", in_use=in_use
+    ).filter(pl.col("num_running_after") == pl.col("total_requests"), pl.col("in_use") != 0)
+    steps = all_scheduled.gather_every(max(1, all_scheduled.height // STEPS_LOOKED_AT)).sort("step")
+    numbers = pl.lit(steps["step"].cast(pl.Int64))
+    first = numbers.search_sorted(pl.col("step").cast(pl.Int64), side="left").cast(pl.Int64)
+    after = numbers.search_sorted(pl.col("last_step").cast(pl.Int64), side="right").cast(pl.Int64)
+    rows = (
+        timeline.stretches.filter(first < after)
+        .with_columns(at=pl.int_ranges(first, after))
+        .explode("at")
+        .collect()
     )
-    steps = all_scheduled.gather_every(max(1, all_scheduled.height // STEPS_LOOKED_AT))
-    rows = timeline.stretches.join(
-        steps.lazy().select(in_use.alias("in_use"), at="step"), how="cross"
-    ).filter(pl.col("at").is_between("step", "last_step"))
+    rows = rows.with_columns(in_use=steps["in_use"][rows["at"]], at=steps["step"][rows["at"]])
     before = pl.col("computed_tokens") + (pl.col("at") - pl.col("step")) * pl.col("scheduled_tokens")
     scheduled = rows.select("at", "in_use", computed=before, tokens=before + pl.col("scheduled_tokens"))
     counted: dict[int, int] = {}
     used: dict[int, int] = {}
-    for step, blocks, computed, tokens in scheduled.collect().iter_rows():
+    for step, blocks, computed, tokens in scheduled.iter_rows():
         used[step] = blocks
         counted[step] = counted.get(step, 0) + need.blocks(tokens, computed)
     shares = [used[step] / blocks for step, blocks in counted.items() if blocks]
