@@ -85,7 +85,7 @@ class Timelines:
             first, last = (us / 1e6 for us in (min(self._times_us), max(self._times_us)))
             msg = (
                 f"{self._run.path}: no step began in {self._window}, and no request was there; its "
-                f"{self._steps:,} steps began between {first:,.6g} s and {last:,.6g} s into the recording"
+                f"{self._steps:,} steps lie between {first:,.6g} s and {last:,.6g} s into the recording"
             )
             raise UsageError(msg)
 

@@ -28,7 +28,7 @@ class Problems:
     began_unix_us: int | None = None
     """When the first step began that is there, if it is not the engine's first."""
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Where parts are missing: first and last step, from and to in microseconds since the first step."""
+    """Where parts are missing: first and last step, from and to in microseconds of the trace's clock."""
     broken_frames: int = 0
     """Of parts: seconds that cannot be decompressed."""
     missing_arrivals: int = 0
