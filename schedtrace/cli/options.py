@@ -31,13 +31,17 @@ FormatOption = Annotated[
     ),
 ]
 FromOption = Annotated[
-    str | None, typer.Option("--from", metavar="TIME", help="Leave out what was before: 90s, 5m, 1h.")
+    str | None,
+    typer.Option(
+        "--from", metavar="TIME", help="Leave out what was before this time into the recording: 90s, 5m, 1h."
+    ),
 ]
 ToOption = Annotated[
-    str | None, typer.Option("--to", metavar="TIME", help="Leave out what was after, since the first step.")
+    str | None,
+    typer.Option("--to", metavar="TIME", help="Leave out what was after this time into the recording."),
 ]
 LastOption = Annotated[
-    str | None, typer.Option("--last", metavar="TIME", help="Only so much before the trace's end.")
+    str | None, typer.Option("--last", metavar="TIME", help="Only so much before the recording's end.")
 ]
 ConcurrencyOption = Annotated[
     int | None,

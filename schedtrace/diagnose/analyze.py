@@ -22,7 +22,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks, offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.window import Window, windowed
 
@@ -50,8 +50,9 @@ class Timelines:
         self.problems: list[Message] = []
         """What is wrong with the file that was read last, and the recorder's notices."""
         self._in_window = False
-        self._steps, self._latest_us, self._length_us = 0, 0, 0
-        """Of all engines, whatever the window: steps, the latest start, and the end, since the first step."""
+        self._steps = 0
+        self._times_us: list[int] = []
+        """When each engine's recording begins and ends, on the first trace's clock."""
 
     def at(self, place: int) -> Timeline:
         """That of the trace at this place."""
@@ -67,24 +68,24 @@ class Timelines:
     def _made(self, trace: Trace) -> Timeline:
         self.problems = _of_trace(trace)
         timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
+        timeline.offset_us = offset(trace.header, self._run.traces.headers[0]).us
         if self._window is None:
             return timeline
         trace.require(Fact.TIMES, str(self._window))
         cut = windowed(timeline, self._window)
-        self._in_window |= not cut.steps.is_empty()
+        self._in_window |= not (cut.steps.is_empty() and cut.request_states.is_empty())
         if timeline.steps.height:
-            starts = timeline.steps["start_us"]
-            self._steps += starts.len()
-            self._latest_us = max(self._latest_us, starts[-1] - starts[0])
-            self._length_us = max(self._length_us, timeline.end_us - starts[0])
+            self._steps += timeline.steps.height
+            self._times_us += [us + timeline.offset_us for us in (timeline.begin_us, timeline.end_us)]
         return cut
 
     def require_steps(self) -> None:
-        """Raises UsageError for a window in which no engine began a step, though there are some."""
+        """Raises UsageError for a window in which no engine began a step or had a request."""
         if self._window is not None and self._steps and not self._in_window:
+            first, last = (us / 1e6 for us in (min(self._times_us), max(self._times_us)))
             msg = (
-                f"{self._run.path}: no step began in {self._window}; its {self._steps:,} steps began in the "
-                f"first {self._latest_us / 1e6:,.6g} s of {self._length_us / 1e6:,.6g} s"
+                f"{self._run.path}: no step began in {self._window}, and no request was there; its "
+                f"{self._steps:,} steps lie between {first:,.6g} s and {last:,.6g} s into the recording"
             )
             raise UsageError(msg)
 

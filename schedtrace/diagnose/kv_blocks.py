@@ -1,7 +1,4 @@
-"""KV blocks: how many a request needs, how many the running ones held, by KV cache group.
-
-As vLLM's cache managers count, for those groups whose need follows from the header alone.
-"""
+"""KV blocks: how many a request needs, how many the running ones held, by KV cache group."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -10,14 +7,11 @@ from typing import Any
 import polars as pl
 
 from schedtrace.model.causes import Cause
+from schedtrace.model.kv_need import kv_need as need_of_engine
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline
-
-_WHOLE = {"FullAttention", "MLAAttention"}
-"""Kinds of groups that keep every token."""
 
 
 def usable_blocks(header: Header) -> int | None:
@@ -26,34 +20,20 @@ def usable_blocks(header: Header) -> int | None:
 
 
 def blocks_needed(header: Header, tokens: int) -> list[int] | None:
-    """Blocks for so many tokens by cache group; None where a group's need cannot be known."""
-    needed = [_of_group(group, tokens) for group in header.cache_groups]
-    known = [blocks for blocks in needed if blocks is not None]
-    return known if known and len(known) == len(needed) else None
+    """Blocks without which a request with so many tokens never runs, by cache group; None: not known."""
+    need = need_of_engine(header)
+    return need.sequence(tokens) if header.cache_groups and need and need.is_bounded else None
 
 
 def longest_sequence(header: Header) -> int | None:
     """Most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
     usable, length = usable_blocks(header), header.max_model_len
-    if usable is None or length is None or blocks_needed(header, 1) is None:
+    need = need_of_engine(header)
+    if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
         return None
-    lookahead = int(header.settings.get("scheduler.num_lookahead_tokens") or 0)
-    needs = range(1, length + lookahead + 1)
-    fitting = bisect_right(needs, usable, key=lambda tokens: sum(blocks_needed(header, tokens) or [0]))
-    return max(0, min(length, fitting - lookahead))
-
-
-def _of_group(group: CacheGroup, tokens: int) -> int | None:
-    if group.block_size < 1:  # a broken header
-        return None
-    blocks = -(-tokens // group.block_size)
-    if group.kind in _WHOLE:
-        return blocks
-    if group.admission_cap is not None:
-        return min(blocks, group.admission_cap)
-    if group.kind == "Mamba" and group.cache_mode == "none":
-        return blocks + (group.speculative_blocks or 0)
-    return None
+    needs = range(1, length + need.lookahead + 1)
+    fitting = bisect_right(needs, usable, key=lambda tokens: sum(need.most(tokens) or [0]))
+    return max(0, min(length, fitting - need.lookahead))
 
 
 @dataclass(frozen=True)
@@ -130,16 +110,10 @@ def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Blocks for all requests at once: each as long as it got, or as much as one was seen to hold on average.
-
-    Blocks by tokens are right where there is one cache group of full attention; state blocks of hybrid models
-    do not follow from tokens, so there what was held counts.
-    """
+    """Blocks for all requests at once: each as long as it got, else as much as was held on average."""
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
-    each = held_each
-    if len(timeline.header.cache_groups) <= 1:
-        each = timeline.demand.blocks_each or held_each
+    each = timeline.demand.blocks_each or held_each
     if each is None:
         return None
     wanted = round(peak * each) + 1  # vLLM keeps one block for itself

@@ -7,6 +7,7 @@ from typing import Literal
 
 import polars as pl
 
+from schedtrace.diagnose.stuck_requests import GONE
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 from schedtrace.timeline.frames import computed_once
@@ -35,7 +36,10 @@ ROOM_FRAC = 0.9
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """Rates a second: offered from the first arrival to the last, served from the first end to the last."""
+    """Rates a second: offered from the first arrival to the last, served from the first answer to the last.
+
+    A run's throughput is lower: it is over all of its time, in which the first answer is still awaited.
+    """
 
     pace: Literal["at_once", "answers", "clock", "unknown"]
     """What decides when a request comes: the begin of its trial, the answers before it, or its own time.
@@ -90,7 +94,8 @@ class OfferedLoad:
             return NOTHING
         if self.grows:
             return say(
-                "Offered {offered}, served {served}: the backlog grew to {backlog:n request}.",
+                "Offered {offered} from the first arrival to the last, served {served} from the first answer "
+                "to the last: the backlog grew to {backlog:n request}.",
                 self,
                 served=_rates(self.served_requests_per_s, self.served_tokens_per_s),
             )
@@ -170,9 +175,16 @@ def came_at_once(timeline: Timeline) -> bool:
 
 
 def _requests(timeline: Timeline) -> pl.DataFrame:
-    """When each came and went, by trial, and the tokens that it took; ``came``: in this trace."""
+    """When each came and went, by trial, and the tokens that it took.
+
+    ``came``: in this trace; ``answered``: not aborted or failed.
+    """
     ends = timeline.finishes.unique("request_id", keep="last").select(
-        "request_id", "finished_us", "output_tokens", "cached_tokens"
+        "request_id",
+        "finished_us",
+        "output_tokens",
+        "cached_tokens",
+        answered=~pl.col("status").is_in(GONE),
     )
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
@@ -181,6 +193,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
             "trial",
             came_us=pl.coalesce("arrived_us", "queued_us"),
             gone_us="finished_us",
+            answered=pl.col("answered").fill_null(value=False),
             tokens=pl.col("prompt_tokens")
             + pl.col("output_tokens")
             - pl.col("cached_tokens").fill_null(0).clip(0),
@@ -191,7 +204,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def _by_clock(timeline: Timeline, came: pl.DataFrame, known: pl.DataFrame, working: float) -> OfferedLoad:
-    ended = known.drop_nulls("gone_us")
+    ended = known.filter("answered")
     offered, served = _per_s(came, "came_us"), _per_s(ended, "gone_us")
     if offered is None or served is None:
         return OfferedLoad("unknown", working)

@@ -10,6 +10,7 @@ from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, INTERRUPTED, OF_KV
 from schedtrace.timeline.engine_states import STATES, with_engine_time
 from schedtrace.timeline.events import interrupted_us
+from schedtrace.timeline.interrupted_states import interrupted_states
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, until
 from schedtrace.timeline.timeline import Timeline
@@ -81,8 +82,8 @@ STRIP_CELLS = 40
 
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
-    """The states and causes of all requests, the longest first."""
-    states = timeline.request_states
+    """The states and causes of all requests, the longest first; interruptions come before both."""
+    states = interrupted_states(timeline)
     total = int(states.select(LENGTH_US.sum()).item() or 0)
     if not total:
         return []

@@ -103,7 +103,7 @@ def verdict(
         split: ``time_split`` of them.
         before: As for ``leading``.
     """
-    if not any(engine.steps for engine in engines):
+    if not any(engine.steps or engine.requests_us for engine in engines):
         return [say("No step was recorded: nothing to judge.")]
     main = max(engines, key=lambda engine: engine.requests_us)
     found = leading(findings, before)

@@ -13,6 +13,7 @@ from schedtrace.model.printable import capped, hashed, kept_prefix, visible
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 MOST_LISTED = 8
@@ -89,6 +90,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
         engine_rank=timeline.rank,
         request_id=request_id,
         trial=came.get("trial"),
+        into_recording_ms=(rows.begin_us + offset(timeline.header, run.traces.headers[0]).us) / 1e3,
         prompt_tokens=came.get("prompt_tokens", gone.get("prompt_tokens")),
         max_tokens=came.get("max_tokens"),
         output_tokens=gone.get("output_tokens"),

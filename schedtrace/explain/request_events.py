@@ -12,7 +12,11 @@ from schedtrace.explain.sentences import MISSES, entries, preempted_for
 from schedtrace.model.life import LifeEvent
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say
+from schedtrace.model.vocabulary import interruption
+from schedtrace.timeline.request_states import QUEUED
 
+LEAST_FRAC = 0.01
+"""Of its life: a shorter interruption is no event of it."""
 SHORTEST_WAIT_MS = 0.05
 """A shorter wait is no wait: the next step scheduled it."""
 
@@ -25,6 +29,7 @@ def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
         *_computing(rows, waited),
         *_preemptions(rows),
         *_set_aside(rows),
+        *_interruptions(rows),
         *_waits_in_vain(rows, waited),
         *_end(rows),
     ]
@@ -168,7 +173,12 @@ def _causes_of(wait: Wait) -> Message:
     """``3 steps kv_blocks (9 ms)``; nothing where it did not wait through a step."""
     if not wait.causes:
         return NOTHING
-    parts = [say("{steps:n step} {cause:cause} ({wait_ms:ms})", cause) for cause in wait.causes]
+    parts = [
+        say("{what} ({wait_ms:ms})", cause, what=interruption(cause.cause))
+        if cause.interrupted
+        else say("{steps:n step} {cause:cause} ({wait_ms:ms})", cause)
+        for cause in wait.causes
+    ]
     if wait.before_step_ms >= SHORTEST_WAIT_MS:
         parts.append(say("{before_step_ms:ms} until a step began", wait))
     return joined(parts, ", ")
@@ -194,10 +204,21 @@ def _set_aside(rows: RequestRows) -> Iterator[LifeEvent]:
         yield rows.event(row["start_us"], "set_aside", sentence, row["step"])
 
 
+def _interruptions(rows: RequestRows) -> Iterator[LifeEvent]:
+    """Interruptions while it ran, as far as they matter for its life; its waits tell of the others."""
+    whole = sum(row["end_us"] - row["begin_us"] for row in rows.states)
+    for row in rows.states:
+        took = row["end_us"] - row["begin_us"]
+        if row["of_state"] is None or row["of_state"] in QUEUED or took < LEAST_FRAC * whole:
+            continue
+        sentence = say("{what} for {took:us}", what=interruption(row["cause"]), took=took)
+        yield rows.event(row["begin_us"], "interrupted", sentence)
+
+
 def _waits_in_vain(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
     """A wait that no step ended: it was aborted meanwhile, or the trace ends with it."""
     for wait in waited:
-        if wait.left_step is None and wait.since_step is not None:
+        if wait.left_step is None and wait.causes:
             sentence = say(
                 "waited {wait_ms:ms} and was not scheduled[: {causes}]", wait, causes=_causes_of(wait)
             )

@@ -11,6 +11,7 @@ from schedtrace.model.life import LifeEvent, LifeState
 from schedtrace.model.message import Message
 from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.engine_states import with_engine_time
+from schedtrace.timeline.interrupted_states import interrupted_states
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
 
@@ -37,7 +38,7 @@ class RequestRows:
     set_aside: list[Row]
     """Likewise."""
     states: list[Row]
-    """Of ``timeline.request_states``, in their order in time, with the engine's time in each."""
+    """Its ``interrupted_states``, in their order in time, with the engine's time in each."""
     caps: dict[int, list[str]]
     """Step to the limits that made its chunk smaller."""
 
@@ -81,12 +82,21 @@ class RequestRows:
                     to_ms=self.since_us(row["end_us"]),
                     first_step=row["begin_step"],
                     last_step=row["end_step"],
-                    tokens=row["tokens"],
+                    tokens=self._tokens(row),
                     device_ms=row["device_us"] / 1e3,
+                    of_state=row["of_state"],
                 )
                 for row in self.states
             ),
         ]
+
+    def _tokens(self, state: Row) -> int:
+        """Tokens scheduled for it in the steps of a state, or of a piece of one."""
+        if state["tokens"] is not None:
+            return int(state["tokens"])
+        first, last = state["begin_step"], state["end_step"]
+        inside = (row for row in self.scheduled if first is not None and first <= row["step"] <= last)
+        return sum(row["scheduled_tokens"] for row in inside)
 
     def _unrecorded(self) -> Iterator[LifeState]:
         """Its time before the recording began."""
@@ -142,7 +152,7 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
         scheduled=scheduled.to_dicts(),
         preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
         set_aside=timeline.set_aside.filter(its).join(times, on="step").sort("step").to_dicts(),
-        states=with_engine_time(timeline.request_states.filter(its), timeline.engine_states).to_dicts(),
+        states=with_engine_time(interrupted_states(timeline).filter(its), timeline.engine_states).to_dicts(),
         caps=caps,
     )
 
@@ -154,6 +164,8 @@ class WaitedFor:
     cause: str
     steps: int
     wait_ms: float
+    interrupted: bool
+    """It is a kind of interruption: nothing refused the request meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +187,9 @@ class Wait:
 def waits(states: list[LifeState]) -> list[Wait]:
     """Each stay in the queue; a request that the first possible step schedules has one, too."""
     found = []
-    for queued, group in groupby(enumerate(states), key=lambda entry: entry[1].state in QUEUED):
+    for queued, group in groupby(
+        enumerate(states), key=lambda entry: (entry[1].of_state or entry[1].state) in QUEUED
+    ):
         stay = list(group)
         if queued:
             after = states[stay[-1][0] + 1 :]
@@ -186,15 +200,16 @@ def waits(states: list[LifeState]) -> list[Wait]:
 def _wait(stay: list[LifeState], left_step: int | None) -> Wait:
     refused = [state for state in stay if state.cause != NEXT_STEP]
     causes = []
-    for cause in dict.fromkeys(state.cause or "" for state in refused):
-        runs = [state for state in refused if state.cause == cause]
-        causes.append(
-            WaitedFor(cause, sum(run.steps for run in runs), sum(run.to_ms - run.from_ms for run in runs))
-        )
+    for cause, interrupted in dict.fromkeys((state.cause, state.of_state is not None) for state in refused):
+        runs = [
+            state for state in refused if (state.cause, state.of_state is not None) == (cause, interrupted)
+        ]
+        steps, wait_ms = sum(run.steps for run in runs), sum(run.to_ms - run.from_ms for run in runs)
+        causes.append(WaitedFor(cause or "", steps, wait_ms, interrupted))
     wait_ms = stay[-1].to_ms - stay[0].from_ms
     return Wait(
         from_ms=stay[0].from_ms,
-        since_step=refused[0].first_step if refused else None,
+        since_step=next((state.first_step for state in refused if state.first_step is not None), None),
         left_step=left_step,
         wait_ms=wait_ms,
         before_step_ms=wait_ms - sum(cause.wait_ms for cause in causes),

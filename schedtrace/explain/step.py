@@ -15,6 +15,7 @@ from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter, WhatIf
 from schedtrace.model.trace_facts import Fact
+from schedtrace.model.vocabulary import interruption
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import Need
@@ -140,9 +141,11 @@ class StepStories:
             label=run.label,
             engine_rank=timeline.rank,
             **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
+            into_recording_us=row["start_us"] + offset(timeline.header, run.traces.headers[0]).us,
             seats=timeline.seats,
             arrived=_arrived(timeline, row),
             finished=_finished(timeline, row),
+            interruptions=_interruptions(timeline, row),
             late=_late(timeline, row),
             scheduled=scheduled,
             preempted=victims(timeline, number),
@@ -191,6 +194,37 @@ def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
     gone = _since_last(timeline, row, timeline.finishes, "finished_us")
     rows = gone.with_columns(status=ending()).select(*Leaver.__struct_fields__)
     return [Leaver(**request) for request in rows.to_dicts()]
+
+
+def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
+    """Interruptions between the begin of the step before and that of the step after."""
+    starts = timeline.steps.select("step", "start_us").drop_nulls()
+    before = starts.filter(pl.col("step") < row["step"])["start_us"].max()
+    after = starts.filter(pl.col("step") > row["step"])["start_us"].min()
+    found = timeline.events.filter(
+        pl.col("end_us") > (timeline.begin_us if before is None else before),
+        pl.col("begin_us") < (timeline.end_us if after is None else after),
+    )
+    sentences = []
+    for event in found.to_dicts():
+        own = event["step"] == row["step"]
+        where = "right after it"
+        if own:
+            where = "before it" if event["end_us"] <= row["start_us"] else "in it"
+        elif event["begin_us"] < row["start_us"]:
+            where = "meanwhile"
+        sentences.append(
+            say(
+                "{what}[ ({detail:code})] for {took:us}, {where}[; it had not ended when the recording did"
+                "{unended:?}]",
+                what=interruption(event["kind"]),
+                detail=event["detail"],
+                took=event["end_us"] - event["begin_us"],
+                where=where,
+                unended=event["end_us"] >= timeline.end_us,
+            )
+        )
+    return sentences
 
 
 def _late(timeline: Timeline, row: Row) -> list[Newcomer]:

@@ -7,7 +7,8 @@ recorded there is no answer.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from statistics import median
+from typing import Any
 
 import polars as pl
 
@@ -15,9 +16,10 @@ from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import NOTHING, Count, Message, Requests, joined
 from schedtrace.model.say import say
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf
-from schedtrace.timeline.admission import Need, blocks_needed, need_of, refused_heads
+from schedtrace.timeline.admission import Need, need_of, refused_heads
 from schedtrace.timeline.timeline import Timeline
 
+STEPS_LOOKED_AT = 64
 MOST_BLOCKS_FRAC = 1.05
 """Blocks in use over those that the running requests' tokens need; above it, something else holds blocks."""
 
@@ -68,7 +70,7 @@ def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> 
     limit = say("no request would have been left waiting")
     for request in waiting:
         tokens = need.tokens(request.wanted_tokens, budget)
-        wanted = need.blocks(request.wanted_tokens if need.whole else tokens)
+        wanted = need.blocks_asked(request.wanted_tokens, tokens)
         if budget <= 0:
             limit = say("then the budget would have been spent")
         elif len(taken) == left.seats:
@@ -95,21 +97,33 @@ def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> 
 
 def known_need(timeline: Timeline) -> Need | None:
     """The room that a request needs; None where the blocks in use are not those of the tokens."""
-    if timeline.header.block_size is None:
-        return None
     need = need_of(timeline, refused_heads(timeline))
-    all_scheduled = timeline.steps.filter(pl.col("num_running_after") == pl.col("total_requests"))
+    if need is None:
+        return None
     in_use = pl.col("kv_blocks_total") - 1 - pl.col("kv_blocks_free_after")
-    used = (
-        blocks_needed(timeline.stretches, timeline.steps, need.block_size)
-        .with_columns(blocks=(pl.col("blocks") + int(need.drafts) * pl.col("requests")) * need.groups)
-        .filter(pl.col("requests") > 0)
-        .join(all_scheduled, on="step")
-        .select(in_use / pl.col("blocks"))
-        .to_series()
-        .median()
+    all_scheduled = timeline.steps.select(
+        "step", "num_running_after", "total_requests", in_use=in_use
+    ).filter(pl.col("num_running_after") == pl.col("total_requests"), pl.col("in_use") != 0)
+    steps = all_scheduled.gather_every(max(1, all_scheduled.height // STEPS_LOOKED_AT)).sort("step")
+    numbers = pl.lit(steps["step"].cast(pl.Int64))
+    first = numbers.search_sorted(pl.col("step").cast(pl.Int64), side="left").cast(pl.Int64)
+    after = numbers.search_sorted(pl.col("last_step").cast(pl.Int64), side="right").cast(pl.Int64)
+    rows = (
+        timeline.stretches.filter(first < after)
+        .with_columns(at=pl.int_ranges(first, after))
+        .explode("at")
+        .collect()
     )
-    return need if used is not None and cast("float", used) <= MOST_BLOCKS_FRAC else None
+    rows = rows.with_columns(in_use=steps["in_use"][rows["at"]], at=steps["step"][rows["at"]])
+    before = pl.col("computed_tokens") + (pl.col("at") - pl.col("step")) * pl.col("scheduled_tokens")
+    scheduled = rows.select("at", "in_use", computed=before, tokens=before + pl.col("scheduled_tokens"))
+    counted: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for step, blocks, computed, tokens in scheduled.iter_rows():
+        used[step] = blocks
+        counted[step] = counted.get(step, 0) + need.blocks(tokens, computed)
+    shares = [used[step] / blocks for step, blocks in counted.items() if blocks]
+    return need if shares and median(shares) <= MOST_BLOCKS_FRAC else None
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,17 @@ class Question:
     def cut_by(self, cap: str) -> list[Scheduled]:
         """Requests whose chunk this limit made smaller at last."""
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
+
+    def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
+        """KV blocks that so many more tokens would have taken, given to these requests in turn."""
+        blocks = 0
+        for request in requests:
+            more = min(tokens, _lacking([request]))
+            tokens -= more
+            before = request.computed_tokens
+            after = before + request.scheduled_tokens
+            blocks += self.need.blocks(after + more, before) - self.need.blocks(after, before)
+        return blocks
 
 
 def what_if(
@@ -210,7 +235,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
         return  # running requests would have come first, and what they wanted is not recorded
     cut = asked.cut_by(Cap.TOKEN_BUDGET)
     lacking = _lacking(cut)
-    blocks = asked.left.blocks - (asked.need.blocks(lacking) if lacking else 0)
+    blocks = asked.left.blocks - asked.more_blocks(cut, lacking)
     everything = sum(request.wanted_tokens for request in asked.waiting)
     left = Left(everything, blocks, asked.left.seats)
     more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_name)
@@ -242,7 +267,7 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
     """Without ``long_prefill_token_threshold``, what its victims would have got of the budget left."""
     cut = asked.cut_by(Cap.LONG_PREFILL)
     tokens = min(asked.left.budget, _lacking(cut))
-    if tokens <= 0 or asked.need.blocks(tokens) > asked.left.blocks:
+    if tokens <= 0 or asked.more_blocks(cut, tokens) > asked.left.blocks:
         return
     request_ids = [request.request_id for request in cut]
     yield _answer(
@@ -265,7 +290,8 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
         return
     now, then = stop.blocks_free, stop.blocks_needed + need.kept_free
     tokens = need.tokens(head.wanted_tokens, asked.left.budget)
-    endless = sum(need.blocks(request.wanted_tokens) for request in asked.waiting)
+    wanted = ((request.wanted_tokens, request.wanted_tokens) for request in asked.waiting)
+    endless = sum(need.blocks_asked(*tokens) for tokens in wanted)
     left = Left(asked.left.budget, endless, asked.left.seats)
     every = admit(need, asked.waiting, left, seats_name=asked.seats_name)
     yield _answer(
@@ -300,9 +326,9 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
 def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
     """Chunked prefill on, or a budget that holds the next prompt whole."""
     head, need, left = asked.waiting[0], asked.need, asked.left
-    fits = need.blocks(head.wanted_tokens) <= left.blocks
+    fits = need.blocks_asked(head.wanted_tokens, head.wanted_tokens) <= left.blocks
     tokens = min(head.wanted_tokens, left.budget)
-    if fits or (not need.whole and need.blocks(tokens) <= left.blocks):
+    if need.blocks_asked(head.wanted_tokens, tokens) <= left.blocks:
         yield _answer(
             "With chunked prefill, {head:id} would have got {tokens:n} of the {wanted:n token} that it "
             "wants.",

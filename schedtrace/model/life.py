@@ -16,9 +16,11 @@ class LifeState(msgspec.Struct, kw_only=True):
 
     state: str
     """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted`` or ``stalled``;
+    ``interrupted`` while the engine was paused, did something else, or took far too long for a step;
     ``unrecorded`` before the recording of one that was there when it began."""
     cause: str | None
-    """What it waited for, or what kept tokens from it: a word of ``docs/causes.md``, or ``next_step``."""
+    """What it waited for, or what kept tokens from it: a word of ``docs/causes.md``, or ``next_step``; of
+    ``interrupted`` the ``kind`` of the finding ``interruption``."""
     from_ms: float
     to_ms: float
     first_step: int | None
@@ -28,6 +30,8 @@ class LifeState(msgspec.Struct, kw_only=True):
     """Scheduled for it in these steps."""
     device_ms: float
     """Of the time: the device executed a batch then, whether the request was in it or not."""
+    of_state: str | None = None
+    """Of ``interrupted``: the state that goes on afterwards."""
 
     @property
     def steps(self) -> int:
@@ -43,9 +47,9 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     at_ms: float
     what: str
     """``arrived``, ``queued``, ``scheduled``, ``chunk``, ``first_token``, ``decode``, ``preempted``,
-    ``resumed``, ``waited`` (in vain) or ``finished``; where the trace has it ``present`` (there when the
-    recording began), ``received``, ``asked``,
-    ``grammar``, ``kv_load``, ``cached``, ``abort``, ``drafts``."""
+    ``resumed``, ``waited`` (in vain), ``interrupted`` (while it ran) or ``finished``; where the trace has it
+    ``present`` (there when the recording began), ``received``, ``asked``, ``grammar``, ``kv_load``,
+    ``cached``, ``abort``, ``drafts``."""
     step: int | None
     last_step: int | None
     """Of a run of decodes; else the same as ``step``."""
@@ -72,6 +76,8 @@ class Life(msgspec.Struct, kw_only=True):
     engine_rank: int
     request_id: str
     trial: int | None
+    into_recording_ms: float
+    """When it arrived, on the clock of the run's first trace."""
     prompt_tokens: int | None
     max_tokens: int | None
     output_tokens: int | None

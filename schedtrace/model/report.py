@@ -272,10 +272,11 @@ class RequestTime(msgspec.Struct, kw_only=True):
 
     engine_rank: int
     state: str
-    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside`` or
-    ``stalled``."""
+    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside``,
+    ``stalled`` or ``interrupted``."""
     cause: str | None
-    """A word of ``docs/causes.md``, or ``next_step``: no step could see them yet. None: not kept from it."""
+    """A word of ``docs/causes.md``, or ``next_step``: no step could see them yet; of ``interrupted`` the
+    event's kind. None: not kept from it."""
     time_ms: float
     """Added up over the requests."""
     share_frac: float

@@ -138,6 +138,8 @@ class StepStory(msgspec.Struct, kw_only=True):
     step: int
     trial: int | None
     start_us: int
+    into_recording_us: int
+    """The same on the clock of the run's first trace, which ``--from`` and ``--to`` count on."""
     schedule_us: int
     output_us: int | None
     output_tokens: int | None
@@ -157,6 +159,8 @@ class StepStory(msgspec.Struct, kw_only=True):
     """In the scheduler since the step before."""
     finished: list[Leaver]
     """Gone since the step before."""
+    interruptions: list[Message]
+    """What kept the engine from its usual steps right before this step, in it and right after it."""
     late: list[Newcomer]
     """At the front end before the step's output was back, but in the scheduler only after the step began."""
     scheduled: list[Scheduled]

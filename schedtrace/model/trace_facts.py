@@ -31,6 +31,10 @@ class CacheGroup(msgspec.Struct, omit_defaults=True):
     """Mamba: ``none``, ``all`` or ``align``."""
     admission_cap: int | None = None
     """Most blocks that one request is counted with at admission (windowed groups, vLLM 0.20 and newer)."""
+    retained_tokens: int | None = None
+    """Sliding window: tokens before the window that are kept for drafts; null: none."""
+    checkpoint_blocks: int | None = None
+    """Mamba: blocks for a checkpoint in the middle of a prefill; 0 before vLLM had any."""
 
 
 class Admission(msgspec.Struct, omit_defaults=True):

@@ -9,6 +9,17 @@ from schedtrace.model.trace import Header
 
 FIGURES = frozenset({"seats", "seats_setting", "seats_option", "token_budget"})
 """What a text of the table may have in braces."""
+INTERRUPTIONS = {
+    "paused": "the scheduler was paused",
+    "asleep": "the engine was asleep",
+    "called": "the engine ran another call",
+    "no_call": "the engine did not call schedule()",
+    "first_steps": "a first step took longer than its work",
+    "slower": "the device was slower",
+}
+"""Kinds of interruptions (``timeline/events.py``), to stand within a sentence."""
+SLOW_STEP = "a step took longer than its work"
+"""Likewise, of all other kinds."""
 _NAME = re.compile(r"`([^`]+)`")
 
 
@@ -38,6 +49,11 @@ def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
     if cause in header.registered_causes:
         return say("See the package that registers the cause {cause:cause}.", cause=cause)
     return say("See {page:code}.", page=PAGE)
+
+
+def interruption(kind: str | None) -> str:
+    """What kept an engine from its usual steps, to stand within a sentence."""
+    return INTERRUPTIONS.get(kind or "", SLOW_STEP)
 
 
 def reasoned_details(cause: Cause, loop: str) -> list[str]:

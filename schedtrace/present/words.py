@@ -27,6 +27,7 @@ STATES = {
     "preempted": State("preempted", "x", Style.BAD),
     "set_aside": State("set aside", "-", Style.WARNING),
     "stalled": State("stalled", "_", Style.DIM),
+    "interrupted": State("interrupted", "!", Style.BAD),
     "unrecorded": State("before the recording", " ", Style.DIM),
 }
 """What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
@@ -60,7 +61,12 @@ _PARTS = {
     "interrupted": ("interrupted", Style.BAD),
 }
 
-EVENTS = {"preempted": Style.BAD, "set_aside": Style.WARNING, "first_token": Style.STRONG}
+EVENTS = {
+    "preempted": Style.BAD,
+    "interrupted": Style.BAD,
+    "set_aside": Style.WARNING,
+    "first_token": Style.STRONG,
+}
 
 
 def severity(word: str) -> Styled:

@@ -207,7 +207,7 @@ def _unseen(present: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) 
 
 
 def _gaps(steps: pl.DataFrame, begins: list[int]) -> list[tuple[int, int, int, int]]:
-    """Steps that are missing before these, and from when to when."""
+    """Steps that are missing before these, and from when to when on the trace's clock."""
     gaps = []
     for begin in begins:
         before, after = (
@@ -215,10 +215,9 @@ def _gaps(steps: pl.DataFrame, begins: list[int]) -> list[tuple[int, int, int, i
             steps.filter(pl.col("step") >= begin).head(1),
         )
         if before.height and after.height:
-            began_us = int(steps["start_us"][0])
             last, from_us = before.select("step", "start_us").row(0)
             next_step, to_us = after.select("step", "start_us").row(0)
-            gaps.append((last + 1, next_step - 1, from_us - began_us, to_us - began_us))
+            gaps.append((last + 1, next_step - 1, from_us, to_us))
     return gaps
 
 

@@ -28,7 +28,7 @@ class Problems:
     began_unix_us: int | None = None
     """When the first step began that is there, if it is not the engine's first."""
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Where parts are missing: first and last step, from and to in microseconds since the first step."""
+    """Where parts are missing: first and last step, from and to in microseconds of the trace's clock."""
     broken_frames: int = 0
     """Of parts: seconds that cannot be decompressed."""
     missing_arrivals: int = 0
@@ -107,7 +107,7 @@ class Problems:
             said.append(f"{trace}: {begins}; requests that ended before are not in it")
         for first, last, from_us, to_us in self.gaps:
             steps = f": {_steps([(first, last)])}" if last >= first else ""
-            missing = f"from {from_us / 1e6:,.2f} to {to_us / 1e6:,.2f} s"
+            missing = f"from {from_us / 1e6:,.2f} to {to_us / 1e6:,.2f} s into the recording"
             said.append(f"{trace}: a part is missing, nothing is known {missing}{steps}")
         if self.broken_frames:
             frames = "1 frame" if self.broken_frames == 1 else f"{self.broken_frames:,} frames"

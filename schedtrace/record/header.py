@@ -264,6 +264,12 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
                 speculative_blocks=getattr(spec, "num_speculative_blocks", None),
                 cache_mode=getattr(spec, "mamba_cache_mode", None),
                 admission_cap=getattr(manager, "max_admission_blocks_per_request", None),
+                retained_tokens=getattr(spec, "extra_retained_tokens", None) or None,
+                checkpoint_blocks=(
+                    getattr(spec, "num_prefill_checkpoint_blocks", 0)
+                    if hasattr(spec, "mamba_cache_mode")
+                    else None
+                ),
             )
         )
     return described

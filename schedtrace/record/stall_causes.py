@@ -15,10 +15,12 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 from schedtrace.model.causes import CAUSES, Cause, Entry
+from schedtrace.model.kv_need import KvNeed
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
-from schedtrace.record.allocation import free_blocks, held_blocks, managers_of, usable_blocks
+from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
+from schedtrace.record.header import cache_groups
 from schedtrace.record.step_lines import WrittenIds
 
 At = Literal["idle", "request", "schedule", "output", "ranks", "between", "other"]
@@ -259,14 +261,13 @@ def _need(engine: Any, one: Exit) -> str:
 
 
 def _whole(engine: Any, request_id: str | None) -> int | None:
-    """The blocks of all that a request has so far, in groups that keep every token; None: it is not found."""
+    """The blocks of all tokens that a request has so far; None: it or their number is not known."""
     scheduler = engine.scheduler
     request = dict.get(scheduler.requests, request_id)
-    if request is None:
+    need = KvNeed(tuple(cache_groups(scheduler)), max_model_len=getattr(scheduler, "max_model_len", None))
+    if request is None or not need.is_bounded:
         return None
-    managers = managers_of(scheduler.kv_cache_manager)
-    full = [one for one in managers if type(one).__name__ == "FullAttentionManager"]
-    return sum(-(-request.num_tokens // one.block_size) for one in full) or None
+    return sum(need.sequence(request.num_tokens) or ()) or None
 
 
 def holders(engine: Any, ids: WrittenIds) -> list[str]:

@@ -7,26 +7,22 @@ step, until the step that really scheduled it; so nothing is given away twice. O
 not have lasted until then is not counted at all: it would have been preempted.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
 
 from schedtrace.model.causes import OF_ITS_OWN_SIZE
+from schedtrace.model.kv_need import KvNeed, kv_need
 from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.queue_waits import NEVER, mismatches, waits
-from schedtrace.timeline.spans import at_steps, level
 
 
 @dataclass(frozen=True)
 class Need:
     """The room that a waiting request needs, at most: hits in the prefix cache are unknown."""
 
-    block_size: int
-    groups: int
-    """KV cache groups: each takes blocks of its own for the same tokens."""
-    drafts: bool
-    """Each request takes room for drafts, at most one more block."""
+    kv: KvNeed
     chunked: bool
     most_at_once: int
     """``long_prefill_token_threshold``; 0: none."""
@@ -42,9 +38,19 @@ class Need:
             return min(chunk, budget)
         return chunk if chunk <= budget else 0
 
-    def blocks(self, tokens: int) -> int:
-        """KV blocks for so many tokens."""
-        return (-(-tokens // self.block_size) + self.drafts) * self.groups
+    def blocks(self, tokens: int, computed: int = 0) -> int:
+        """KV blocks that it holds after a step that took it from ``computed`` to so many tokens."""
+        return sum(self.kv.held(computed, tokens) or ())
+
+    def blocks_later(self, tokens: int, computed: int) -> int:
+        """The same, whatever the chunks were that its tokens were computed in before."""
+        most = self.kv.sequence(tokens + self.kv.lookahead) or []
+        return sum(map(min, most, self.kv.held(computed, tokens) or []))
+
+    def blocks_asked(self, wanted: int, tokens: int) -> int:
+        """KV blocks that must be free to admit it with a first chunk of so many tokens."""
+        chunk = self.blocks(tokens)
+        return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
 
 def refused_heads(frames: Frames) -> pl.DataFrame:
@@ -91,51 +97,30 @@ def refused_heads(frames: Frames) -> pl.DataFrame:
     )
 
 
-def need_of(frames: Frames, heads: pl.DataFrame) -> Need:
-    """The room that a request needs on this engine.
+def need_of(frames: Frames, heads: pl.DataFrame) -> Need | None:
+    """The room that a request needs on this engine; None where its KV blocks cannot be counted.
 
     Args:
         frames: The engine's trace.
-        heads: ``refused_heads(frames)``, whose recorded needs show how many KV cache groups there are.
+        heads: ``refused_heads(frames)``: one that was refused more blocks than are counted for it shows
+            that the count is not vLLM's.
     """
     config, header = frames.header.scheduler_config, frames.header
-    block_size = header.block_size or 1
-    kept_free = int(float(config.get("watermark") or 0) * (header.kv_blocks_total or 0))
-    drafts = int(frames.steps["draft_tokens"].sum()) > 0
-    recorded = heads.filter(pl.col("fresh") & pl.col("blocks_needed").is_not_null())
-    own = (pl.col("head_tokens") + block_size - 1) // block_size + int(drafts)
-    groups = recorded.select((pl.col("blocks_needed") / own).ceil().max()).item()
-    return Need(
-        block_size=block_size,
-        groups=max(1, int(groups or 1)),
-        drafts=drafts,
+    kv = kv_need(header)
+    if kv is None or kv.held(1, 2) is None or kv.sequence(1) is None:
+        return None
+    if "scheduler.num_lookahead_tokens" not in header.settings and int(frames.steps["draft_tokens"].sum()):
+        kv = replace(kv, lookahead=max(group.block_size for group in kv.groups))
+    need = Need(
+        kv=kv,
         chunked=bool(config.get("enable_chunked_prefill", True)),
         most_at_once=int(config.get("long_prefill_token_threshold") or 0),
         whole=bool(config.get("scheduler_reserve_full_isl")),
-        kept_free=kept_free,
+        kept_free=int(float(config.get("watermark") or 0) * (header.kv_blocks_total or 0)),
     )
-
-
-def blocks_needed(stretches: pl.LazyFrame, steps: pl.DataFrame, block_size: int) -> pl.DataFrame:
-    """``step``, ``requests`` and ``blocks``: KV blocks that their tokens need when the step is over."""
-    length = pl.col("last_step") - pl.col("step") + 1
-    first = pl.col("computed_tokens") + pl.col("scheduled_tokens")
-    last = pl.col("computed_tokens") + length * pl.col("scheduled_tokens")
-    held = stretches.with_columns(
-        requests=pl.lit(1), blocks=-(-first // block_size), most=-(-last // block_size)
-    )
-    # Each further block is taken in the first step whose tokens do not fit into those before it.
-    filled = pl.col("full") * block_size - pl.col("computed_tokens")
-    taken = (
-        held.filter(pl.col("most") > pl.col("blocks"))
-        .with_columns(full=pl.int_ranges("blocks", "most"))
-        .explode("full")
-        .with_columns(step=pl.col("step") + filled // pl.col("scheduled_tokens"), requests=0, blocks=1)
-    )
-    spans = (rows.select("step", "last_step", "requests", "blocks") for rows in (held, taken))
-    all_spans = pl.concat(spans, how="vertical_relaxed")
-    sums = level(all_spans, "step", pl.col("last_step") + 1, requests="requests", blocks="blocks")
-    return at_steps(sums, steps.select("step"))
+    recorded = heads.filter(pl.col("fresh")).select("head_tokens", "blocks_needed").drop_nulls().unique()
+    is_vllms = all(needed <= need.blocks_asked(tokens, tokens) for tokens, needed in recorded.iter_rows())
+    return need if is_vllms else None
 
 
 PASSED_SCHEMA = {
@@ -167,13 +152,14 @@ def behind_head(frames: Frames, heads: pl.DataFrame) -> pl.DataFrame:
         are what the step left over, ``tokens`` and ``blocks`` what the request would have got, ``left_step``
         the step in which it really left the queue (``queue_waits.NEVER``: none).
     """
-    if heads.is_empty() or frames.header.foreign_queues:  # who comes next there is not known
+    need = need_of(frames, heads)
+    if need is None or heads.is_empty() or frames.header.foreign_queues:  # who comes next is not known
         return pl.DataFrame(schema=PASSED_SCHEMA)
     queue = _queue(frames)
     rows = queue.to_dicts()
     since, left = queue["since_step"].to_numpy(), queue["left_step"].to_numpy()
     ready = queue["ready"].to_numpy()
-    passing = _Passing(need_of(frames, heads))
+    passing = _Passing(need)
     refused = {head["step"]: head for head in heads.iter_rows(named=True)}
     for step, free in frames.steps.select("step", "kv_blocks_free_after").iter_rows():
         passing.keep(step, free)
@@ -216,11 +202,11 @@ class _Passing:
             if min(seats, budget, free) <= 0:
                 return
             tokens = need.tokens(one["wanted_tokens"], budget)
-            blocks = need.blocks(one["wanted_tokens"] if need.whole else tokens)
+            blocks = need.blocks_asked(one["wanted_tokens"], tokens)
             known = one["order"] in self.inside or one["order"] in self.given_up
             if known or not tokens or blocks > free:
                 continue
-            seats, budget, free = seats - 1, budget - tokens, free - blocks
+            seats, budget, free = seats - 1, budget - tokens, free - need.blocks(tokens)
             self.inside[one["order"]] = {**one, "passed_step": step}
             got = {"request_id": one["request_id"], "tokens": tokens, "blocks": blocks}
             told = {**head, **got, "left_step": one["left_step"]}
@@ -228,10 +214,12 @@ class _Passing:
 
     def _held(self, step: int) -> int:
         """Blocks that they hold by now, had each computed a token more in every step since."""
-        return sum(
-            self.need.blocks(one["wanted_tokens"] + min(step - one["passed_step"], one["most_after_prompt"]))
-            for one in self.inside.values()
-        )
+        held = 0
+        for one in self.inside.values():
+            more = min(step - one["passed_step"], one["most_after_prompt"])
+            tokens = one["wanted_tokens"] + more
+            held += self.need.blocks_later(tokens, tokens - 1 if more else 0)
+        return held
 
 
 def _queue(frames: Frames) -> pl.DataFrame:

@@ -34,6 +34,8 @@ FEWEST_EPISODE = 3
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 FIRST, PERIODIC, EPISODE, SCATTERED = "first_steps", "periodic", "episode", "scattered"
 SLOWER = "slower"
+DEVICE = "device"
+"""The part of an interruption that kept no engine's thread."""
 KINDS = (PAUSED, ASLEEP, CALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER)
 SCHEMA = {
     "kind": pl.String,
@@ -63,7 +65,7 @@ def events(frames: Frames) -> pl.DataFrame:
     * ``period_steps`` or ``period_us``: of ``periodic``.
     """
     none = pl.DataFrame(schema=SCHEMA)
-    if frames.steps.is_empty() or not engine_busy_us(frames):
+    if not engine_busy_us(frames):
         return none
     slow, slower = slow_spans(frames)
     asked = _asked(frames)
@@ -123,7 +125,7 @@ def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
 @computed_once
 def host_spans(frames: Frames) -> pl.DataFrame:
     """``begin_us`` and ``end_us`` of times in which an interruption kept the engine's thread from steps."""
-    return merged(standstills(frames, events(frames).filter(pl.col("part") != "device")))
+    return merged(standstills(frames, events(frames).filter(pl.col("part") != DEVICE)))
 
 
 def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
@@ -134,7 +136,7 @@ def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
 def _asked(frames: Frames) -> pl.DataFrame:
     """Interruptions that somebody asked for, by what was recorded of it."""
     controls = frames.controls
-    first, last = int(frames.steps["start_us"][0]), frames.end_us
+    first, last = frames.begin_us, frames.end_us
     states = pl.col("control") == "pause_state"
     sleeps = pl.col("control").is_in(["sleep", "wake_up"])
     pauses = controls.filter(states).select(

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import polars as pl
 
 from schedtrace.model.causes import Cause
+from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
@@ -34,7 +35,7 @@ class Demand:
     ended: int = 0
     """Requests that produced tokens and ended."""
     blocks: int = 0
-    """KV blocks that their tokens filled, added up; 0 where the block size is unknown."""
+    """The most KV blocks that each held, added up; 0 where they cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(
@@ -97,17 +98,32 @@ class Frames:
     """What the trace lacks before its end."""
     requests_missing: bool = False
     """There may be requests that the trace does not hold."""
+    offset_us: int = 0
+    """What turns its clock into that of the run's first trace: of times into the recording."""
     is_window: bool = False
     """Cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
+    def begin_us(self) -> int:
+        """When its first step began; 0 for an empty one."""
+        return int(self.steps.select(pl.col("start_us").min()).item() or 0)
+
+    @cached_property
     def end_us(self) -> int:
-        """The last thing that the trace knows of; 0 for an empty one."""
+        """The last thing that the trace knows of; 0 for an empty one.
+
+        While requests are there the engine's threads and what is asked of it count as well: an engine that
+        is paused, or hangs, makes no step.
+        """
         updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
         times = self.steps.select(
             pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
         known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
+        gone = self.finishes["request_id"].implode()
+        if not self.known_requests["request_id"].is_in(gone).all():
+            asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
+            known += [asked, self.cpu["at_us"].max()]
         return max((int(us) for us in known if us is not None), default=0)
 
     @cached_property
@@ -120,10 +136,10 @@ class Frames:
         """What the load asks for at once; that of a window is that of the whole timeline."""
         there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
         ended = self.finishes.filter(pl.col("output_tokens") > 0)
-        blocks = 0
-        if (size := self.header.block_size) is not None:
-            tokens = pl.col("prompt_tokens") + pl.col("output_tokens")
-            blocks = int(ended.select((-(-tokens // size)).sum()).item() or 0)
+        blocks, need = 0, kv_need(self.header)
+        if need is not None and need.is_bounded and need.sequence(1) is not None:
+            lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
+            blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
         return Demand(int(self.steps.select(there.max()).item() or 0), ended.height, blocks)
 
     @cached_property

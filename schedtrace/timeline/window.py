@@ -9,7 +9,7 @@ from schedtrace.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Window:
-    """Moments of a trace, in microseconds since its first step; None: its begin, its end."""
+    """Moments of a recording, in microseconds of the first trace's clock; None: its begin, its end."""
 
     begin_us: int | None = None
     end_us: int | None = None
@@ -22,17 +22,19 @@ class Window:
 
     def of(self, timeline: Timeline) -> tuple[int, int]:
         """Both moments on the clock of a trace that has steps."""
-        first = int(timeline.steps["start_us"][0])
-        end = timeline.end_us if self.end_us is None else min(timeline.end_us, first + self.end_us)
+        first, end = timeline.begin_us, timeline.end_us
+        if self.end_us is not None:
+            end = min(end, self.end_us - timeline.offset_us)
         if self.last_us is not None:
             return max(first, end - self.last_us), end
-        return first + (self.begin_us or 0), end
+        return max(first, (self.begin_us or 0) - timeline.offset_us), end
 
 
 def windowed(timeline: Timeline, window: Window) -> Timeline:
     """The steps that began in the window, and all else cut to it.
 
-    States keep their causes: a request that had waited since before the window waits from its begin.
+    States keep their causes: a request that had waited since before the window waits from its begin. A window
+    without a step, as within a pause, has the requests that were there and what was asked of the engine.
     """
     if timeline.steps.is_empty():
         return timeline
@@ -63,6 +65,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         request_states=states,
         engine_states=_cut(timeline.engine_states, begin_us, end_us),
         waits=timeline.waits,
+        begin_us=begin_us,
         end_us=end_us,
         demand=timeline.demand,
     )

@@ -165,8 +165,7 @@ def _window(engine: Engine, now_s: float, span_s: int) -> Timeline | None:
     timeline = engine.timeline(begin_us)
     if timeline is None:
         return None
-    since_first = begin_us - int(timeline.steps["start_us"][0])
-    cut = windowed(timeline, Window(begin_us=max(0, since_first)))
+    cut = windowed(timeline, Window(begin_us=begin_us))
     if cut.steps.is_empty():
         return None
     if span_s == LONG_S:

@@ -107,8 +107,7 @@ def _of_trials(timeline: Timeline, trials: list[int]) -> Timeline:
 
 def _until(timeline: Timeline, end_us: Any) -> Timeline:
     """Cut at a moment; none: this engine had nothing of it."""
-    begin_us = timeline.steps["start_us"][0] if timeline.steps.height else 0
-    return windowed(timeline, Window(end_us=max(0, (end_us or 0) - begin_us) + 1))
+    return windowed(timeline, Window(end_us=(end_us or timeline.begin_us) + 1))
 
 
 def _cost_us(steps: pl.DataFrame) -> pl.Series:

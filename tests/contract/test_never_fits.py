@@ -100,20 +100,20 @@ def test_a_request_that_preempts_itself_for_ever(recording):
     assert (example.request_id, example.self_preemptions, example.blocks_needed) == ("long", 20, [13])
 
 
-@pytest.mark.parametrize("model", ["mamba", "mamba_plain", "sliding_window"])
+@pytest.mark.parametrize("model", ["mamba", "mamba_checkpoints", "mamba_plain", "sliding_window"])
 def test_hybrid_models(recording, model):
-    """The need of aligned Mamba groups does not follow from the header: no number is claimed."""
+    """Whether Mamba's checkpoints take a block does not follow from the header: no number is claimed."""
     driver = hybrid(model, num_blocks=12)
     driver.add("long", 250, 4)
     stepped(driver, 20)
     [finding] = found(recording)
     [example] = finding.evidence.examples
-    assert (finding.evidence.blocks_usable, bool(example.blocks_needed)) == (11, model != "mamba")
-    assert ("KV blocks (16 + " in plain(finding.verdict)) is (model != "mamba")
+    assert (finding.evidence.blocks_usable, bool(example.blocks_needed)) == (11, model != "mamba_checkpoints")
+    assert ("KV blocks (16 + " in plain(finding.verdict)) is (model != "mamba_checkpoints")
 
 
 @pytest.mark.parametrize("num_blocks", range(20, 36, 3))
-@pytest.mark.parametrize("model", ["mamba_plain", "sliding_window"])
+@pytest.mark.parametrize("model", ["mamba", "mamba_plain", "sliding_window"])
 def test_the_longest_prompt_of_hybrid_models(recording, model, num_blocks):
     """One token below it runs, one above does not."""
     driver = hybrid(model, num_blocks=num_blocks)

@@ -6,6 +6,7 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
+from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
@@ -186,8 +187,10 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
         & (pl.col("remaining_budget") > 0)
         & (pl.col("waiting_cause") == Cause.QUEUE_EMPTY)
     )
-    block_size = timeline.header.block_size
-    blocks = pl.lit(None, pl.Int64) if block_size is None else -(-pl.col("prompt_tokens") // block_size)
+    need, lengths = kv_need(timeline.header), missed["prompt_tokens"].unique()
+    counted = [need.held(0, tokens) if need else None for tokens in lengths]
+    needed = [sum(blocks) if blocks else None for blocks in counted]
+    blocks = pl.col("prompt_tokens").replace_strict(lengths, pl.Series(needed, dtype=pl.Int64))
     seats = timeline.seats - pl.col("num_running_after")
     return (
         missed.sort("queued_us")

@@ -200,7 +200,9 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         detail=rows["detail"].drop_nulls().mode().sort().first(),  # type: ignore[arg-type]  # a string
         period_steps=rows["period_steps"].mean(),  # type: ignore[arg-type]  # of numbers
         period_ms=None if period_us is None else float(period_us) / 1e3,  # type: ignore[arg-type]  # integers
-        examples=Interruption.first(longest.drop_nulls("step")),
+        examples=Interruption.first(
+            longest.with_columns(pl.col("begin_us") + timeline.offset_us).drop_nulls("step")
+        ),
     )
     words = KINDS.get(kind, SLOW)
     return step_finding(

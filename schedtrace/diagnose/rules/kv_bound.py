@@ -124,8 +124,8 @@ def _of_groups(evidence: KvSpace) -> Message:
     own = sum(group.blocks_per_request for group in states)
     each = sum(group.blocks_per_request for group in evidence.groups)
     return say(
-        " Each request takes {each:n block} on average[, {share:%} of the pool]; {own:n} of them for the "
-        "state of {groups:n Mamba group}, however short it is.",
+        " At the refusals each request held {each:n block} on average[, {share:%} of the pool]; {own:n} of "
+        "them for the state of {groups:n Mamba group}, however short it is.",
         each=round(each),
         share=each / evidence.blocks_total if evidence.blocks_total else None,
         own=round(own),

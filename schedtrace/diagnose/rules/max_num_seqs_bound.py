@@ -122,7 +122,8 @@ def _holder(evidence: Seats) -> Message:
     if idle >= 0.05 * evidence.seats:  # a twentieth of the seats
         parts.append(say("{count:n1} got no token", count=idle))
     return say(
-        "Of the {seats:n seat}, on average {parts}[{mixed:?}: {by_class}].",
+        "Of the {seats:n seat}, in the {refused_steps:n} of {steps:n step} in which requests waited for one, "
+        "on average {parts}[{mixed:?}: {by_class}].",
         evidence,
         parts=listed(parts),
         mixed=len(evidence.classes) > 1,

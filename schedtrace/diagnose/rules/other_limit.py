@@ -103,7 +103,7 @@ def _encoder(timeline: Timeline, waits: Charged) -> Message:
     if free is None or freeable is None or not isinstance(size, int):
         return NOTHING
     return say(
-        "Of {size:n} encoder cache slots, {held:n} are held by requests in use and {free:n} "
+        "Meanwhile, of {size:n} encoder cache slots, {held:n} are held by requests in use and {free:n} "
         "are free on average.",
         size=size,
         held=round(size - freeable),

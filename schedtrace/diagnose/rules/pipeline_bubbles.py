@@ -68,7 +68,8 @@ def _find(timeline: Timeline) -> Findings:
             examples=examples,
         ),
         title="Uneven batches in the pipeline",
-        verdict="The {depth:n} batches in flight hold {means} requests on average; the pipeline runs at "
+        verdict="In {uneven_cycles:n} of {cycles:n cycle} the {depth:n} batches in flight hold {means} "
+        "requests on average; the pipeline runs at "
         "the pace of the largest[: even batches would take {saved:%} less time].",
         share_frac=_share(timeline, uneven, left),
         holder=_holder(found),

@@ -166,7 +166,7 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         "ended.]",
         values={
             "part": part,
-            "since": worst.since_us,
+            "since": worst.since_us + timeline.offset_us,
             "span": worst.span,
             "record": "trial" if trial_numbers(stalls) else "trace",
         },

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from schedtrace.model.life import Life, LifeEvent
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.say import say
+from schedtrace.model.vocabulary import interruption
 from schedtrace.present.phrases import counted, phrase
 from schedtrace.present.sections import (
     Band,
@@ -60,6 +61,7 @@ def _summary(life: Life) -> Iterator[Message]:
         say(" + {count:n output token}", count=life.output_tokens) if life.output_tokens is not None else ""
     )
     yield say("{prompt_tokens:n} prompt tokens{generated}", life, generated=generated)
+    yield say("arrived {start} s into the recording", start=f"{life.into_recording_ms / 1e3:,.3f}")
     yield say(
         "{ended}{took}[, first token{after}]",
         ended=life.status or "did not end in this trace",
@@ -103,18 +105,19 @@ def _event_table(events: list[LifeEvent]) -> Table:
 def _time(life: Life) -> Message:
     sums: defaultdict[str, float] = defaultdict(float)
     for piece in life.states:
-        sums[piece.state] += piece.to_ms - piece.from_ms
+        word = interruption(piece.cause) if piece.of_state is not None else state(piece.state).word
+        sums[word] += piece.to_ms - piece.from_ms
     whole = sum(sums.values())
     parts = [
         say(
             "{state} {took:ms} ({share:%})",
-            state=state(word).word,
+            state=word,
             took=took,
             share=took / whole if whole else None,
         )
         for word, took in sums.items()
     ]
-    device, recorded = sum(piece.device_ms for piece in life.states), whole - sums["unrecorded"]
+    device, recorded = sum(piece.device_ms for piece in life.states), whole - sums[state("unrecorded").word]
     return say(
         "{parts} = {whole:ms}; the device was busy for {device:%} of [{all:!}what was recorded][{all:?}it]",
         parts=joined(parts, " + "),

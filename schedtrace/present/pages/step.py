@@ -111,9 +111,12 @@ def _times(story: StepStory) -> Message:
         tokens = "" if story.output_tokens is None else f" with {counted(story.output_tokens, 'token')}"
         after = story.output_us - story.start_us
         back = say("its output was back after {after:us}{tokens}", after=after, tokens=tokens)
-    start = f"{story.start_us / 1e6:,.3f}"
+    start = f"{story.into_recording_us / 1e6:,.3f}"
     return say(
-        "{start} s into the trace; schedule() took {schedule_us:us}, {back}", story, start=start, back=back
+        "{start} s into the recording; schedule() took {schedule_us:us}, {back}",
+        story,
+        start=start,
+        back=back,
     )
 
 
@@ -122,6 +125,8 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
         "before",
         [_crowd(story, story.num_running_before, story.num_waiting_before, story.kv_blocks_free_before)],
     )
+    if story.interruptions:
+        yield Fact("events", [Styled(sentence, Style.WARNING) for sentence in story.interruptions])
     if story.arrived:
         yield Fact("arrived", [_arrived(story.arrived, everything=everything)])
     if story.finished:

@@ -38,7 +38,14 @@ def test_groups_of_hybrid_models(recording):
     assert header(recording)["cache_groups"] == [
         {"kind": "FullAttention", "block_size": 16, "layers": 2},
         {"kind": "SlidingWindow", "block_size": 16, "layers": 1, "window": 32, "admission_cap": cap},
-        {"kind": "Mamba", "block_size": 16, "layers": 3, "speculative_blocks": 0, "cache_mode": "align"},
+        {
+            "kind": "Mamba",
+            "block_size": 16,
+            "layers": 3,
+            "speculative_blocks": 0,
+            "cache_mode": "align",
+            "checkpoint_blocks": 0,
+        },
     ]
     assert cap > 0
 

@@ -2,6 +2,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
+from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
@@ -112,12 +113,6 @@ PASSED = {
     # A tenth of 100 blocks stays free.
     "a watermark": (once(200, 30, 30, 20, free=12), {"watermark": 0.1}, [("c", 20, 2)]),
     "one seat": (once(200, 10, 10, 10, running=7), {}, [("a", 10, 1)]),
-    # The head's 200 tokens needed 40 blocks of 10: two groups, so 20 tokens take 4 blocks and 30 take 6.
-    "several cache groups": (
-        once(200, 30, 20, 20, ended=refused("L", blocks_needed=40, blocks_free=5)),
-        {},
-        [("b", 20, 4)],
-    ),
     "drafts take room": (once(200, 20, 10, 10, free=2, draft_tokens=1), {}, [("b", 10, 2)]),
     "all are ready": (once(200, 10, 60, 60), {}, [("a", 10, 1)]),
     "a is not ready": (once(200, 10, 60, 60, exits=[NOT_READY, refused("L")]), {}, []),
@@ -135,6 +130,42 @@ PASSED = {
 @pytest.mark.parametrize(("lines", "config", "passed"), PASSED.values(), ids=PASSED)
 def test_who_would_have_been_admitted(found, lines, config, passed):
     findings = found(CODE, *lines, scheduler_config=WHOLE | config)
+    assert [row[2:5] for finding in findings for row in rows(finding)] == passed
+
+
+FULL = CacheGroup("FullAttention", 10, 1)
+WINDOW = CacheGroup("SlidingWindow", 10, 1, window=20, admission_cap=4)
+RING = CacheGroup("CircularBuffer", 10, 1)
+REFUSED_24 = refused("L", blocks_needed=24, blocks_free=17)
+GROUPS = {
+    # 20 tokens take 2 blocks of each group, 30 take 3.
+    "two of full attention": ([FULL, FULL], once(200, 30, 20, 20), [("b", 20, 4)]),
+    # Whole, 200 tokens need 20 + 4 blocks and 120 need 12 + 4, not 24; the first chunk is of 20.
+    "a sliding window": (
+        [FULL, WINDOW],
+        once(200, 120, 140, 140, free=17, budget=21, ended=REFUSED_24),
+        [("a", 20, 16)],
+    ),
+    # With 7 blocks free, 300 tokens in chunks of 70 fit into a window's 7: all at once they fill 30.
+    "windows alone": (
+        [CacheGroup("SlidingWindow", 10, 1, window=11, admission_cap=7), RING],
+        once(200, 300, 20, 20, free=8, budget=71),
+        [("a", 70, 8)],
+    ),
+    # 200 tokens need more than the 20 blocks that the header's group explains: others are not counted.
+    "a refusal that contradicts the count": (
+        [FULL],
+        once(200, 30, 20, 20, ended=refused("L", blocks_needed=40, blocks_free=5)),
+        [],
+    ),
+    "a group of an unknown kind": ([FULL, CacheGroup("Other", 10, 1)], once(200, 30, 20, 20), []),
+}
+"""Cache groups, steps, and who would have been admitted."""
+
+
+@pytest.mark.parametrize(("groups", "lines", "passed"), GROUPS.values(), ids=GROUPS)
+def test_blocks_are_counted_by_cache_group(found, groups, lines, passed):
+    findings = found(CODE, *lines, scheduler_config=WHOLE, cache_groups=groups)
     assert [row[2:5] for finding in findings for row in rows(finding)] == passed
 
 

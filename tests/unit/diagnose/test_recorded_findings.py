@@ -3,6 +3,8 @@
 import pytest
 
 from schedtrace.diagnose.rules.preemption import RepeatVictim
+from schedtrace.explain.request import explain_request
+from schedtrace.read.run import read_run
 from tests.samples import FINDINGS
 from tests.unit.diagnose.sentences import flat, sentences
 
@@ -169,3 +171,15 @@ def test_figures_within_bounds(of):
     assert starved.evidence.examples[0].decode_tokens >= 4
     [overhead] = of("scheduler-overhead", "shows")
     assert overhead.evidence.schedule_ms + overhead.evidence.update_ms <= overhead.evidence.gap_ms
+
+
+@pytest.mark.parametrize("sample", ["kv-bound", "token-budget-bound", "max-num-seqs-bound"])
+def test_the_longest_wait_is_that_of_the_request_without_interruptions(of, sample):
+    """Two of them have interruptions, whose time stands by itself in the request's life."""
+    [finding] = of(sample, "shows")
+    run = read_run(FINDINGS / sample / "shows")
+    life = explain_request(run, finding.evidence.longest_request)
+    of_kv = ["kv_blocks", "preempted_this_step"]
+    causes = of_kv if sample == "kv-bound" else [finding.cause]
+    waited = [piece for piece in life.states if piece.cause in causes]
+    assert sum(piece.to_ms - piece.from_ms for piece in waited) == pytest.approx(finding.evidence.longest_ms)

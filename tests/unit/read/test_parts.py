@@ -152,7 +152,7 @@ def flip(path):
     path.write_bytes(bytes(data))
 
 
-LOST = "a part is missing, nothing is known from {} s: {}"
+LOST = "a part is missing, nothing is known from {} s into the recording: {}"
 ALSO = "{} missing, and so is any request that arrived or ended in {}"
 
 LOST_PART = [LOST.format("0.07 to 0.12", "4 steps (8-11)"), ALSO.format("4 steps are", "them")]

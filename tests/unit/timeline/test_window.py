@@ -2,8 +2,12 @@
 
 import pytest
 
+from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import RULES
+from schedtrace.errors import UsageError
 from schedtrace.model.causes import Cause
+from schedtrace.model.trace_facts import Control
+from schedtrace.present.phrases import plain
 from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
@@ -29,14 +33,14 @@ def view(view_of):
     ("window", "steps"),
     [
         (Window(), [0, 1, 2, 3, 4]),
-        (Window(begin_us=100), [1, 2, 3, 4]),
-        (Window(begin_us=101), [2, 3, 4]),
-        (Window(end_us=200), [0, 1]),
-        (Window(begin_us=100, end_us=200), [1]),
+        (Window(begin_us=1100), [1, 2, 3, 4]),
+        (Window(begin_us=1101), [2, 3, 4]),
+        (Window(end_us=1200), [0, 1]),
+        (Window(begin_us=1100, end_us=1200), [1]),
         (Window(last_us=150), [4]),
-        (Window(end_us=300, last_us=100), [2]),
+        (Window(end_us=1300, last_us=100), [2]),
         (Window(last_us=10_000), [0, 1, 2, 3, 4]),
-        (Window(begin_us=10_000), []),
+        (Window(begin_us=11_000), []),
     ],
 )
 def test_the_steps_that_began_in_it(view, window, steps):
@@ -44,7 +48,7 @@ def test_the_steps_that_began_in_it(view, window, steps):
 
 
 def test_states_are_cut_and_keep_their_causes(view):
-    cut = windowed(view, Window(begin_us=150, end_us=350))
+    cut = windowed(view, Window(begin_us=1150, end_us=1350))
     waiting = cut.request_states.filter(cut.request_states["request_id"] == "a")
     rows = waiting.select("begin_us", "end_us", "state", "cause").rows()
     assert rows == [(1150, 1300, "waiting", "kv_blocks"), (1300, 1350, "prefill", None)]
@@ -60,7 +64,7 @@ def test_what_the_load_asks_for_is_not_cut(view_of):
         block_size=16,
     )
     whole = Demand(requests=4, ended=1, blocks=3)  # 33 tokens; y produced none
-    assert (view.demand, windowed(view, Window(begin_us=150)).demand) == (whole, whole)
+    assert (view.demand, windowed(view, Window(begin_us=1150)).demand) == (whole, whole)
 
 
 def test_demands_of_parts_make_that_of_the_whole():
@@ -71,25 +75,53 @@ def test_demands_of_parts_make_that_of_the_whole():
 
 
 def test_who_came_and_went_in_it(view):
-    early, late = windowed(view, Window(end_us=300)), windowed(view, Window(begin_us=350))
+    early, late = windowed(view, Window(end_us=1300)), windowed(view, Window(begin_us=1350))
     assert early.finishes["request_id"].to_list() == ["x"]
     assert late.finishes["request_id"].to_list() == ["a"]
     assert late.arrivals["request_id"].to_list() == ["a"]
 
 
 def test_exits_and_charges_are_of_it_alone(view):
-    cut = windowed(view, Window(begin_us=100, end_us=200))
+    cut = windowed(view, Window(begin_us=1100, end_us=1200))
     assert cut.exits["step"].to_list() == [1]
     assert cut.charges.filter(cut.charges["charge"] == "kv_blocks")["time_us"].to_list() == [100]
 
 
 def test_a_trace_without_steps_has_no_window(view_of):
-    assert windowed(view_of(), Window(end_us=5)).steps.is_empty()
+    assert windowed(view_of(), Window(end_us=1005)).steps.is_empty()
 
 
 def test_a_window_between_two_steps_charges_its_waits_to_their_cause(view):
-    cut = windowed(view, Window(begin_us=150, end_us=190))
+    cut = windowed(view, Window(begin_us=1150, end_us=1190))
     assert cut.steps.is_empty()
     assert cut.charges.select("charge", "time_us").rows() == [("kv_blocks", 40)]
     [finding] = RULES["kv-bound"](cut)
     assert finding.evidence.largest_holder is None
+
+
+def test_of_several_ranks_a_window_is_on_the_first_ones_clock(view):
+    view.offset_us = 50  # its clock began 50 us later than the first rank's
+    assert windowed(view, Window(begin_us=1150, end_us=1251)).steps["step"].to_list() == [1, 2]
+
+
+def test_a_window_within_a_pause_has_the_pause_and_who_waited(run_of):
+    pause = Control("pause_state", 1450, detail="PAUSED_ALL")
+    came = [arrival("a", None, 1000), arrival("b", None, 1000)]
+    ran = at(0, got={"a": 10}, new="a", waiting=1, ended=Cause.MAX_NUM_SEQS, arrived=came)
+    resumed = step(
+        1,
+        start=900_000,
+        got={"a": 1},
+        waiting=1,
+        ended=Cause.MAX_NUM_SEQS,
+        controls=[pause, Control("pause_state", 890_000, detail="UNPAUSED")],
+    )
+    run = run_of("r", ran, resumed)
+    report = analyze_run(run, Window(begin_us=200_000, end_us=300_000))
+    [finding, *_] = report.findings
+    assert (finding.code, finding.cause, finding.share_frac) == ("interruption", "paused", 1.0)
+    assert plain(report.verdict[0]) == (
+        "The scheduler was paused for 100 ms, and 2 requests waited: 100 % of the requests' time."
+    )
+    with pytest.raises(UsageError, match="no step began in --from 2s, and no request was there; its 2 steps"):
+        analyze_run(run, Window(begin_us=2_000_000))

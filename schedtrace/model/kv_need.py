@@ -1,0 +1,127 @@
+"""KV blocks of a request by cache group, as vLLM's cache managers count them.
+
+The same for a trace, whose header records the groups, and for an engine that runs. What a group's manager
+counts may not follow from what is recorded of it (encoder outputs, Mamba's prefill checkpoints, classes of
+other packages): the need is unknown then. Hits in the prefix cache are not known beforehand: with them a
+request needs less.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import CacheGroup
+
+_FULL = frozenset({"FullAttention", "MLAAttention", "SinkFullAttention", "HiddenStateCache"})
+"""Kinds of groups that keep every token."""
+_REFERENCE = "RSWA"
+"""Keeps the prompt and a window; the prompt's length decides which blocks it gives back."""
+_WINDOW = frozenset({"SlidingWindow", "SlidingWindowMLA"})
+_CHUNK = "ChunkedLocalAttention"
+_MAMBA = "Mamba"
+_RING = "CircularBuffer"
+"""Has one block for each request."""
+
+
+@dataclass(frozen=True)
+class KvNeed:
+    """The counts of one engine's KV cache groups."""
+
+    groups: tuple[CacheGroup, ...]
+    lookahead: int = 0
+    """Slots for drafts beside a request's tokens."""
+    max_model_len: int | None = None
+
+    def held(self, computed: int, tokens: int) -> list[int] | None:
+        """Return the blocks that a request holds after a step, by group, null blocks aside; None: unknown.
+
+        For a request with nothing computed, these are what vLLM asks for its first chunk. A block that only
+        rejected drafts had needed is not counted, nor one that a batch in flight still reads.
+
+        Args:
+            computed: Its tokens that were computed before the step.
+            tokens: Those that are when the step is over.
+        """
+        slots = tokens + self.lookahead
+        if self.max_model_len is not None:
+            slots = min(slots, self.max_model_len)
+        return _known(_held(group, computed, tokens, slots) for group in self.groups)
+
+    def sequence(self, tokens: int) -> list[int] | None:
+        """Return the blocks that vLLM wants free before it admits a whole sequence, by group; None: unknown.
+
+        The check of ``scheduler_reserve_full_isl``: groups that give blocks back are counted with the most
+        that they hold at once (``admission_cap``).
+        """
+        if self.max_model_len is not None:
+            tokens = min(tokens, self.max_model_len)
+        return _known(_of_sequence(group, tokens) for group in self.groups)
+
+    def most(self, tokens: int) -> list[int] | None:
+        """Return the most blocks that a request ever holds until it has so many tokens; None: unknown.
+
+        An aligned Mamba group has a state more than at its begin while a block is begun.
+        """
+        blocks = self.sequence(tokens)
+        return blocks and [
+            count + (group.cache_mode == "align" and tokens > group.block_size)
+            for group, count in zip(self.groups, blocks, strict=True)
+        ]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether ``sequence`` and ``most`` bound what a request holds, however it was admitted."""
+        windowed = (group for group in self.groups if group.kind in {*_WINDOW, _CHUNK})
+        return all(group.admission_cap is not None for group in windowed)
+
+
+def kv_need(header: Header) -> KvNeed | None:
+    """Return the counts of a recorded engine; None where its blocks have no recorded size.
+
+    A record without cache groups is taken for that of one group of full attention.
+    """
+    groups = tuple(header.cache_groups)
+    if not groups and header.block_size is not None:
+        groups = (CacheGroup("FullAttention", header.block_size, layers=0),)
+    if not groups or any(group.block_size < 1 for group in groups):  # 0: a broken header
+        return None
+    lookahead = int(header.settings.get("scheduler.num_lookahead_tokens") or 0)
+    return KvNeed(groups, lookahead, header.max_model_len)
+
+
+def _known(counts: Iterable[int | None]) -> list[int] | None:
+    blocks = list(counts)
+    known = [count for count in blocks if count is not None]
+    return known if len(known) == len(blocks) else None
+
+
+def _held(group: CacheGroup, computed: int, tokens: int, slots: int) -> int | None:
+    size = group.block_size
+    blocks = -(-slots // size)
+    if group.kind in _FULL or (group.kind == _REFERENCE and not computed):
+        return blocks
+    if group.kind in _WINDOW and group.window:
+        skipped = computed - group.window + 1 - (group.retained_tokens or 0)
+        return blocks - max(0, skipped) // size
+    if group.kind == _CHUNK and group.window:
+        return blocks - computed // group.window * group.window // size
+    if group.kind == _RING:
+        return 1
+    return _of_mamba(group, computed, tokens, blocks) if group.kind == _MAMBA else None
+
+
+def _of_mamba(group: CacheGroup, computed: int, tokens: int, blocks: int) -> int | None:
+    size, drafts = group.block_size, group.speculative_blocks or 0
+    if group.cache_mode in {"none", "all"}:
+        return blocks + drafts - max(0, computed - 1) // size
+    if group.cache_mode != "align" or group.checkpoint_blocks != 0:
+        return None
+    # The state that the step begins with stays until the next one has begun.
+    return 1 + drafts + (computed > 0 and -(-computed // size) != -(-tokens // size))
+
+
+def _of_sequence(group: CacheGroup, tokens: int) -> int | None:
+    blocks = _held(group, 0, tokens, tokens)
+    if blocks is None or group.admission_cap is None:
+        return blocks
+    return min(blocks, group.admission_cap)
