@@ -132,7 +132,7 @@ class Following:
         return self._lives.snapshot()
 
     def read(self) -> list[Chunk]:
-        """Read what is new, in chunks.
+        """Read what is new, in chunks; those that are too old by now are left out.
 
         Raises:
             LostError: the file was removed, replaced or cut.
@@ -141,11 +141,13 @@ class Following:
         with reading(self.path):
             if self.header is None and not self._begin():
                 return []
-            new = [self._chunk(lines) for lines in self._growing.lines()]
-        self.chunks.extend(new)
-        while len(self.chunks) > 1 and self.chunks[0].last_us < self.newest_us - self._keep_us:
-            self.chunks.popleft()
-        return new
+            new = 0
+            for lines in self._growing.lines():
+                self.chunks.append(self._chunk(lines))
+                new += 1
+                while len(self.chunks) > 1 and self.chunks[0].last_us < self.newest_us - self._keep_us:
+                    self.chunks.popleft()
+        return list(self.chunks)[-new:] if new else []
 
     def trace(self, chunks: list[Chunk]) -> Trace:
         """The trace of some chunks that follow each other, with those who were there before."""

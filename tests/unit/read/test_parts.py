@@ -10,7 +10,7 @@ from zstandard import ZstdCompressor
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Arrival, End, Events, Notice, Present
 from schedtrace.model.trace_names import part_number
-from schedtrace.read import lines as lines_module
+from schedtrace.read import part_files
 from schedtrace.read.follow import Following
 from schedtrace.read.lines import ReadOptions, WholeLines
 from schedtrace.read.part_files import files_for
@@ -210,9 +210,9 @@ def test_a_part_that_was_cut_behind_a_frame_is_noted_in_the_next(folder):
 
 
 def test_parts_that_go_while_they_are_read(folder, monkeypatch):
-    listed = lines_module.files_of
+    listed = part_files.files_of
     monkeypatch.setattr(
-        lines_module, "files_of", lambda path: [folder / "engine-0.000000.jsonl.zst.gone", *listed(path)]
+        part_files, "files_of", lambda path: [folder / "engine-0.000000.jsonl.zst.gone", *listed(path)]
     )
     assert numbers(trace_of(folder)) == list(range(16))
     shutil.rmtree(folder)
