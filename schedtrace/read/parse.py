@@ -24,6 +24,7 @@ from schedtrace.read.columns import (
     present_in,
     structs_of,
 )
+from schedtrace.read.gaps import GAP_SCHEMA, TOLD, gaps_of
 from schedtrace.read.lines import WholeLines, read_header, read_lines
 from schedtrace.read.problems import Problems, ranges
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
@@ -89,6 +90,10 @@ class Parsed:
     finishes: pl.DataFrame
     present: pl.DataFrame = field(default_factory=lambda: present_in(()))
     """Who was there when the trace began (``read/columns.py``)."""
+    gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
+    """Times of which nothing is recorded (``read/gaps.py``)."""
+    there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
+    """Who was there at the end of gaps of the kind ``TOLD``, those of whom an arrival is recorded, too."""
     dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
     """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
     syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))
@@ -148,7 +153,9 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     events = {name: steps.events(name, others[Events]) for name in EVENTS}
     arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), others[Output])
-    present = _unseen(present_in(others[Events]), arrivals, all_steps)
+    told = present_in(others[Events], keep="all")
+    gaps = gaps_of(all_steps, lines.begun_anew, others[Events])
+    present = _unseen(told, arrivals, all_steps)
     known = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
     problems.unclosed = end is None
@@ -163,7 +170,8 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     problems.first_step = 0 if lines.left_out else first
     if problems.first_step and all_steps.height:
         problems.began_unix_us = header.wall_anchor_us + int(all_steps["start_us"][0])
-    problems.gaps = _gaps(all_steps, [one.first_step for one in others[Header]])
+    problems.gaps = _missing_parts(gaps, all_steps)
+    problems.dropped = lines.dropped
     refused = {one for one in problems.refused if first <= one < expected}
     refused = refused.difference(all_steps["step"], in_vain)
     problems.missing_steps = max(0, expected - first - all_steps.height - len(in_vain) - len(refused))
@@ -182,6 +190,8 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         arrivals=arrivals,
         finishes=finishes,
         present=present,
+        gaps=gaps,
+        there_after=told.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
         **beside(events),
         cpu=cpu_times(others[Cpu]),
         notices=_notices(header, others),
@@ -198,28 +208,20 @@ def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> l
     return [*notices, *(notice for notice in later if notice not in notices)]
 
 
-def _unseen(present: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Who was there at its begin, and after a gap those of whom no arrival is recorded."""
+def _unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return who was there at its begin, and after a gap those of whom no arrival is recorded."""
+    present = told.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty():
         return present
     came = pl.col("request_id").is_in(arrivals["request_id"].implode())
     return present.filter(~came | (pl.col("at_us") <= steps["start_us"][0]))
 
 
-def _gaps(steps: pl.DataFrame, begins: list[int]) -> list[tuple[int, int, int, int]]:
-    """Steps that are missing before these, and from when to when."""
-    gaps = []
-    for begin in begins:
-        before, after = (
-            steps.filter(pl.col("step") < begin).tail(1),
-            steps.filter(pl.col("step") >= begin).head(1),
-        )
-        if before.height and after.height:
-            began_us = int(steps["start_us"][0])
-            last, from_us = before.select("step", "start_us").row(0)
-            next_step, to_us = after.select("step", "start_us").row(0)
-            gaps.append((last + 1, next_step - 1, from_us - began_us, to_us - began_us))
-    return gaps
+def _missing_parts(gaps: pl.DataFrame, steps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
+    """Return the gaps in which parts are missing: first and last step, from when to when since the first."""
+    began_us = int(steps["start_us"][0]) if steps.height else 0
+    found = gaps.filter(kind=TOLD).select("first_step", "last_step", pl.col("from_us", "to_us") - began_us)
+    return [(first, last, from_us, to_us) for first, last, from_us, to_us in found.iter_rows()]
 
 
 def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:

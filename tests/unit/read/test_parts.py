@@ -35,7 +35,7 @@ def head(number, *notices):
     first = number * STEPS
     there = [Present("a", "running", 0, 5, 0), *([Present("b", "waiting", 0, 5, 0)] if number == 3 else [])]
     return (
-        text([header(first_step=first, notices=list(notices)), Events(at_us=1000 * first, present=there)])
+        text([header(first_step=first, notices=list(notices)), Events(at_us=10_000 * first, present=there)])
         if number
         else text([header()])
     )
@@ -110,7 +110,7 @@ def test_names_that_stand_for_all_parts(folder):
         find_runs([folder / "engine-1.*.jsonl.zst"])
 
 
-@pytest.mark.parametrize(("last_us", "first"), [(0, 12), (1, 8), (4000, 8), (4001, 4), (10**9, 0)])
+@pytest.mark.parametrize(("last_us", "first"), [(0, 12), (1, 8), (40_000, 8), (40_001, 4), (10**9, 0)])
 def test_for_its_end_only_the_last_parts_are_read(last_us, first, folder):
     [trace] = read_run(folder, ReadOptions(last_us=last_us)).traces
     assert (numbers(trace), said(trace)) == (list(range(first, 16)), [])
@@ -120,7 +120,7 @@ def test_a_part_says_when_it_begins_behind_any_number_of_requests(folder):
     drawn = Random(0)  # noqa: S311  # ids of vLLM's front end, which cannot be compressed
     there = [Present(f"chatcmpl-{drawn.randbytes(16).hex()}", "waiting", 0, 5, 0) for _ in range(1500)]
     for number in range(1, 4):
-        lines = text([header(first_step=4 * number), Events(at_us=4000 * number, present=there)])
+        lines = text([header(first_step=4 * number), Events(at_us=40_000 * number, present=there)])
         (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(compressed(lines))
     assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1)] == [2, 3]
 
@@ -131,7 +131,7 @@ def test_a_part_says_when_it_begins_behind_any_number_of_requests(folder):
 def test_a_part_without_a_head_does_not_make_all_needed(unknown, needed, folder):
     for number in unknown:
         (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(b"")  # it is being begun
-    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1000)] == needed
+    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 10_000)] == needed
 
 
 BEGINS = "begins at step {} (2023-11-14 22:13:20 UTC); requests that ended before are not in it"
@@ -205,7 +205,7 @@ def test_a_part_that_was_cut_behind_a_frame_is_noted_in_the_next(folder):
     (folder / "engine-0.000003.jsonl.zst").write_bytes(b"".join(map(compressed, frames)))
     trace = trace_of(folder)
     assert trace.notices == ["it is slow", "the file was truncated"]
-    assert trace.problems.gaps == [(11, 11, 100_000, 120_000)]  # and none where the first notice is repeated
+    assert trace.problems.gaps == [(11, 11, 101_000, 120_000)]  # and none where the first notice is repeated
     assert trace.present["request_id"].to_list() == ["b"]
 
 
