@@ -155,7 +155,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     all_steps = merge_outputs(steps.frame(), others[Output])
     told = present_in(others[Events], keep="all")
     gaps = gaps_of(all_steps, lines.begun_anew, others[Events])
-    present = _unseen(told, arrivals, all_steps)
+    present = unseen(told, arrivals, all_steps)
     known = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
     problems.unclosed = end is None
@@ -208,7 +208,7 @@ def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> l
     return [*notices, *(notice for notice in later if notice not in notices)]
 
 
-def _unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return who was there at its begin, and after a gap those of whom no arrival is recorded."""
     present = told.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty():

@@ -23,6 +23,12 @@ def missing_us(frames: Frames) -> int:
     return int(frames.gaps.select((pl.col("to_us") - pl.col("from_us")).sum()).item() or 0)
 
 
+def missing_steps(frames: Frames) -> int:
+    """Return how many steps lie in gaps."""
+    missing = pl.col("last_step") - pl.col("first_step") + 1
+    return int(frames.gaps.select(missing.clip(0).sum()).item() or 0)
+
+
 def after(frames: Frames) -> pl.DataFrame:
     """Return who was there when a gap was over, with ``next_step``, the first step behind it."""
     steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
