@@ -1,6 +1,7 @@
 """Gaps of a trace: times of which nothing is recorded, for steps or parts are missing."""
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,10 @@ LOST = "lost"
 
 
 def gaps_of(
-    steps: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], events: Sequence[Any]
+    steps: pl.DataFrame,
+    begun_anew: Sequence[tuple[int, int]],
+    events: Sequence[Any],
+    first_step: int | None = None,
 ) -> pl.DataFrame:
     """Return the gaps between a trace's steps.
 
@@ -35,33 +39,36 @@ def gaps_of(
         steps: All that are there, by their numbers.
         begun_anew: ``WholeLines.begun_anew``.
         events: All ``events`` lines.
+        first_step: Number of the first step that the trace had; None: that of the first one that is there.
     """
     if steps.is_empty():
         return pl.DataFrame(schema=GAP_SCHEMA)
-    over = pl.max_horizontal(
-        pl.col("start_us") + pl.col("schedule_us"), pl.col("output_us") + pl.col("update_us").fill_null(0)
-    )
+    over = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), pl.col("output_us"))
     known = (
         steps.sort("step")
         .select(pl.col("step", "start_us").cast(pl.Int64), over_us=over.cast(pl.Int64))
         .with_columns(before=pl.col("step").shift(1), since_us=pl.col("over_us").shift(1))
         .with_row_index("place")
     )
-    numbers = [number for number, _ in begun_anew]
-    places = known["step"].search_sorted(pl.Series(numbers, dtype=pl.Int64), side="left").to_list()
-    told = {
-        place: at_us for place, (_, at_us) in zip(places, begun_anew, strict=True) if 0 < place < known.height
-    }
-    missing = known.filter((pl.col("step") > pl.col("before") + 1) | pl.col("place").is_in(list(told)))
+    told: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for first, at_us in sorted(begun_anew):
+        told[int(known["step"].search_sorted(first, side="left"))].append((first, at_us))
     dropped = sorted(line.at_us for line in events if line.dropped_steps)
-    rows = []
+    follows = pl.col("step") <= pl.col("before") + 1
+    missing = known.filter(~follows | (pl.col("place") == 0) | pl.col("place").is_in(list(told)))
+    rows: list[tuple[Any, ...]] = []
     for place, number, start_us, _, before, since_us in missing.iter_rows():
-        told_us = told.get(place)
-        to_us = start_us if told_us is None else min(start_us, told_us)
-        from_us = min(since_us, to_us)
-        at = bisect_left(dropped, from_us)
-        kind = DROPPED if at < len(dropped) and dropped[at] <= to_us else LOST
-        rows.append(
-            (before + 1, number - 1, from_us, to_us, number, kind if told_us is None else TOLD, told_us)
-        )
+        first, from_us = (number if before is None else before + 1), min(since_us or 0, start_us)
+        if before is None and first_step is not None and first_step < number:
+            there_us = next((line.at_us for line in events if line.present), 0)
+            first, from_us = first_step, min(there_us, start_us)
+        for behind, told_us in told.get(place, ()) if before is not None or first < number else ():
+            to_us = max(from_us, min(start_us, told_us))
+            if first < behind or from_us < to_us:  # else only the part's name is another one
+                rows.append((first, behind - 1, from_us, to_us, behind, TOLD, told_us))
+            first, from_us = behind, to_us
+        if first < number:
+            at = bisect_left(dropped, from_us)
+            kind = DROPPED if at < len(dropped) and dropped[at] <= start_us else LOST
+            rows.append((first, number - 1, from_us, start_us, number, kind, None))
     return pl.DataFrame(rows, schema=GAP_SCHEMA, orient="row")

@@ -154,7 +154,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), others[Output])
     told = present_in(others[Events], keep="all")
-    gaps = gaps_of(all_steps, lines.begun_anew, others[Events])
+    gaps = gaps_of(all_steps, lines.begun_anew, others[Events], None if lines.left_out else header.first_step)
     present = unseen(told, arrivals, all_steps)
     known = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames

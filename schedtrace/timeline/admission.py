@@ -102,8 +102,8 @@ def need_of(frames: Frames, heads: pl.DataFrame) -> Need:
     block_size = header.block_size or 1
     kept_free = int(float(config.get("watermark") or 0) * (header.kv_blocks_total or 0))
     drafts = int(frames.steps["draft_tokens"].sum()) > 0
-    recorded = heads.filter(pl.col("fresh") & pl.col("blocks_needed").is_not_null())
     own = (pl.col("head_tokens") + block_size - 1) // block_size + int(drafts)
+    recorded = heads.filter(pl.col("fresh") & pl.col("blocks_needed").is_not_null() & (own > 0))
     groups = recorded.select((pl.col("blocks_needed") / own).ceil().max()).item()
     return Need(
         block_size=block_size,

@@ -1,6 +1,7 @@
 """One engine's trace with all that is made of it: what findings and metrics are computed from."""
 
 from functools import cached_property
+from typing import Literal
 
 import polars as pl
 
@@ -113,7 +114,9 @@ def make_timeline(
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
         present=trace.present.filter(measured),
-        gaps=trace.gaps.filter(pl.col("next_step").is_between(*_ends(kept["step"]), closed="right")),
+        gaps=trace.gaps.filter(
+            pl.col("next_step").is_between(*_ends(kept["step"]), closed=_closed(trace, kept))
+        ),
         there_after=trace.there_after.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=exits.filter(measured),
@@ -129,6 +132,12 @@ def make_timeline(
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
     )
+
+
+def _closed(trace: Trace, kept: pl.DataFrame) -> Literal["both", "right"]:
+    """Whether a gap before the first of these steps counts: not if what is missing there is the warm-up."""
+    is_first = kept.height > 0 and kept["step"][0] == trace.steps["step"][0]
+    return "both" if is_first else "right"
 
 
 def _ends(numbers: pl.Series) -> tuple[int, int]:
