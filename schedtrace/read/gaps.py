@@ -64,8 +64,7 @@ def gaps_of(
             first, from_us = first_step, min(there_us, start_us)
         for behind, told_us in told.get(place, ()) if before is not None or first < number else ():
             to_us = max(from_us, min(start_us, told_us))
-            if first < behind or from_us < to_us:  # else only the part's name is another one
-                rows.append((first, behind - 1, from_us, to_us, behind, TOLD, told_us))
+            rows.append((first, behind - 1, from_us, to_us, behind, TOLD, told_us))
             first, from_us = behind, to_us
         if first < number:
             at = bisect_left(dropped, from_us)

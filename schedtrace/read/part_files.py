@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -136,7 +137,11 @@ class Begins(msgspec.Struct, tag="header", frozen=True):
         return msgspec.structs.replace(self, first_step=0, notices=())
 
     def __str__(self) -> str:
-        return f"rank {self.engine_rank}, process {self.pid} on {self.host}"
+        try:
+            began = f", recorded since {datetime.fromtimestamp(self.wall_anchor_us / 1e6, UTC):%F %T} UTC"
+        except (ValueError, OverflowError, OSError):
+            began = ""
+        return f"rank {self.engine_rank}, process {self.pid} on {self.host}{began}"
 
 
 def begins(line: bytes) -> Begins | None:

@@ -1,7 +1,7 @@
 """Makes the trace in parts in this folder anew: vLLM's own scheduler and KV cache manager, without a model.
 
-``python tests/data/parts/make.py``: 150 requests come at random while KV blocks are short, so there are waits,
-preemptions and ends in every part. ``tests/fuzz/parts.py`` breaks it.
+``python tests/data/parts/make.py``: 150 requests come at random while KV blocks are short, so there are
+waits, preemptions and ends in every part. ``tests/fuzz/parts.py`` breaks it.
 """
 
 import os

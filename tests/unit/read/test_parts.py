@@ -1,11 +1,12 @@
 """Parts of a trace, joined; what is missing between them is said."""
 
+import json
 import shutil
 from pathlib import Path
 from random import Random
 
 import pytest
-from zstandard import ZstdCompressor
+from zstandard import ZstdCompressor, ZstdDecompressor
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Arrival, End, Events, Notice, Present
@@ -249,4 +250,88 @@ def test_behind_lost_lines_it_is_read_anew_who_is_there(accident, tmp_path):
     part(tmp_path, 3)
     list(follower.read())
     assert (follower.gaps, [live.came.request_id for live in follower.lives]) == (True, ["a", "b"])
+    follower.close()
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [b"\n", b"x\n", b"\0", b'{"type":"step"}\n', b"["],
+    ids=["lines", "broken", "line", "json", "depth"],
+)
+def test_a_bomb_is_dropped_and_named(bomb, folder):
+    second = folder / "engine-0.000001.jsonl.zst"
+    with second.open("ab") as file:
+        file.write(compressed(bomb * (10**7 // len(bomb))))
+    trace = trace_of(folder)
+    assert numbers(trace) == list(range(16))
+    assert said(trace)[0] == (
+        f"{second.name}: a frame expands to more than 256 times its size, which no recorder writes; it and "
+        "what follows it in its part was dropped"
+    )
+    follower = Following(trace.path, 10**12)
+    assert [number for chunk in follower.read() for number in chunk.steps["step"]] == list(range(16))
+    follower.close()
+
+
+def test_without_its_first_frame_a_part_has_the_header_of_the_others(folder):
+    first = folder / "engine-0.000000.jsonl.zst"
+    broken = bytearray(first.read_bytes())
+    broken[12] ^= 0xFF
+    first.write_bytes(bytes(broken))
+    trace = trace_of(folder)
+    assert (numbers(trace), trace.header.first_step) == (list(range(16)), 0)
+    assert "1 frame cannot be decompressed: each had up to a second" in said(trace)
+
+
+@pytest.mark.parametrize("other", [{"pid": 7}, {"host": "b"}, {"engine_rank": 1}, {"wall_anchor_us": 1}])
+def test_a_part_of_another_engine_is_left_out_and_named(other, folder):
+    stranger = folder / "engine-0.000002.jsonl.zst"
+    lines = text([header(first_step=8, **other), Events(at_us=80_000), one(8)])
+    stranger.write_bytes(compressed(lines))
+    trace = trace_of(folder)
+    assert numbers(trace) == [*range(8), *range(12, 16)]
+    [left_out, *_] = said(trace)
+    assert left_out.startswith(
+        f"{stranger.name}: written by another engine (rank {other.get('engine_rank', 0)}"
+    )
+    assert trace.problems.gaps == [(8, 11, 71_000, 120_000)]
+
+
+def test_renamed_and_copied_parts_stand_where_their_headers_say(folder, plain):
+    parts = sorted(folder.iterdir())
+    (folder / "engine-0.000009.jsonl.zst").write_bytes(parts[1].read_bytes())
+    parts[1].rename(folder / "x")
+    parts[2].rename(parts[1])
+    (folder / "x").rename(parts[2])
+    trace = trace_of(folder)
+    assert said(trace) == ["engine-0.000009.jsonl.zst: a copy of another part, left out"]
+    trace.problems.dropped.clear()
+    assert_same(trace, plain)
+
+
+def test_json_with_blanks_is_the_same(folder, plain):
+    for path in folder.iterdir():
+        content = ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read()
+        spaced = [json.dumps(json.loads(line)) + "\n" for line in content.splitlines()]
+        path.write_bytes(compressed("".join(spaced).encode()))
+    assert_same(trace_of(folder), plain)
+    assert said(trace_of(folder)) == []
+
+
+def test_small_parts_are_read_together(folder):
+    assert len(list(WholeLines(folder / "engine-0.*.jsonl.zst"))) == 1
+
+
+def test_a_part_that_cannot_be_opened_is_named_and_tried_again(tmp_path):
+    part(tmp_path, 0)
+    follower = Following(tmp_path / "engine-0.*.jsonl.zst", 10**12)
+    list(follower.read())
+    second = tmp_path / "engine-0.000001.jsonl.zst"
+    second.mkdir()
+    for _ in range(2):
+        with pytest.raises(InputError, match="cannot be read"):
+            follower.read()
+    second.rmdir()
+    part(tmp_path, 1)
+    assert [number for chunk in follower.read() for number in chunk.steps["step"]] == [4, 5, 6, 7]
     follower.close()
