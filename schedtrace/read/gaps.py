@@ -60,7 +60,8 @@ def gaps_of(
     for place, number, start_us, _, before, since_us in missing.iter_rows():
         first, from_us = (number if before is None else before + 1), min(since_us or 0, start_us)
         if before is None and first_step is not None and first_step < number:
-            there_us = next((line.at_us for line in events if line.present), 0)
+            anew = {at_us for _, at_us in begun_anew}
+            there_us = next((line.at_us for line in events if line.present and line.at_us not in anew), 0)
             first, from_us = first_step, min(there_us, start_us)
         for behind, told_us in told.get(place, ()) if before is not None or first < number else ():
             to_us = max(from_us, min(start_us, told_us))

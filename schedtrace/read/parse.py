@@ -219,7 +219,7 @@ def unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> p
 
 def _missing_parts(gaps: pl.DataFrame, steps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
     """Return the gaps in which parts are missing: first and last step, from when to when since the first."""
-    began_us = int(steps["start_us"][0]) if steps.height else 0
+    began_us = min([*steps["start_us"].head(1), *gaps["from_us"].head(1)], default=0)
     lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
     found = gaps.filter(lacks, kind=TOLD).select(
         "first_step", "last_step", pl.col("from_us", "to_us") - began_us

@@ -10,7 +10,7 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.queue_waits import lost_before
+from schedtrace.timeline.queue_waits import lost_before, lost_in_gaps
 from schedtrace.timeline.spans import COMPUTES, DECODES, WAITS, pieces, place_of
 from schedtrace.timeline.unrecorded import after
 from schedtrace.timeline.waiting import OTHER, cause_runs, loop_ends
@@ -270,7 +270,13 @@ def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
         .select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")
     )
     lost = (
-        pl.concat([before, frames.preemptions.filter(its).select("request_id", "step", "lost_tokens")])
+        pl.concat(
+            [
+                before,
+                frames.preemptions.filter(its).select("request_id", "step", "lost_tokens"),
+                lost_in_gaps(frames).filter(its).select("request_id", "step", "lost_tokens"),
+            ]
+        )
         .sort("step", maintain_order=True)
         .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
         .unique(["request_id", "step"], keep="last", maintain_order=True)

@@ -167,10 +167,23 @@ def lost_before(frames: Frames) -> pl.DataFrame:
 
     Who has output tokens had computed all but the last one of them. What another one had is not known.
     """
+    return _losses(frames.there_first).select("request_id", "lost_tokens")
+
+
+def lost_in_gaps(frames: Frames) -> pl.DataFrame:
+    """Return the same of who was there when a gap of the trace was over; ``step`` is the first behind it."""
+    return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
+
+
+def _losses(there: pl.DataFrame) -> pl.DataFrame:
+    return there.with_columns(lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
+
+
+def known_loss() -> pl.Expr:
+    """Return what a row of ``Present`` tells of the tokens that a preemption threw away."""
     sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
     again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
-    lost = pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
-    return frames.present.select("request_id", lost_tokens=lost).filter(pl.col("lost_tokens") > 0)
+    return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
 
 
 def _preemptions(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:

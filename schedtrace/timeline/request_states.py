@@ -9,7 +9,7 @@ import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.queue_waits import after_gaps, lost_before, next_steps, was_preempted
+from schedtrace.timeline.queue_waits import after_gaps, known_loss, next_steps, was_preempted
 from schedtrace.timeline.spans import ARRIVES, TOLD, WAITS, pieces, place_of, placed
 from schedtrace.timeline.unrecorded import after, cut_by_gaps, gone
 from schedtrace.timeline.waiting import waiting_pieces
@@ -92,14 +92,10 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
 
 def _present(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
     """Return what those did who were there when the trace began, or after a gap, until a step tells it."""
-    lost = lost_before(frames).select("request_id", lost="lost_tokens")
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
-    there = pl.concat([first, after(frames).select(first.columns)]).join(
-        lost, on="request_id", how="left", maintain_order="left"
-    )
-    there = place_of(there, steps, "next_step", "place")
+    there = place_of(pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "place")
     runs = pl.col("state") == "running"
-    again = pl.col("computed_tokens") < pl.col("lost")
+    again = pl.col("computed_tokens") < known_loss()
     computes = (
         pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
     )

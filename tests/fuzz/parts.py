@@ -23,8 +23,8 @@ WHOLE = Path(__file__).parents[1] / "data/parts/run"
 compressed = ZstdCompressor(1, write_checksum=True).compress
 NAME = "engine-0.{:06}.jsonl.zst"
 EXPORTS = (*reading.EXPORTS, "mooncake")
-CLOSE_US = 60_000
-"""Of all requests together: what an output in flight at the end of a gap leaves open."""
+CLOSE_US = 200_000
+"""Of all requests together: what an output in flight leaves open where lines end or begin."""
 
 Parts = list[list[bytes]]
 """Each part's frames, compressed."""
