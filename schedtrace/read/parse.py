@@ -13,6 +13,7 @@ import polars as pl
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
+from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import (
     FLAT,
@@ -154,7 +155,8 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), others[Output])
     told = present_in(others[Events], keep="all")
-    gaps = gaps_of(all_steps, lines.begun_anew, others[Events], None if lines.left_out else header.first_step)
+    is_begun = is_in_parts(lines.path) and not lines.left_out
+    gaps = gaps_of(all_steps, lines.begun_anew, others[Events], header.first_step if is_begun else None)
     present = unseen(told, arrivals, all_steps)
     known = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
