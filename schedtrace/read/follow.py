@@ -1,6 +1,7 @@
 """A trace that grows: its last minutes, of which only what is new is read. The file is never locked."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,11 @@ class Following:
     def modified_s(self) -> float:
         """When something was written last, Unix time."""
         return self._growing.modified_s()
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """A sentence for files that are no part of the trace, or not to their end."""
+        return self._growing.notes
 
     @property
     def lives(self) -> list[Live]:

@@ -3,7 +3,7 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +39,8 @@ class Growing(ABC):
 
     _file: int
     """Descriptor of what is read."""
+    notes: Sequence[str] = ()
+    """A sentence for files that are no part of this trace, or not to their end."""
 
     @abstractmethod
     def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
@@ -124,8 +126,7 @@ class GrowingParts(Growing):
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path = path
         parts = parts_of(path)
-        self.notes = parts.left_out
-        """A sentence for files that are no part of this trace, or not to their end."""
+        self.notes: list[str] = parts.left_out
         self._listed = set(files_of(path))
         ended = [at for at, (before, _) in enumerate(pairwise(parts.files)) if _age_s(before) * 1e6 > keep_us]
         first = ended[-1] + 1 if ended else 0
