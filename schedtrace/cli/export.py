@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import RunArgument, one_run, print_line, stderr_console
-from schedtrace.errors import UsageError
+from schedtrace.errors import ExitCode, UsageError
 from schedtrace.export import Kind
 
 WRITTEN = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events", Kind.MOONCAKE: "requests"}
@@ -31,19 +31,20 @@ def export(
 
     Tables (steps, requests, exits, states and more) are Parquet or CSV; JSON Lines has every step in full;
     Perfetto and Chrome JSON show requests, steps and counters on the clock of a torch profile; a
-    Mooncake trace has each request's arrival, lengths and shared prefix.
+    Mooncake trace has each request's arrival, lengths and shared prefix. Exits with 3 if the trace lacks
+    steps: the files are written, and a message says what they lack.
     """
     from schedtrace.export.exports import export as write_files
+    from schedtrace.export.exports import missing
     from schedtrace.export.mooncake import mooncake_loads, mooncake_notes
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
 
     found = one_run(run)
     beside = found.path if found.path.is_dir() else found.path.parent
-    if to is Kind.JSONL:
-        for trace in found.traces:
-            for problem in trace.problems.sentences(trace.path):
-                print_line(f"schedtrace: {plain(problem)}", err=True)
+    for trace in found.traces:
+        for problem in trace.problems.sentences(trace.path):
+            print_line(f"schedtrace: {plain(problem)}", err=True)
     folder = output or beside / "export"
     if output is None and folder.is_symlink():
         msg = f"{folder} is a link to {folder.readlink()}; --output names the folder to write to"
@@ -61,3 +62,7 @@ def export(
             print_line(f"note: {note}")
     if to in {Kind.PERFETTO, Kind.CHROME}:
         print_line("next: open it in Perfetto UI, https://ui.perfetto.dev (the file stays in your browser)")
+    if lacks := missing(found):
+        for sentence in lacks:
+            print_line(f"schedtrace: {plain(sentence)}", err=True)
+        raise typer.Exit(ExitCode.INPUT)

@@ -19,6 +19,7 @@ from schedtrace.timeline.holders import SHORT_FRAC
 from schedtrace.timeline.spans import LENGTH_US, level
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import recorded
 
 FEWEST_AT_ONCE = 8
 DENSER = 10
@@ -105,8 +106,10 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
     computes = pl.col("state").is_in(
         ["prefill", "recompute"] if limit == Cause.TOKEN_BUDGET else ["prefill", "recompute", "decode"]
     )
-    lives = timeline.request_states.group_by("request_id").agg(
-        life_us=LENGTH_US.sum(), runs_us=LENGTH_US.filter(computes).sum()
+    lives = (
+        recorded(timeline.request_states)
+        .group_by("request_id")
+        .agg(life_us=LENGTH_US.sum(), runs_us=LENGTH_US.filter(computes).sum())
     )
     waited = waits.group_by("request_id").agg(wait_us=pl.col("time_us").sum())
     outputs = timeline.finishes.group_by("request_id").agg(pl.col("output_tokens").max())

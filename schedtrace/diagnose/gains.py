@@ -13,6 +13,7 @@ from schedtrace.model.report import Gain
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import NOT_RECORDED
 from schedtrace.workloads.closed_loop import AT_ONCE_FRAC
 
 WIDEST_FRAC = 0.25
@@ -129,7 +130,7 @@ def most_step_us(timeline: Timeline) -> float | None:
 
 def host_us(timeline: Timeline) -> int:
     """The engine's time in which its device did not work although somebody was there."""
-    host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle"]))
+    host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle", NOT_RECORDED]))
     return int(host.select(LENGTH_US.sum()).item())
 
 

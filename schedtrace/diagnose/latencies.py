@@ -81,6 +81,9 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
     places = steps.select(step=pl.int_range(pl.len()), us=pl.col("output_us").diff().cast(pl.Float64))
     within = at_steps(weights, places).select("us", "weight")
     pairs = outputs.with_columns(before=pl.col("last").shift(1).over("request_id")).drop_nulls("before")
+    behind = timeline.gaps["next_step"].sort()  # what came in a gap of the trace is not known
+    gaps = behind.search_sorted(steps["step"], side="right")
+    pairs = pairs.filter(gaps.gather(pairs["first"]) == gaps.gather(pairs["before"]))
     between = pairs.select(
         us=(output_us.gather(pairs["first"]) - output_us.gather(pairs["before"])).cast(pl.Float64),
         weight=pl.lit(1, pl.Int64),

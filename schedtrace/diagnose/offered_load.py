@@ -13,6 +13,7 @@ from schedtrace.model.say import say
 from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import NOT_RECORDED
 from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1
@@ -139,7 +140,8 @@ class OfferedLoad:
 def offered_load(timeline: Timeline) -> OfferedLoad:
     """The load of one engine, as far as its trace shows it."""
     spent = timeline.engine_states.select(
-        LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"), LENGTH_US.sum().alias("all")
+        LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"),
+        LENGTH_US.filter(pl.col("state") != NOT_RECORDED).sum().alias("all"),
     ).row(0)
     working = 1 - spent[0] / spent[1] if spent[1] else 0.0
     known = _requests(timeline)

@@ -145,14 +145,14 @@ def judge(timeline: Timeline) -> Judged:
 
 def _of_begin(timeline: Timeline) -> list[Message]:
     """Requests that were there when the trace began."""
-    if timeline.present.is_empty():
+    if timeline.there_first.is_empty():
         return []
     return [
         say(
             "{there:n request} {were} there when the recording began: what happened to them before is not "
             "known, and none counts as an arrival.",
-            there=timeline.present.height,
-            were="was" if timeline.present.height == 1 else "were",
+            there=timeline.there_first.height,
+            were="was" if timeline.there_first.height == 1 else "were",
         )
     ]
 

@@ -36,6 +36,7 @@ from schedtrace.timeline.rank import RankLoads, kv_used_frac
 from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import gone, recorded
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def engine_sums(timeline: Timeline) -> EngineSums:
     worked = pl.col("total_requests") > 0
     busy = (pl.col("num_running_after") > 0) | (pl.col("num_waiting_after") > 0)
     following = pl.col("start_us").shift(-1).over("trial") - pl.col("start_us")
+    before_gap = (pl.col("step") + 1).is_in(timeline.gaps["first_step"].implode())
+    following = pl.when(~before_gap).then(following)
     kv_used = steps.select(kv_used_frac()).to_series().drop_nulls()
     return EngineSums(
         rank=timeline.rank,
@@ -90,6 +93,7 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     came = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
     known = pl.concat([timeline.present.select("request_id"), came]).unique()
     last = timeline.finishes.unique("request_id", keep="last")
+    left = gone(timeline).join(known, on="request_id", how="semi")
     well = last["status"].is_in(FINISHED)
     itself = (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
     aborted = (last["status"] == "ABORTED") & ~itself
@@ -98,7 +102,10 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
         "finished": int(well.sum()),
         "aborted": int(aborted.sum()),
         "errored": last.height - int(well.sum()) - int(aborted.sum()),
-        "unfinished": known.join(last, on="request_id", how="anti").height,
+        "unfinished": known.join(last, on="request_id", how="anti")
+        .join(left, on="request_id", how="anti")
+        .height,
+        "unrecorded": left.height,
         "present": timeline.present.height,
         "by_scheduler": int((~well & itself).sum()),
     }
@@ -109,7 +116,7 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
     steps, finishes = timeline.steps, timeline.finishes
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     in_queue = pl.col("state").is_in(QUEUED)
-    spent = timeline.request_states.select(
+    spent = recorded(timeline.request_states).select(
         running=LENGTH_US.filter(~in_queue & (pl.col("state") != "front_end")).sum(),
         queued=LENGTH_US.filter(in_queue).sum(),
     )
@@ -168,7 +175,7 @@ def _recorded(frame: pl.DataFrame, column: str) -> int | None:
 def _requests(timeline: Timeline) -> pl.DataFrame:
     own = LENGTH_US.filter(pl.col("state") != "front_end").sum()
     queued = LENGTH_US.filter(pl.col("state").is_in(QUEUED)).sum()
-    spent = timeline.request_states.group_by("request_id").agg(own_us=own, queued_us=queued)
+    spent = recorded(timeline.request_states).group_by("request_id").agg(own_us=own, queued_us=queued)
     ended = (
         timeline.finishes.filter(pl.col("status").is_in(FINISHED))
         .unique("request_id", keep="last")
@@ -212,7 +219,11 @@ def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
 
 def _ended(sums: dict[str, int]) -> Outcomes:
     outcomes = Outcomes(**{name: sums[name] for name in Outcomes.__struct_fields__})
-    return msgspec.structs.replace(outcomes, present=outcomes.present or msgspec.UNSET)
+    return msgspec.structs.replace(
+        outcomes,
+        present=outcomes.present or msgspec.UNSET,
+        unrecorded=outcomes.unrecorded or msgspec.UNSET,
+    )
 
 
 def _added(engines: Sequence[EngineSums]) -> dict[str, int]:

@@ -14,8 +14,10 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.engine_states import BUSY
 from schedtrace.timeline.spans import LENGTH_US, united
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import without_gaps
 
 Over = Literal["trial", "requests"]
 """The whole trial, or the time in which there were requests."""
@@ -47,15 +49,16 @@ def counted_spans(timeline: Timeline) -> pl.DataFrame:
     """The time that counts of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
 
     One row for a whole trial: from the start of its first step to its last output. Otherwise one for every
-    maximal time in which the engine had a request.
+    maximal time in which the engine had a request. Both without gaps of the trace.
     """
     anchor = timeline.header.wall_anchor_us
     if timeline.whole_trials:
         spans = timeline.steps.group_by("trial", maintain_order=True).agg(
             begin_us=pl.col("start_us").min(), end_us=pl.col("output_us").max()
         )
+        spans = without_gaps(spans, timeline.gaps)
     else:
-        busy = timeline.engine_states.filter(pl.col("state") != "idle")
+        busy = timeline.engine_states.filter(pl.col("state").is_in(BUSY))
         spans = pl.concat(
             [
                 united(of_trial).with_columns(trial=pl.lit(trial, pl.Int64))
@@ -122,7 +125,7 @@ def counted_time(run: RunReport) -> Message:
 
 def _busy_s(run: RunReport, rank: int) -> float:
     states = [part for part in run.engine_time if part.engine_rank == rank]
-    return sum(part.time_ms for part in states if part.state != "idle") / 1e3
+    return sum(part.time_ms for part in states if part.state in BUSY) / 1e3
 
 
 def seconds(spans: pl.DataFrame) -> float:

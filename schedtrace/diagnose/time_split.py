@@ -8,12 +8,13 @@ import polars as pl
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, INTERRUPTED, OF_KV
-from schedtrace.timeline.engine_states import STATES, with_engine_time
+from schedtrace.timeline.engine_states import BUSY, STATES, with_engine_time
 from schedtrace.timeline.events import interrupted_us
 from schedtrace.timeline.interrupted_states import interrupted_states
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, until
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import recorded
 
 COMPUTING = ("prefill", "decode", "recompute")
 
@@ -41,7 +42,7 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 
     The rest is without the host's time, which is a part of its own.
     """
-    states = with_engine_time(timeline.request_states, timeline.engine_states)
+    states = with_engine_time(recorded(timeline.request_states), timeline.engine_states)
     computing = pl.col("state").is_in(COMPUTING)
     next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
     lost = pl.when(computing | next_step).then(interrupted_us(timeline, states)).otherwise(0)
@@ -83,7 +84,7 @@ STRIP_CELLS = 40
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
     """The states and causes of all requests, the longest first; interruptions come before both."""
-    states = interrupted_states(timeline)
+    states = recorded(interrupted_states(timeline))
     total = int(states.select(LENGTH_US.sum()).item() or 0)
     if not total:
         return []
@@ -110,13 +111,13 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
 def engine_time(timeline: Timeline) -> list[EngineTime]:
     """The states of the engine that occurred."""
     spent = dict(timeline.engine_states.group_by("state").agg(LENGTH_US.sum().alias("us")).iter_rows())
-    busy = sum(us for state, us in spent.items() if state != "idle")
+    busy = sum(us for state, us in spent.items() if state in BUSY)
     return [
         EngineTime(
             engine_rank=timeline.rank,
             state=state,
             time_ms=spent[state] / 1e3,
-            busy_frac=None if state == "idle" else spent[state] / busy,
+            busy_frac=spent[state] / busy if state in BUSY else None,
         )
         for state in STATES
         if spent.get(state)

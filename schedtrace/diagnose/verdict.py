@@ -18,6 +18,7 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import missing_steps, missing_us
 
 SAID_FROM_FRAC = 0.05
 """Parts of the requests' time that the first sentence names."""
@@ -72,6 +73,10 @@ class Unlimited:
     requests_us: int
     busy_us: int
     idle_us: int
+    missing_us: int
+    """Time of which nothing is recorded, and the length of all of the trace."""
+    missing_steps: int
+    length_us: int
     capped: Message
     """A threshold that held long prompts back, as it is meant to; empty: none did."""
     nothing: Message
@@ -86,6 +91,9 @@ def unlimited(timeline: Timeline) -> Unlimited:
         requests_us=timeline.requests_us,
         busy_us=timeline.busy_us,
         idle_us=int(idle.select(LENGTH_US.sum()).item()),
+        missing_us=missing_us(timeline),
+        missing_steps=missing_steps(timeline),
+        length_us=int(timeline.engine_states.select(LENGTH_US.sum()).item()),
         capped=_capped(timeline),
         nothing=_nothing(timeline),
         load=offered_load(timeline),
@@ -95,7 +103,7 @@ def unlimited(timeline: Timeline) -> Unlimited:
 def verdict(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str = ""
 ) -> list[Message]:
-    """At most three sentences.
+    """Say in at most three sentences what limits the run, and then what is missing of it.
 
     Args:
         engines: ``unlimited`` of each.
@@ -105,6 +113,27 @@ def verdict(
     """
     if not any(engine.steps or engine.requests_us for engine in engines):
         return [say("No step was recorded: nothing to judge.")]
+    return [*_verdict(engines, findings, split, before), *_missing(engines)]
+
+
+def _missing(engines: Sequence[Unlimited]) -> list[Message]:
+    """Say how much of the run the verdict is not about; nothing where nothing is missing."""
+    steps, us = (sum(getattr(engine, name) for engine in engines) for name in ("missing_steps", "missing_us"))
+    if not steps and not us:
+        return []
+    return [
+        say(
+            "Not recorded, and in none of these shares: {steps:n step} in {us:us} of {whole:us}.",
+            steps=steps,
+            us=us,
+            whole=sum(engine.length_us for engine in engines),
+        )
+    ]
+
+
+def _verdict(
+    engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str
+) -> list[Message]:
     main = max(engines, key=lambda engine: engine.requests_us)
     found = leading(findings, before)
     load = engines[0].load.summary if len(engines) == 1 else NOTHING

@@ -19,6 +19,7 @@ from schedtrace.read.chain import expanded
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.unrecorded import gone, missing_steps
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
 """What a spreadsheet evaluates: also behind what it may take for a separator, and in full width."""
@@ -49,19 +50,37 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
     """Name to table, the warm-up (trial 0) included; all engines, told apart by ``engine_rank``.
 
     Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own, and
-    ``present`` is left out where nobody was there when a trace began.
+    ``present`` is left out where nobody was there when a trace began, and ``gaps`` where no step is missing.
     ``request_states`` and ``engine_states`` divide the time (``timeline/``).
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
     first = of_traces[0][1]
-    if all(trace.present.is_empty() for trace in run.traces):
-        del first["present"]
+    for name in ("present", "gaps"):
+        if all(getattr(trace, name).is_empty() for trace in run.traces):
+            del first[name]
     return {
         name: pl.concat(
             [_of_engine(rank, frames[name]) for rank, frames in of_traces], how="diagonal_relaxed"
         )
         for name in first
     }
+
+
+def missing(run: Run) -> list[str]:
+    """Return a sentence for each trace that lacks steps or requests between its begin and its end."""
+    found = []
+    for trace in run.traces:
+        if not trace.problems.is_incomplete:
+            continue
+        timeline = make_timeline(trace, whole=True)
+        steps, came = missing_steps(timeline), trace.present.height - timeline.there_first.height
+        came, left = came + trace.problems.missing_arrivals, gone(timeline).height
+        left += trace.problems.missing_finishes
+        found.append(
+            f"{trace.path}: incomplete: {steps:,} steps are missing, the arrival of at least {came:,} and "
+            f"the end of at least {left:,} requests, and all requests that came and went in these steps"
+        )
+    return found
 
 
 def write_table(table: pl.LazyFrame, kind: Kind, file: Path) -> int:
@@ -87,6 +106,7 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
         "caps": trace.caps(),
         "preemptions": trace.preemptions(),
         "present": trace.present.lazy(),
+        "gaps": trace.gaps.lazy().drop("told_us"),
         "arrivals": trace.arrivals.lazy(),
         "finishes": trace.finishes.lazy(),
         "request_states": timeline.request_states.lazy().drop("engine_rank"),

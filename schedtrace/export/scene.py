@@ -19,6 +19,7 @@ from schedtrace.read.trace import Trace
 from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.timeline.unrecorded import NOT_RECORDED, missing_steps
 
 QUARTER_NS = 7_889_238_000_000_000
 """A quarter of a mean Gregorian year, ``std::chrono::months(3)``."""
@@ -56,7 +57,17 @@ def step_spans(timeline: Timeline) -> pl.DataFrame:
     """One row per step, with all of ``chart.per_step``; named by its number and the cause of its end."""
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     name = pl.concat_str(pl.lit("step "), pl.col("step").cast(pl.String), cause)
-    return _whole(per_step(timeline).with_columns(name=name))
+    missing = timeline.gaps.select(
+        name=pl.lit("not recorded"),
+        begin_us="from_us",
+        end_us="to_us",
+        first_missing_step="first_step",
+        missing_steps=(pl.col("last_step") - pl.col("first_step") + 1).clip(0),
+    )
+    steps = per_step(timeline).with_columns(name=name)
+    if missing.is_empty():
+        return _whole(steps)
+    return _whole(pl.concat([steps, missing], how="diagonal_relaxed").sort("begin_us", maintain_order=True))
 
 
 def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
@@ -91,7 +102,7 @@ def execution_spans(timeline: Timeline) -> pl.DataFrame:
 
 def request_spans(timeline: Timeline) -> pl.DataFrame:
     """``timeline.request_states``, requests in order of arrival; named by state and cause."""
-    state = pl.col("state").replace({"front_end": "front end"})
+    state = pl.col("state").replace({"front_end": "front end", NOT_RECORDED: "not recorded"})
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     return (
         timeline.request_states.with_columns(came_us=pl.col("begin_us").min().over("request_id"))
@@ -213,7 +224,7 @@ def _process(run: Run, trace: Trace, number: int) -> Process:
     return Process(
         number=number,
         name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
-        labels=_labels(trace.header),
+        labels=[*_labels(trace.header), *_missing(timeline)],
         tracks=tracks,
         counters=_counters(timeline, offset_us),
         preemptions=list(_preemptions(timeline, of_request, offset_us)),
@@ -223,6 +234,11 @@ def _process(run: Run, trace: Trace, number: int) -> Process:
 def _labels(head: Header) -> list[str]:
     own = [f"model {head.model}", f"host {head.host}", f"clock {head.clock}"]
     return [*own, *([f"pid {head.pid}"] if head.pid else [])]
+
+
+def _missing(timeline: Timeline) -> list[str]:
+    steps = missing_steps(timeline)
+    return [f"incomplete: {steps:,} steps missing"] if not timeline.gaps.is_empty() else []
 
 
 def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:

@@ -291,10 +291,10 @@ class EngineTime(msgspec.Struct, kw_only=True):
 
     engine_rank: int
     state: str
-    """``device``, ``schedule``, ``update``, ``dummy``, ``host_gap`` or ``idle``."""
+    """``device``, ``schedule``, ``update``, ``dummy``, ``host_gap``, ``idle`` or ``not_recorded``."""
     time_ms: float
     busy_frac: float | None
-    """Of its time but ``idle``; None: for ``idle``."""
+    """Of its time but ``idle`` and ``not_recorded``; None: for these."""
 
 
 class TimePart(msgspec.Struct, kw_only=True):

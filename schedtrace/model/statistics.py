@@ -90,6 +90,8 @@ class Outcomes(msgspec.Struct, kw_only=True):
     """Any other end, such as an error."""
     unfinished: int
     """Still in the scheduler when the trace ended."""
+    unrecorded: int | msgspec.UnsetType = msgspec.UNSET
+    """Left where steps are missing, or may have: nothing is known of them afterwards; absent if none did."""
     by_scheduler: int = 0
     """Of ``errored``: the scheduler itself ended them, which vLLM's own does not."""
     present: int | msgspec.UnsetType = msgspec.UNSET

@@ -28,6 +28,7 @@ STATES = {
     "set_aside": State("set aside", "-", Style.WARNING),
     "stalled": State("stalled", "_", Style.DIM),
     "interrupted": State("interrupted", "!", Style.BAD),
+    "not_recorded": State("not recorded", " ", Style.DIM),
     "unrecorded": State("before the recording", " ", Style.DIM),
 }
 """What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
@@ -38,8 +39,9 @@ ENGINE_STATES = {
     "update": "update_from_output()",
     "dummy": "dummy batches",
     "host_gap": "between steps",
+    "not_recorded": "not recorded",
 }
-"""What a busy engine did."""
+"""What a busy engine did, and where the trace does not tell."""
 
 GAINS = {
     "output_tokens_per_s": "output tok/s",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import polars as pl
@@ -91,8 +91,10 @@ def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
     return structs_of([entry for _, entry in told], NESTED[column]).insert_column(0, trials)
 
 
-def present_in(lines: Sequence[Any]) -> pl.DataFrame:
-    """One row per request that was there when a trace began, or after a gap, in their order: of ``Present``.
+def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
+    """Return who was there when a trace began, or after a gap, in their order: rows of ``Present``.
+
+    Each once, or with ``all`` once for each line.
 
     Before them ``at_us`` and ``trial`` of the ``events`` line that has them.
     """
@@ -100,7 +102,9 @@ def present_in(lines: Sequence[Any]) -> pl.DataFrame:
     of_line = {name: [getattr(line, name) for line, _ in told] for name in ("at_us", "trial")}
     found = structs_of([entry for _, entry in told], Present)
     columns = (pl.Series(name, values, pl.Int64) for name, values in of_line.items())
-    return found.select(*columns, pl.all()).unique("request_id", keep="first", maintain_order=True)
+    rows = found.select(*columns, pl.all())
+    once = ["request_id"] if keep == "first" else ["request_id", "at_us"]
+    return rows.unique(once, keep="first", maintain_order=True)
 
 
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:

@@ -1,6 +1,7 @@
 """A trace that grows: its last minutes, of which only what is new is read. The file is never locked."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from schedtrace.read.columns import (
     present_in,
     value,
 )
+from schedtrace.read.gaps import gaps_of
 from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_line
 from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
 from schedtrace.read.living import (
@@ -35,7 +37,7 @@ from schedtrace.read.living import (
     present_of,
     still_there,
 )
-from schedtrace.read.parse import beside, merge_outputs
+from schedtrace.read.parse import beside, merge_outputs, unseen
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
@@ -55,7 +57,11 @@ class Chunk:
     events: dict[str, pl.DataFrame]
     """``read.tables.EVENTS``."""
     present: pl.DataFrame
-    """``columns.present_in``."""
+    """``columns.present_in``, all of it."""
+    begun_anew: list[tuple[int, int]]
+    """``lines.WholeLines.begun_anew``."""
+    dropped: list[Any]
+    """``events`` lines that tell of dropped steps."""
     cpu: list[Any]
     lines: list[bytes]
     first: Step | None
@@ -71,6 +77,7 @@ class _Taken:
 
     steps: list[Values] = field(default_factory=list)
     others: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
+    begun_anew: list[tuple[int, int]] = field(default_factory=list)
     first: Step | None = None
     first_line: int = 0
 
@@ -111,6 +118,10 @@ class Following:
         """Steps are missing for another reason."""
         self.chunks: deque[Chunk] = deque()
         self._next_step = 0
+        self._behind_gap = False
+        """The next ``events`` line tells who is there behind a gap."""
+        self._told_us: int | None = None
+        """When that was; the next step is the first one behind the gap."""
         self._head = b""
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
@@ -127,12 +138,17 @@ class Following:
         return self._growing.modified_s()
 
     @property
+    def left_out(self) -> Sequence[str]:
+        """A sentence for files that are no part of the trace, or not to their end."""
+        return self._growing.notes
+
+    @property
     def lives(self) -> list[Live]:
         """Those alive now, in the order of their arrival."""
         return self._lives.snapshot()
 
     def read(self) -> list[Chunk]:
-        """Read what is new, in chunks.
+        """Read what is new, in chunks; those that are too old by now are left out.
 
         Raises:
             LostError: the file was removed, replaced or cut.
@@ -141,11 +157,13 @@ class Following:
         with reading(self.path):
             if self.header is None and not self._begin():
                 return []
-            new = [self._chunk(lines) for lines in self._growing.lines()]
-        self.chunks.extend(new)
-        while len(self.chunks) > 1 and self.chunks[0].last_us < self.newest_us - self._keep_us:
-            self.chunks.popleft()
-        return new
+            new = 0
+            for lines in self._growing.lines():
+                self.chunks.append(self._chunk(lines))
+                new += 1
+                while len(self.chunks) > 1 and self.chunks[0].last_us < self.newest_us - self._keep_us:
+                    self.chunks.popleft()
+        return list(self.chunks)[-new:] if new else []
 
     def trace(self, chunks: list[Chunk]) -> Trace:
         """The trace of some chunks that follow each other, with those who were there before."""
@@ -162,14 +180,21 @@ class Following:
             for before in [{STRETCHES: stretches, "preempted": preempted}.get(name)]
         }
         events = {name: pl.concat([one.events[name] for one in chunks], how="diagonal") for name in EVENTS}
+        steps = merge_outputs(pl.concat([one.steps for one in chunks]), list(self._outputs))
+        begun_anew = [one for chunk in chunks for one in chunk.begun_anew]
+        gaps = gaps_of(steps, begun_anew, [line for one in chunks for line in one.dropped])
+        told = pl.concat([one.present for one in chunks])
+        present = pl.concat([still_there(lives), told])
         return Trace(
             path=self.path,
             header=self.header,
-            steps=merge_outputs(pl.concat([one.steps for one in chunks]), list(self._outputs)),
+            steps=steps,
             large={name: table.lazy().set_sorted("step") for name, table in tables.items()},
             arrivals=pl.concat([arrivals, events["arrived"]], how="diagonal"),
             finishes=events["finished"],
-            present=pl.concat([still_there(lives), *(one.present for one in chunks)]),
+            present=unseen(present, pl.concat([arrivals, events["arrived"]], how="diagonal"), steps),
+            gaps=gaps,
+            there_after=told.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
             notices=self.notices,
             end=self.end,
             problems=Problems(),
@@ -192,7 +217,10 @@ class Following:
         before = Events(
             at_us=first.start_us,
             trial=first.trial,
-            present=[*present_of(began.lives), *entries_in(began.present)],
+            present=[
+                *present_of(began.lives),
+                *entries_in(began.present.unique("request_id", keep="first", maintain_order=True)),
+            ],
             arrived=arrivals_of(began.lives),
         )
         after = began.lines[began.first_line + 1 :] + [line for one in later for line in one.lines]
@@ -244,7 +272,9 @@ class Following:
             steps=steps,
             tables=tables,
             events=events,
-            present=present_in(idle),
+            present=present_in(idle, keep="all"),
+            begun_anew=taken.begun_anew,
+            dropped=[line for line in idle if line.dropped_steps],
             cpu=taken.others[Cpu],
             lines=lines,
             first=taken.first,
@@ -254,7 +284,7 @@ class Following:
 
     def _take(self, line: bytes, place: int, taken: _Taken) -> None:
         if line == GAP:  # who is there then is told next
-            self.gaps, self._lives = True, Lives()
+            self.gaps, self._lives, self._behind_gap = True, Lives(), True
             self._chain.take(None)
             return
         read = decode_line(line)
@@ -268,6 +298,8 @@ class Following:
             taken.others[kind].append(read)
             self.newest_us = max(self.newest_us, getattr(read, "at_us", 0))
             if kind is Events:
+                if self._behind_gap:
+                    self._told_us, self._behind_gap = read.at_us, False
                 self._lives.were_there(read.at_us, read.present)
                 self._lives.events(read.arrived, read.finished)
                 self.dropped |= read.dropped_steps > 0
@@ -282,6 +314,9 @@ class Following:
         if values is None:
             self.garbled_us = self.newest_us
             return
+        if self._told_us is not None:
+            taken.begun_anew.append((read.step, self._told_us))
+            self._told_us = None
         self._lives.step(read.start_us, read.arrived, read.finished, read.preempted)
         rows = read.requests if hasattr(read, "requests") else read.changes.added if read.changes else ()
         self._lives.scheduled([one.request_id for one in rows])

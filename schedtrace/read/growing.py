@@ -3,19 +3,21 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import descriptor
-from schedtrace.model.trace_names import files_of, is_in_parts, part_number
-from schedtrace.read.lines import LONGEST_LINE, reading
+from schedtrace.model.trace_names import files_of, is_in_parts
+from schedtrace.read.lines import LONGEST_LINE, Joint, reading
 from schedtrace.read.living import Lives, skim
-from schedtrace.read.part_files import HEAD_LINES, Frames
+from schedtrace.read.part_files import Frames, begins, head_of, parts_of
 
 BLOCK = 2**20
+PART_BLOCK = 2**16
+"""Compressed bytes of a part that are read at once."""
 GAP = b'{"type":"gap"}'
 """Given as a line where parts are missing: none that a recorder writes."""
 
@@ -37,6 +39,8 @@ class Growing(ABC):
 
     _file: int
     """Descriptor of what is read."""
+    notes: Sequence[str] = ()
+    """A sentence for files that are no part of this trace, or not to their end."""
 
     @abstractmethod
     def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
@@ -121,61 +125,100 @@ class GrowingParts(Growing):
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path = path
-        parts = files_of(path)
-        ended = [part for before, part in pairwise(parts) if _age_s(before) * 1e6 > keep_us]
-        self._open((ended or parts or [path])[-1 if ended else 0])
-        self._skip = 0
+        parts = parts_of(path)
+        self.notes: list[str] = parts.left_out
+        self._listed = set(files_of(path))
+        ended = [at for at, (before, _) in enumerate(pairwise(parts.files)) if _age_s(before) * 1e6 > keep_us]
+        first = ended[-1] + 1 if ended else 0
+        self._later = parts.files[first + 1 :]
+        """Parts behind this one, as far as they were listed."""
+        self._joint = Joint(parts)
+        self._begin_part((parts.files or [path])[first])
         self._ready: list[bytes] = []
 
-    def _open(self, part: Path) -> None:
-        with reading(part):
-            self._file = descriptor(part)
-        self._part, self._at, self._begun, self._frames = part, 0, b"", Frames()
+    def _begin_part(self, part: Path) -> None:
+        """Leave the part that is read for this one.
+
+        Raises:
+            InputError: it cannot be opened; the other one is not left.
+            FileNotFoundError: it went meanwhile.
+        """
+        with reading(part, missing=True):
+            file = descriptor(part)
+        if hasattr(self, "_part"):
+            os.close(self._file)
+        self._file, self._part, self._at, self._begun, self._frames = file, part, 0, b"", Frames()
+        self._joint.begin(part)
 
     def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
-        """A part says itself who is there when it begins."""
+        """Read the header; a part says itself who is there when it begins."""
         del lives
         for lines in self._of_part():
-            self._ready += lines
-        return (self._ready.pop(0), []) if self._ready else None
+            head, *self._ready = lines
+            return head, []
+        return None
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Lines of this part and of those that follow it."""
-        ready, self._ready = self._ready, []
-        if ready:
-            yield ready
-        while True:
-            later = [part for part in files_of(self._path) if part_number(part) > part_number(self._part)]
-            yield from self._of_part()  # after the look: a part with a later one is complete
-            if not later:
-                break
-            follows = part_number(later[0]) == part_number(self._part) + 1 and self._is_whole()
-            os.close(self._file)
-            try:
-                self._open(later[0])
-            except InputError:  # it went meanwhile
-                self._open(files_of(self._path)[-1])
-                follows = False
-            self._skip = HEAD_LINES if follows else 1
-            if not follows:
-                yield [GAP]
+        """Yield lines of this part and of those that follow it, those of several small ones together."""
+        gathered, self._ready = self._ready, []
+        size = sum(map(len, gathered))
+        for lines in self._read():
+            gathered += lines
+            size += sum(map(len, lines)) + len(lines)
+            if size >= BLOCK:
+                yield gathered
+                gathered, size = [], 0
+        if gathered:
+            yield gathered
         if not os.fstat(self._file).st_nlink and not files_of(self._path):
             msg = f"{self._path}: removed while it was followed"
             raise LostError(msg)
 
+    def _read(self) -> Iterator[list[bytes]]:
+        while True:
+            self._list()
+            yield from self._of_part()  # after the look: a part with a later one is complete
+            if not self._later:
+                return
+            self._joint.end(self._part, lacks=not self._is_whole())
+            if self._frames.oversized:
+                self.notes.append(f"{self._part.name}: its rest expands too far and was dropped")
+            while self._later:
+                try:
+                    self._begin_part(self._later[0])
+                except FileNotFoundError:  # it went meanwhile
+                    self._later.pop(0)
+                else:
+                    self._later.pop(0)
+                    break
+
+    def _list(self) -> None:
+        """Look for further parts, if all that are known are read."""
+        if self._later or not (new := [part for part in files_of(self._path) if part not in self._listed]):
+            return
+        self._listed.update(new)
+        parts = parts_of(self._path)
+        self._later = [part for part in parts.files if part in new]
+        self.notes += [note for note in parts.left_out if note not in self.notes]
+
     def _is_whole(self) -> bool:
         """Whether all of the part was read, as far as can be seen."""
-        return 0 < self._at <= os.fstat(self._file).st_size and not self._frames.broken
+        frames = self._frames
+        frames.cut = frames.cut or bool(self._begun)
+        damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
+        return 0 < self._at <= os.fstat(self._file).st_size and not damaged
 
     def _of_part(self) -> Iterator[list[bytes]]:
-        while block := os.pread(self._file, BLOCK, self._at):
+        """Yield lines that were added to this part; ``GAP`` stands for a header that continues nothing."""
+        while block := os.pread(self._file, PART_BLOCK, self._at):
             self._at += len(block)
             *lines, self._begun = (self._begun + b"".join(self._frames.content(block))).split(b"\n")
             if len(self._begun) > LONGEST_LINE:
                 self._begun = self._begun[:1]
-            skipped, lines = len(lines[: self._skip]), lines[self._skip :]
-            self._skip -= skipped
             if lines:
+                lines = self._joint.take(lines)
+                if self._joint.kept_head:
+                    lines[0] = GAP
                 yield lines
 
     def modified_s(self) -> float:
@@ -191,7 +234,7 @@ def _age_s(part: Path) -> float:
 
 
 def first_line(path: Path) -> tuple[bytes, bool]:
-    """The first line of a trace, as far as it is there, and whether it is whole.
+    """Return the first line of a trace, as far as it is there, and whether it is whole.
 
     Raises:
         OSError: it cannot be read.
@@ -200,9 +243,12 @@ def first_line(path: Path) -> tuple[bytes, bool]:
     file = descriptor(parts[-1] if parts else path)
     try:
         head = os.pread(file, BLOCK, 0)
-        if is_in_parts(path):
-            head = b"".join(Frames().content(head))
     finally:
         os.close(file)
+    if is_in_parts(path):
+        lines = head_of(parts[-1], 1)
+        is_broken = bool(lines) and begins(lines[0]) is None
+        header = parts_of(path).header if is_broken else b""
+        return header or b"".join(lines), bool(lines)
     line, whole, _ = head.partition(b"\n")
     return line, bool(whole) or len(line) >= BLOCK

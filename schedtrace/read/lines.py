@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,8 +16,19 @@ import msgspec
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
-from schedtrace.model.trace_names import files_of, is_in_parts, part_number
-from schedtrace.read.part_files import HEAD_LINES, Frames, files_for
+from schedtrace.model.trace_names import is_in_parts, part_number
+from schedtrace.read.part_files import (
+    HEAD_LINES,
+    MOST_EXPANSION,
+    Begins,
+    Frames,
+    Parts,
+    began_us,
+    begins,
+    last_of,
+    named,
+    parts_of,
+)
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import readable
 
@@ -105,6 +116,10 @@ class WholeLines:
     """There are parts that nobody asked for."""
     broken_frames: int = field(default=0, init=False)
     """Of parts: those that cannot be decompressed."""
+    dropped: list[str] = field(default_factory=list, init=False)
+    """A sentence for parts, or the rest of them, that are no part of this trace."""
+    begun_anew: list[tuple[int, int]] = field(default_factory=list, init=False)
+    """Behind lost lines: number of the next step, and the time at which it is known who was there."""
     contents: dict[str, Content] = field(default_factory=dict, init=False)
     """Name of each file that was read to its end."""
     _read: int = field(default=0, init=False)
@@ -117,70 +132,201 @@ class WholeLines:
         Raises:
             InputError: it cannot be read.
         """
-        number, whole, noted = 1, None, set[str]()
-        """Of the next line, and of the last part of which nothing is missing; all notices so far."""
-        files = files_for(self.path, self.options.last_us)
-        self._total = sum(map(size_of, files))
-        self.left_out = len(files) < len(files_of(self.path))
-        in_parts = is_in_parts(self.path)
-        for path in files:
-            first, head = number, 0 if whole is None or part_number(path) != whole + 1 else HEAD_LINES
-            broken = self.broken_frames
-            try:
-                for lines in self._of(path, in_parts=in_parts):
-                    if number == first and not (lines[0].startswith(HEADER) and _notices(lines[:1]) <= noted):
-                        head = 0  # it says itself that something was lost before
-                    noted |= _notices(lines) if in_parts else set()
-                    lines[:head] = [b""] * len(lines[:head])
-                    yield number, lines
-                    number += len(lines)
-                    head = max(0, head - len(lines))
-            except FileNotFoundError as error:
-                if not in_parts or path == files[-1]:
-                    raise InputError(_unreadable(path, error)) from error
-                continue  # the oldest parts go while they are read
-            lacks = number == first or self.cut_off or self.broken_frames > broken
-            whole = None if lacks else part_number(path)
+        parts = parts_of(self.path)
+        files = last_of(parts.files, self.options.last_us)
         if not files:
             raise InputError(_unreadable(self.path, FileNotFoundError(ENOENT, os.strerror(ENOENT))))
+        self._total = sum(map(size_of, files))
+        self.left_out = len(files) < len(parts.files)
+        self.dropped = list(parts.left_out)
+        number = 1
+        with ThreadPoolExecutor(1) as beside:
+            chunks = (
+                self._parts(parts, files, beside) if is_in_parts(self.path) else self._plain(files, beside)
+            )
+            for lines in chunks:
+                yield number, lines
+                number += len(lines)
 
-    def _of(self, path: Path, *, in_parts: bool) -> Iterator[list[bytes]]:
-        """The whole lines of one file, in chunks.
+    def _plain(self, files: list[Path], beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
+        """Yield the lines of one file, in chunks.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        for path in files:
+            with reading(path):
+                yield from self._of(path, Frames(), self._blocks(path, beside))
+
+    def _parts(self, parts: Parts, files: list[Path], beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
+        """Yield the lines of one part after the other, in chunks of several small ones.
+
+        Raises:
+            InputError: the last one cannot be read.
+        """
+        joint, gathered, size = Joint(parts), list[bytes](), 0
+        oversized = []
+        for path in files:
+            frames = Frames()
+            joint.begin(path)
+            blocks = frames.blocks(self._blocks(path, beside), self.options.chunk_bytes)
+            try:
+                for lines in self._of(path, frames, blocks):
+                    gathered += joint.take(lines)
+                    size += sum(map(len, lines)) + len(lines)
+                    if size >= self.options.chunk_bytes:
+                        yield gathered
+                        gathered, size = [], 0
+            except FileNotFoundError as error:
+                if path == files[-1]:
+                    raise InputError(_unreadable(path, error)) from error
+                continue  # the oldest parts go while they are read
+            joint.end(path, lacks=self.cut_off or frames.broken > 0 or frames.oversized)
+            self.broken_frames += frames.broken
+            oversized += [path.name] if frames.oversized else []
+        if gathered:
+            yield gathered
+        self.begun_anew = joint.begun_anew
+        if oversized:
+            self.dropped.append(
+                f"{named(oversized)}: a frame expands to more than {MOST_EXPANSION} times its size, which no "
+                "recorder writes; it and what follows it in its part was dropped"
+            )
+
+    def _of(self, path: Path, frames: Frames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
+        """Yield the whole lines of one file, in chunks.
 
         Raises:
             FileNotFoundError: it is gone.
             InputError: it cannot be read.
         """
         begun, size = [b""], 0
-        blocks, frames = self._blocks(path), Frames()
-        for block in frames.blocks(blocks, self.options.chunk_bytes) if in_parts else blocks:
-            *lines, end = block.split(b"\n")
-            if not lines:
-                begun += [end] if size < LONGEST_LINE else []
-                size += len(end)
-                continue
-            lines[0] = b"".join([*begun, lines[0]])
-            begun, size = [end], len(end)
-            yield lines
+        with reading(path, missing=True):
+            for block in blocks:
+                *lines, end = block.split(b"\n")
+                if not lines:
+                    begun += [end] if size < LONGEST_LINE else []
+                    size += len(end)
+                    continue
+                lines[0] = b"".join([*begun, lines[0]])
+                begun, size = [end], len(end)
+                yield lines
         self.cut_off = any(begun) or frames.cut
-        self.broken_frames += frames.broken
 
-    def _blocks(self, path: Path) -> Iterator[bytes]:
-        """Blocks of bytes, hashed beside what is done with them."""
+    def _blocks(self, path: Path, beside: ThreadPoolExecutor) -> Iterator[bytes]:
+        """Yield blocks of bytes, large ones hashed beside what is done with them."""
         hashed = hashlib.blake2b(digest_size=16)
         size = 0
-        with reading(path, missing=True), opened(path) as file, ThreadPoolExecutor(1) as beside:
+        with opened(path) as file:
             pending: Future[None] | None = None
             while block := file.read(self.options.chunk_bytes):
                 if pending is not None:
                     pending.result()
-                pending = beside.submit(hashed.update, block)
+                if len(block) < SMALL_BLOCK:
+                    hashed.update(block)
+                else:
+                    pending = beside.submit(hashed.update, block)
                 size += len(block)
                 self._read += len(block)
                 yield block
                 if self.options.progress is not None:
                     self.options.progress(self._read, max(self._read, self._total))
+            if pending is not None:
+                pending.result()
         self.contents[path.name] = Content(size, hashed.hexdigest())
+
+
+SMALL_BLOCK = 2**16
+"""Bytes that are hashed at once: to ask another thread takes longer."""
+_STEP_LINE = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:step|delta)"\s*,\s*"step"\s*:\s*(\d{1,18})')
+
+
+class Joint:
+    """Joins parts: a head that continues the part before becomes empty lines, another one is kept and noted.
+
+    Args:
+        parts: All of the trace.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.begun_anew: list[tuple[int, int]] = []
+        self._parts = parts
+        self.kept_head = False
+        """The lines that were taken last begin with a head that continues nothing."""
+        self._whole: int | None = None
+        """Number of the last part of which nothing is missing."""
+        self._last_step: int | None = None
+        self._notices: set[str] = set()
+        self._path = Path()
+        self._lines = 0
+        """Of this part so far."""
+        self._blank = 0
+        """Of them: lines of a head that continues the part before."""
+        self._begins: Begins | None = None
+        """The head that is kept, until its second line comes."""
+        self._is_first = True
+
+    def begin(self, path: Path) -> None:
+        """Take note that the next lines are of this part."""
+        self._path, self._lines, self._blank, self._begins = path, 0, 0, None
+
+    def take(self, lines: list[bytes]) -> list[bytes]:
+        """Return lines of the part as they stand in the trace."""
+        self.kept_head = False
+        if not self._lines:
+            lines = self._begin(lines)
+        elif self._lines == 1 and self._begins is not None:
+            self._note(lines[0])
+        blank = max(0, self._blank - self._lines)
+        self._lines += len(lines)
+        self._notices |= _notices(lines)
+        for line in reversed(lines):
+            if (found := _STEP_LINE.match(line)) is not None:
+                self._last_step = int(found[1])
+                break
+        lines[:blank] = [b""] * len(lines[:blank])
+        return lines
+
+    def end(self, path: Path, *, lacks: bool) -> None:
+        """Take note whether something is missing of the part."""
+        self._whole = None if lacks or not self._lines else part_number(path)
+
+    def _begin(self, lines: list[bytes]) -> list[bytes]:
+        head = begins(lines[0])
+        if self._is_first:
+            self._is_first = False
+            return lines if head is not None or not self._parts.header else [self._borrowed(lines), *lines]
+        if head is not None and self._continues(head):
+            self._blank = HEAD_LINES
+        elif head is not None:
+            self._begins, self.kept_head = head, True
+            if len(lines) > 1:
+                self._note(lines[1])
+        return lines
+
+    def _continues(self, head: Begins) -> bool:
+        """Whether nothing is missing between the part before and one with this header."""
+        expected = self._whole is not None and (
+            not self._parts.in_order or part_number(self._path) == self._whole + 1
+        )
+        says_so = set(head.notices) <= self._notices  # else it says itself that something was lost before
+        return expected and says_so and self._last_step in {None, head.first_step - 1}
+
+    def _note(self, line: bytes) -> None:
+        """Note when the second line of a head tells who was there."""
+        at_us, head, self._begins = began_us(line), self._begins, None
+        if head is not None and at_us is not None:
+            self.begun_anew.append((head.first_step, at_us))
+
+    def _borrowed(self, lines: list[bytes]) -> bytes:
+        """Return the header of a later part for one whose own is broken."""
+        header = msgspec.json.decode(self._parts.header)
+        steps = (int(found[1]) for line in lines if (found := _STEP_LINE.match(line)) is not None)
+        header["first_step"] = 0 if not part_number(self._path) else next(steps, header.get("first_step", 0))
+        return msgspec.json.encode(header)
+
+
+_TELLS = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:header|notice)"')
 
 
 class _Notices(msgspec.Struct):
@@ -189,10 +335,10 @@ class _Notices(msgspec.Struct):
 
 
 def _notices(lines: list[bytes]) -> set[str]:
-    """What is in headers and lines of notices among these; nothing of broken ones."""
+    """Return what is in headers and lines of notices among these; nothing of broken ones."""
     found: set[str] = set()
     for line in lines:
-        if line.startswith((HEADER, NOTICE)):
+        if _TELLS.match(line):
             with suppress(*UNREADABLE):
                 read = msgspec.json.decode(line, type=_Notices)
                 found.update(read.notices, [read.message])

@@ -13,6 +13,7 @@ import polars as pl
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
+from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import (
     FLAT,
@@ -24,6 +25,7 @@ from schedtrace.read.columns import (
     present_in,
     structs_of,
 )
+from schedtrace.read.gaps import GAP_SCHEMA, TOLD, gaps_of
 from schedtrace.read.lines import WholeLines, read_header, read_lines
 from schedtrace.read.problems import Problems, ranges
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
@@ -89,6 +91,10 @@ class Parsed:
     finishes: pl.DataFrame
     present: pl.DataFrame = field(default_factory=lambda: present_in(()))
     """Who was there when the trace began (``read/columns.py``)."""
+    gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
+    """Times of which nothing is recorded (``read/gaps.py``)."""
+    there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
+    """Who was there at the end of gaps of the kind ``TOLD``, those of whom an arrival is recorded, too."""
     dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
     """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
     syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))
@@ -148,7 +154,10 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     events = {name: steps.events(name, others[Events]) for name in EVENTS}
     arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), others[Output])
-    present = _unseen(present_in(others[Events]), arrivals, all_steps)
+    told = present_in(others[Events], keep="all")
+    is_begun = is_in_parts(lines.path) and not lines.left_out
+    gaps = gaps_of(all_steps, lines.begun_anew, others[Events], header.first_step if is_begun else None)
+    present = unseen(told, arrivals, all_steps)
     known = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
     problems.unclosed = end is None
@@ -163,7 +172,8 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     problems.first_step = 0 if lines.left_out else first
     if problems.first_step and all_steps.height:
         problems.began_unix_us = header.wall_anchor_us + int(all_steps["start_us"][0])
-    problems.gaps = _gaps(all_steps, [one.first_step for one in others[Header]])
+    problems.gaps = _missing_parts(gaps)
+    problems.dropped = lines.dropped
     refused = {one for one in problems.refused if first <= one < expected}
     refused = refused.difference(all_steps["step"], in_vain)
     problems.missing_steps = max(0, expected - first - all_steps.height - len(in_vain) - len(refused))
@@ -182,6 +192,8 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         arrivals=arrivals,
         finishes=finishes,
         present=present,
+        gaps=gaps,
+        there_after=told.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
         **beside(events),
         cpu=cpu_times(others[Cpu]),
         notices=_notices(header, others),
@@ -198,27 +210,20 @@ def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> l
     return [*notices, *(notice for notice in later if notice not in notices)]
 
 
-def _unseen(present: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Who was there at its begin, and after a gap those of whom no arrival is recorded."""
+def unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return who was there at its begin, and after a gap those of whom no arrival is recorded."""
+    present = told.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty():
         return present
     came = pl.col("request_id").is_in(arrivals["request_id"].implode())
     return present.filter(~came | (pl.col("at_us") <= steps["start_us"][0]))
 
 
-def _gaps(steps: pl.DataFrame, begins: list[int]) -> list[tuple[int, int, int, int]]:
-    """Steps that are missing before these, and from when to when on the trace's clock."""
-    gaps = []
-    for begin in begins:
-        before, after = (
-            steps.filter(pl.col("step") < begin).tail(1),
-            steps.filter(pl.col("step") >= begin).head(1),
-        )
-        if before.height and after.height:
-            last, from_us = before.select("step", "start_us").row(0)
-            next_step, to_us = after.select("step", "start_us").row(0)
-            gaps.append((last + 1, next_step - 1, from_us, to_us))
-    return gaps
+def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
+    """Return the gaps in which parts are missing: first and last step, from when to when (trace clock, us)."""
+    lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
+    missing = gaps.filter(lacks, kind=TOLD).select("first_step", "last_step", "from_us", "to_us")
+    return [(first, last, from_us, to_us) for first, last, from_us, to_us in missing.iter_rows()]
 
 
 def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:

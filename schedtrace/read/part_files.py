@@ -1,8 +1,13 @@
 """Parts of a trace: what stands in their zstd frames as far as these are whole, and which are needed."""
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,38 +15,54 @@ import msgspec
 from zstandard import ZstdDecompressor, ZstdError
 
 from schedtrace.model.safe_files import opened
-from schedtrace.model.trace_names import files_of
+from schedtrace.model.trace_names import files_of, is_in_parts
 
 if TYPE_CHECKING:
     from zstandard import ZstdDecompressionObj  # of its stubs
 
 MAGIC = b"\x28\xb5\x2f\xfd"
-"""A frame begins with it (RFC 8878)."""
-PIECE = 2**12
-"""Given to the decompressor at once: what comes of it fits memory, whatever the file says (128 MiB)."""
+"""First bytes of a frame (RFC 8878)."""
+PIECE = 2**8
+"""Bytes given to the decompressor at once: at most 8 MiB come of them, whatever the file says."""
+MOST_EXPANSION = 256
+"""Times its compressed size that a frame may hold: the most repetitive line of a recorder has 140."""
+SMALL_FRAME = 2**12
+"""Bytes that any frame may hold."""
 HEAD_LINES = 2
-"""With which every part but the first begins: its header, and who was there."""
+"""Lines with which every part but the first begins: its header, and who was there."""
 LONGEST_HEAD = 2**25
 """Bytes, decompressed: 100,000 requests that are there take 24 MB."""
 BLOCK = 2**16
 """Compressed bytes that are read at once."""
+_NAMED = 3
+"""Files that a sentence names."""
+_BLANK = re.compile(rb"\n\n+")
 
 
 @dataclass
 class Frames:
-    """Blocks of a compressed file, given as they come, to what stands in its frames."""
+    """Decompressor of a file's frames, which gets the file block by block."""
 
     cut: bool = False
     """The last frame has no end."""
     broken: int = 0
-    """Frames that were left; a newline stands in the place of the rest of each."""
+    """Frames that were dropped; a newline stands in the place of the rest of each."""
+    oversized: bool = False
+    """A frame expanded to more than any recorder writes; it and all behind it was dropped."""
 
     def __post_init__(self) -> None:
         self._frame: ZstdDecompressionObj | None = None
         self._searching = False
+        self._read = self._made = 0
+        """Bytes of the frame so far: compressed, and decompressed."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the end of a frame is still to come."""
+        return self._frame is not None
 
     def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:
-        """Decompressed blocks, of at least so many bytes but for the last."""
+        """Yield decompressed blocks, of at least so many bytes but for the last."""
         found, size = [], 0
         for block in compressed:
             for content in self.content(block):
@@ -52,12 +73,12 @@ class Frames:
                     found, size = [], 0
         if found:
             yield b"".join(found)
-        self.cut = self._frame is not None
+        self.cut = self.is_open
 
     def content(self, block: bytes) -> Iterator[bytes]:
-        """What a block adds."""
+        """Yield what a block adds, without blank lines, which no recorder writes."""
         at = 0
-        while at < len(block):
+        while at < len(block) and not self.oversized:
             if self._searching:
                 at = block.find(MAGIC, at)
                 if at < 0:
@@ -71,26 +92,167 @@ class Frames:
             except ZstdError:
                 self.broken += 1
                 self._frame, self._searching = None, True
+                self._read = self._made = 0
                 at += is_first
                 content = b"\n"
             else:
-                self._frame = None if frame.eof else frame
-                at += len(piece) - len(frame.unused_data)
+                used = len(piece) - len(frame.unused_data)
+                content = self._bounded(content, used)
+                self._frame = None if frame.eof or self.oversized else frame
+                if self._frame is None:
+                    self._read = self._made = 0
+                at += used
             if content:
-                yield content
+                yield _BLANK.sub(b"\n", content) if b"\n\n" in content else content
+
+    def _bounded(self, content: bytes, used: int) -> bytes:
+        """Return what ``used`` bytes gave; of a frame that expands too far a newline."""
+        self._read += used
+        self._made += len(content)
+        if self._made <= SMALL_FRAME + MOST_EXPANSION * self._read:
+            return content
+        self.oversized = True
+        return b"\n"
 
 
 class _Begin(msgspec.Struct):
     at_us: int
 
 
+class Begins(msgspec.Struct, tag="header", frozen=True):
+    """Fields of a part's header that tell which engine wrote it, and where it stands in the trace."""
+
+    host: str = ""
+    pid: int | None = None
+    engine_rank: int = 0
+    wall_anchor_us: int = 0
+    monotonic_anchor_us: int | None = None
+    clock_id: str | None = None
+    first_step: int = 0
+    notices: tuple[str, ...] = ()
+
+    @property
+    def engine(self) -> "Begins":
+        """The same without what differs from part to part."""
+        return msgspec.structs.replace(self, first_step=0, notices=())
+
+    def __str__(self) -> str:
+        try:
+            began = f", recorded since {datetime.fromtimestamp(self.wall_anchor_us / 1e6, UTC):%F %T} UTC"
+        except (ValueError, OverflowError, OSError):
+            began = ""
+        return f"rank {self.engine_rank}, process {self.pid} on {self.host}{began}"
+
+
+def begins(line: bytes) -> Begins | None:
+    """Decode the first line of a part; None: it is no header."""
+    try:
+        return msgspec.json.decode(line, type=Begins)
+    except (ValueError, RecursionError):
+        return None
+
+
+def began_us(line: bytes) -> int | None:
+    """Decode the time in the second line of a part, which says who was there; None: there is none."""
+    try:
+        return msgspec.json.decode(line, type=_Begin).at_us
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass
+class Parts:
+    """The files of a trace that one engine wrote, in the order of their steps."""
+
+    files: list[Path]
+    header: bytes = b""
+    """Line of the first header that can be read."""
+    left_out: list[str] = field(default_factory=list)
+    """A sentence for the parts of each other engine, and for copies."""
+    in_order: bool = True
+    """The numbers in the files' names are in the order of the steps."""
+
+
+def parts_of(path: Path) -> Parts:
+    """Return the parts of a trace that belong together: those of the engine that wrote most of them.
+
+    Names may have been changed: a part's place is that of its header, or behind the part before it where the
+    header is broken.
+    """
+    files = files_of(path)
+    if not is_in_parts(path) or not files:
+        return Parts(files)
+    lines = {file: b"".join(head_of(file, 1)) for file in files}
+    heads = {file: head for file, line in lines.items() if (head := begins(line)) is not None}
+    written = Counter(head.engine for head in heads.values())
+    if not written:
+        return Parts(files)
+    most, first = written.most_common(1)[0][0], 0
+    parts, copies = Parts([]), _copies(heads)
+    places: list[tuple[int, Path]] = []
+    others: dict[Begins, list[str]] = defaultdict(list)
+    copied: list[str] = []
+    for file in files:
+        head = heads.get(file)
+        if head is not None and head.engine != most:
+            others[head.engine].append(file.name)
+        elif file in copies:
+            copied.append(file.name)
+        else:
+            first = first if head is None else head.first_step
+            places.append((first, file))
+    parts.files = [file for _, file in sorted(places, key=lambda place: place[0])]
+    parts.in_order = parts.files == [file for _, file in places]
+    parts.header = next((lines[file] for file in parts.files if file in heads), b"")
+    parts.left_out = [
+        f"{named(names)}: written by another engine ({engine}) than the rest ({most}): left out, to be read "
+        "in a folder of its own"
+        for engine, names in others.items()
+    ]
+    if copied:
+        parts.left_out.append(f"{named(copied)}: a copy of another part, left out")
+    return parts
+
+
+def named(names: list[str]) -> str:
+    """Return the first of these files' names, and how many there are."""
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{len(names):,} parts ({', '.join(names[:_NAMED])}, ...)"
+
+
+def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
+    """Return each file whose content an earlier one has, with that."""
+    alike: dict[tuple[int, int], list[Path]] = defaultdict(list)
+    copies = {}
+    with suppress(OSError):
+        for file, head in heads.items():
+            alike[head.first_step, file.stat().st_size].append(file)
+        for files in alike.values():
+            known: dict[bytes, Path] = {}
+            for file in files if len(files) > 1 else ():
+                same = known.setdefault(_digest(file), file)
+                if same != file:
+                    copies[file] = same
+    return copies
+
+
+def _digest(file: Path) -> bytes:
+    with file.open("rb") as source:  # its head was read: it is a regular file
+        return file_digest(source, blake2b).digest()
+
+
 def files_for(path: Path, last_us: int | None) -> list[Path]:
-    """The files of a trace that hold what happened so many microseconds before its end; None: all.
+    """Return the files of a trace that hold what happened so many microseconds before its end; None: all.
 
     The trace ends after its last part begins, so what is that long before this begin is enough. A part whose
     begin is unknown, such as one that is being begun, is read with those beside it.
     """
-    files = files_of(path)
+    return last_of(parts_of(path).files, last_us)
+
+
+def last_of(files: list[Path], last_us: int | None) -> list[Path]:
+    """Return those of a trace's files that ``files_for`` names."""
     if last_us is None or len(files) == 1:
         return files
     latest = None
@@ -106,21 +268,18 @@ def files_for(path: Path, last_us: int | None) -> list[Path]:
 
 def _began_us(part: Path) -> int | None:
     """By the second line of its head; None of the first part, which has none, and of what cannot be read."""
-    try:
-        _, line = _head(part)
-        return msgspec.json.decode(line, type=_Begin).at_us
-    except (OSError, ValueError, RecursionError):
-        return None
+    lines = head_of(part, HEAD_LINES)
+    return began_us(lines[1]) if len(lines) == HEAD_LINES else None
 
 
-def _head(part: Path) -> list[bytes]:
-    """The first two lines of a part, as far as they are whole."""
+def head_of(part: Path, count: int) -> list[bytes]:
+    """Return the first lines of a part, as far as they are whole; none of what cannot be read."""
     blocks, size, newlines = [], 0, 0
-    with opened(part) as file:
+    with suppress(OSError), opened(part) as file:
         for block in Frames().blocks(iter(partial(file.read, BLOCK), b""), 1):
             blocks.append(block)
             size += len(block)
             newlines += block.count(b"\n")
-            if newlines >= HEAD_LINES or size >= LONGEST_HEAD:
+            if newlines >= count or size >= LONGEST_HEAD:
                 break
-    return b"".join(blocks).split(b"\n")[:-1][:HEAD_LINES]
+    return b"".join(blocks).split(b"\n")[:-1][:count]

@@ -31,6 +31,8 @@ class Problems:
     """Where parts are missing: first and last step, from and to in microseconds of the trace's clock."""
     broken_frames: int = 0
     """Of parts: seconds that cannot be decompressed."""
+    dropped: list[str] = field(default_factory=list)
+    """A sentence for parts, or the rest of them, that are no part of this trace."""
     missing_arrivals: int = 0
     """At least so many requests have none in a trace that lacks lines."""
     missing_finishes: int = 0
@@ -41,6 +43,19 @@ class Problems:
     """Steps whose number had come before, or whose time contradicts the steps beside them; dropped."""
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """First and last of steps that were rebuilt from changes, and do not lead to the full line after them."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether something is missing between its first and its last line."""
+        return bool(
+            self.missing_steps
+            or self.not_rebuilt
+            or self.gaps
+            or self.broken_frames
+            or self.garbled_lines
+            or self.refused
+            or self.dropped
+        )
 
     @property
     def requests_missing(self) -> bool:
@@ -100,7 +115,7 @@ class Problems:
         return said
 
     def _missing_files(self, trace: Path) -> list[str]:
-        said = []
+        said = [f"{trace}: {sentence}" for sentence in self.dropped]
         if self.first_step:
             began = "" if self.began_unix_us is None else f" ({_utc(self.began_unix_us)})"
             begins = f"begins at step {self.first_step:,}{began}"

@@ -10,8 +10,9 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.queue_waits import lost_before
+from schedtrace.timeline.queue_waits import lost_before, lost_in_gaps
 from schedtrace.timeline.spans import COMPUTES, DECODES, WAITS, pieces, place_of
+from schedtrace.timeline.unrecorded import after
 from schedtrace.timeline.waiting import OTHER, cause_runs, loop_ends
 
 ADMISSION = ["request_id", "admission"]
@@ -30,11 +31,20 @@ def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> p
     portions = _portions(frames, steps)
     lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_at")
     aside = place_of(frames.set_aside.select("request_id", "step"), steps, "step", "lost_at")
-    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, aside]).sort("lost_at"))
+    again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
+    waits = place_of(again, steps, "step", "lost_at")
+    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, aside, waits]).sort("lost_at"))
     resumed = stalled.select("request_id", at="until", after_stall=pl.lit(value=True)).unique()
+    behind = frames.gaps["next_step"].sort()
+    portions = portions.with_columns(
+        gap=pl.Series(behind.search_sorted(portions["step"], side="right"), dtype=pl.Int64)
+    )
+    begins = pl.col("gap") > pl.col("gap").shift(1).over("request_id")  # behind a gap of the trace
     runs = (
         portions.join(resumed, on=["request_id", "at"], how="left", maintain_order="left")
-        .with_columns(pl.col("after_stall").fill_null(value=False))
+        .with_columns(
+            after_stall=pl.col("after_stall").fill_null(value=False) | begins.fill_null(value=False)
+        )
         .with_columns(run=pl.col("after_stall").cum_sum().over("request_id"))
         .group_by(*ADMISSION, "decodes", "run", maintain_order=True)
         .agg(
@@ -151,7 +161,7 @@ def _stalls(
     gone = gone.with_columns(
         gone_at=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)
     )
-    ran = frames.present.filter(pl.col("state") == "running").select(
+    ran = frames.there_first.filter(pl.col("state") == "running").select(
         "request_id",
         *(
             pl.lit(at, portions.schema[name]).alias(name)
@@ -260,7 +270,13 @@ def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
         .select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")
     )
     lost = (
-        pl.concat([before, frames.preemptions.filter(its).select("request_id", "step", "lost_tokens")])
+        pl.concat(
+            [
+                before,
+                frames.preemptions.filter(its).select("request_id", "step", "lost_tokens"),
+                lost_in_gaps(frames).filter(its).select("request_id", "step", "lost_tokens"),
+            ]
+        )
         .sort("step", maintain_order=True)
         .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
         .unique(["request_id", "step"], keep="last", maintain_order=True)

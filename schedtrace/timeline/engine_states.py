@@ -9,10 +9,11 @@ import polars as pl
 from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.request_states import request_states
 from schedtrace.timeline.spans import LENGTH_US, level, time_within
+from schedtrace.timeline.unrecorded import NOT_RECORDED
 
-STATES = ("device", "schedule", "update", "dummy", "host_gap", "idle")
+BUSY = ("device", "schedule", "update", "dummy", "host_gap")
+STATES = (NOT_RECORDED, *BUSY, "idle")
 """In the order in which they count."""
-BUSY = STATES[:-1]
 SCHEMA = {
     "engine_rank": pl.Int64,
     "trial": pl.Int64,
@@ -35,17 +36,19 @@ def engine_states(frames: Frames) -> pl.DataFrame:
     * ``dummy``: a batch only to keep other data-parallel ranks company. A trace tells how long these took,
       not when, so they stand right before the step that reports them,
     * ``host_gap``: requests were in the scheduler and nothing of this ran,
-    * ``idle``: none were.
+    * ``idle``: none were,
+    * ``not_recorded``: steps or parts of the trace are missing.
     """
     began = frames.steps.select(pl.col("start_us").min()).item()
     if began is None:
         return pl.DataFrame(schema=SCHEMA)
-    doing = pl.concat([_work(frames), _presence(frames)]).with_columns(
+    unknown = _spans(frames.gaps, NOT_RECORDED, pl.col("from_us"), pl.col("to_us"))
+    doing = pl.concat([unknown, _work(frames), _presence(frames)]).with_columns(
         pl.col("begin_us", "end_us").clip(began, frames.end_us)
     )
-    counts = level(doing, **{kind: (pl.col("kind") == kind).cast(pl.Int64) for kind in BUSY})
+    counts = level(doing, **{kind: (pl.col("kind") == kind).cast(pl.Int64) for kind in STATES[:-1]})
     state = pl.lit("idle")
-    for kind in reversed(BUSY):
+    for kind in reversed(STATES[:-1]):
         state = pl.when(pl.col(kind) > 0).then(pl.lit(kind)).otherwise(state)
     spans = (
         counts.select(begin_us="at", end_us=pl.col("until").fill_null(frames.end_us), state=state)
@@ -94,7 +97,7 @@ def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.D
 @computed_once
 def engine_busy_us(frames: Frames) -> int:
     """The engine's time without what it was idle, in microseconds."""
-    return int(engine_states(frames).filter(pl.col("state") != "idle").select(LENGTH_US.sum()).item())
+    return int(engine_states(frames).filter(pl.col("state").is_in(BUSY)).select(LENGTH_US.sum()).item())
 
 
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:

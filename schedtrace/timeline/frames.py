@@ -17,6 +17,7 @@ from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
 from schedtrace.read.columns import cpu_times, present_in
+from schedtrace.read.gaps import GAP_SCHEMA
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
@@ -81,7 +82,7 @@ class Frames:
     warmup_requests: pl.Series
     """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Who was there when the trace began (``read/columns.py``)."""
+    """Who was there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
     closed_workload: bool = False
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
@@ -94,6 +95,10 @@ class Frames:
     """What was asked of the engine beside requests, in order of time: of the whole trace."""
     front_end: FrontEnd | None = None
     """What the front ends of the run recorded, for all its engines."""
+    gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
+    """Times of which nothing is recorded (``read/gaps.py``)."""
+    there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
+    """Who was there when gaps were over, as far as the recorder told it: a row for each gap."""
     missing: list[Message] = field(default_factory=list)
     """What the trace lacks before its end."""
     requests_missing: bool = False
@@ -204,7 +209,13 @@ class Frames:
     @property
     def begins(self) -> bool:
         """Whether its first steps may be the engine's: it was not attached to, and nobody was there."""
-        return not self.header.attached and self.present.is_empty()
+        return not self.header.attached and self.there_first.is_empty()
+
+    @cached_property
+    def there_first(self) -> pl.DataFrame:
+        """The rows of ``present`` of who was there when the trace began, and not only after a gap."""
+        later = self.gaps["told_us"].drop_nulls().implode()
+        return self.present.filter(~pl.col("at_us").is_in(later))
 
     @property
     def active_limit(self) -> int | None:

@@ -9,6 +9,7 @@ import polars as pl
 
 from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.spans import at_steps, level
+from schedtrace.timeline.unrecorded import after, gone
 
 NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
@@ -26,7 +27,9 @@ def waits(frames: Frames) -> pl.DataFrame:
     come before new ones, the last victim first; under priority, priority comes first. A queue that is not
     vLLM's has an order of its own (``Header.foreign_queues``).
     """
-    came, there = _arrivals(frames), _present(frames)
+    came, there = _arrivals(frames), _present(frames, frames.there_first)
+    again = _present(frames, after(frames))
+    there = pl.concat([there, again])
     about = pl.concat([there.select(came.columns), came]).unique("request_id", keep="first")
     entries = pl.concat(
         [
@@ -43,12 +46,19 @@ def waits(frames: Frames) -> pl.DataFrame:
         ]
     )
     ran = pl.col("step").is_in(after_gaps(frames).implode())
-    scheduled = (
-        pl.concat([frames.admitted, frames.requests_of(ran & (pl.col("phase") == "running"))])
-        .select("request_id", scheduled_step="step")
-        .sort("scheduled_step")
-    )
-    left = pl.min_horizontal("scheduled_step", "ended_step").fill_null(NEVER)
+    ran_after = again.filter(pl.col("state") == "running").select("request_id", scheduled_step="since_step")
+    scheduled = pl.concat(
+        [
+            pl.concat([frames.admitted, frames.requests_of(ran & (pl.col("phase") == "running"))]).select(
+                "request_id", scheduled_step="step"
+            ),
+            ran_after.drop_nulls(),
+        ]
+    ).sort("scheduled_step")
+    # Who waits after a gap waits anew: whether it had run meanwhile is not known.
+    told = frames.gaps.filter(pl.col("told_us").is_not_null())["next_step"].sort()
+    until = pl.concat([told, pl.Series([NEVER], dtype=pl.Int64)])
+    left = pl.min_horizontal("scheduled_step", "ended_step", "told_step").fill_null(NEVER)
     first = pl.col("priority") if frames.by_priority else pl.col("preempted").not_()
     columns = ("wanted_tokens", "preempted", "set_aside", "priority", "order")
     return (
@@ -64,6 +74,11 @@ def waits(frames: Frames) -> pl.DataFrame:
             check_sortedness=False,
         )
         .join(_ends(frames), on="request_id", how="left", maintain_order="left")
+        .with_columns(
+            told_step=pl.col("since_step").map_batches(
+                lambda since: until.gather(told.search_sorted(since, side="right")), return_dtype=pl.Int64
+            )
+        )
         .with_columns(left_step=left)
         .filter(pl.col("left_step") > pl.col("since_step"))
         .sort(first, "place", "request_id")
@@ -123,11 +138,12 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _present(frames: Frames) -> pl.DataFrame:
-    """Who was there when the trace began, likewise: victims of later preemptions come before them."""
+def _present(frames: Frames, there: pl.DataFrame) -> pl.DataFrame:
+    """Return who was there, likewise: victims of later preemptions come before them."""
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
-    return next_steps(frames, frames.present, "at_us").select(
+    rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
+    return rows.select(
         "request_id",
         "trial",
         since_step="next_step",
@@ -151,10 +167,23 @@ def lost_before(frames: Frames) -> pl.DataFrame:
 
     Who has output tokens had computed all but the last one of them. What another one had is not known.
     """
+    return _losses(frames.there_first).select("request_id", "lost_tokens")
+
+
+def lost_in_gaps(frames: Frames) -> pl.DataFrame:
+    """Return the same of who was there when a gap of the trace was over; ``step`` is the first behind it."""
+    return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
+
+
+def _losses(there: pl.DataFrame) -> pl.DataFrame:
+    return there.with_columns(lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
+
+
+def known_loss() -> pl.Expr:
+    """Return what a row of ``Present`` tells of the tokens that a preemption threw away."""
     sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
     again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
-    lost = pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
-    return frames.present.select("request_id", lost_tokens=lost).filter(pl.col("lost_tokens") > 0)
+    return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
 
 
 def _preemptions(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
@@ -201,9 +230,11 @@ def overtakings(frames: Frames) -> int:
 
 
 def _ends(frames: Frames) -> pl.DataFrame:
-    """The first step after each request was gone."""
-    return (
+    """Return the first step after each request was gone, or after which nothing is known of it."""
+    ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
         .unique("request_id", keep="last")
     )
+    unknown = gone(frames).select("request_id", ended_step="gone_step")
+    return pl.concat([ended, unknown.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())])

@@ -9,8 +9,9 @@ import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.queue_waits import after_gaps, lost_before, next_steps, was_preempted
-from schedtrace.timeline.spans import ARRIVES, COMPUTES, WAITS, pieces, placed
+from schedtrace.timeline.queue_waits import after_gaps, known_loss, next_steps, was_preempted
+from schedtrace.timeline.spans import ARRIVES, TOLD, WAITS, pieces, place_of, placed
+from schedtrace.timeline.unrecorded import after, cut_by_gaps, gone
 from schedtrace.timeline.waiting import waiting_pieces
 
 QUEUED = ("waiting", "preempted", "set_aside")
@@ -31,7 +32,7 @@ def request_states(frames: Frames) -> pl.DataFrame:
     * ``state``: ``front_end``; ``waiting``; ``prefill`` until the first token is back; ``decode``;
       ``preempted``, in the waiting queue again; ``recompute``, from its resumption to the next token;
       ``set_aside``, taken out of the running ones by a scheduler that is not vLLM's, its blocks kept;
-      ``stalled``, running, but the steps gave it nothing,
+      ``stalled``, running, but the steps gave it nothing; ``not_recorded``, in a gap of the trace,
     * ``cause``: of ``waiting``, ``preempted``, ``set_aside`` and ``stalled``, a ``Cause`` or ``next_step``;
       else null,
     * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled it; null
@@ -42,7 +43,7 @@ def request_states(frames: Frames) -> pl.DataFrame:
     ends = _ends(frames)
     made = pl.concat(
         [
-            _present(frames),
+            _present(frames, steps),
             _arrivals(frames),
             waiting_pieces(frames, steps),
             running_pieces(frames, steps, ends),
@@ -59,7 +60,7 @@ def request_states(frames: Frames) -> pl.DataFrame:
         .filter((pl.col("end_us") > pl.col("begin_us")) | (pl.col("tokens") > 0))
     )
     return (
-        _merged(rows)
+        cut_by_gaps(_merged(rows), frames.gaps)
         .join(_trials(frames), on="request_id", how="left", maintain_order="left")
         .select(
             pl.lit(frames.rank, pl.Int64).alias("engine_rank"),
@@ -89,21 +90,21 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _present(frames: Frames) -> pl.DataFrame:
-    """Who was there when the trace began, until a step says what it does."""
-    lost = lost_before(frames).select("request_id", lost="lost_tokens")
-    there = frames.present.join(lost, on="request_id", how="left", maintain_order="left")
+def _present(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return what those did who were there when the trace began, or after a gap, until a step tells it."""
+    first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
+    there = place_of(pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "place")
     runs = pl.col("state") == "running"
-    again = pl.col("computed_tokens") < pl.col("lost")
+    again = pl.col("computed_tokens") < known_loss()
     computes = (
         pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
     )
     waits = pl.when(was_preempted()).then(pl.lit("preempted")).otherwise(pl.lit("waiting"))
     return pieces(
         there,
-        at=pl.lit(-1),
+        at=pl.col("place") - 1,
         us=pl.col("at_us"),
-        rank=pl.when(runs).then(pl.lit(COMPUTES)).otherwise(pl.lit(WAITS)),
+        rank=pl.lit(TOLD),
         state=pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits),
         cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
     )
@@ -120,8 +121,9 @@ def _where_known(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ends(frames: Frames) -> pl.DataFrame:
-    """``request_id`` and ``end_us`` of every request: when it left the scheduler, or the trace ended."""
-    gone = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
+    """``request_id`` and ``end_us`` of every request: when it left, or since when nothing is known of it."""
+    ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
+    gone_in_gaps = gone(frames).select("request_id", "gone_us")
     ids = pl.concat(
         [
             frames.present.select("request_id"),
@@ -130,9 +132,8 @@ def _ends(frames: Frames) -> pl.DataFrame:
             frames.stretches.select("request_id").unique().collect(),
         ]
     ).unique()
-    return ids.join(gone, on="request_id", how="left").select(
-        "request_id", end_us=pl.col("finished_us").fill_null(frames.end_us)
-    )
+    left = ids.join(ended, on="request_id", how="left").join(gone_in_gaps, on="request_id", how="left")
+    return left.select("request_id", end_us=pl.coalesce("finished_us", "gone_us", pl.lit(frames.end_us)))
 
 
 def _trials(frames: Frames) -> pl.DataFrame:

@@ -26,8 +26,9 @@ step knew of the request, and ``tokens`` what these scheduled of it."""
 LENGTH_US = pl.col("end_us") - pl.col("begin_us")
 """Of a row of ``request_states`` or ``engine_states``."""
 
-ARRIVES, WAITS, COMPUTES, DECODES = range(4)
-"""``rank``: a step first refuses or skips a request, or admits it; its output makes it decode."""
+ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
+"""``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. What is told
+of who is there comes after all of the step before."""
 
 
 def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:

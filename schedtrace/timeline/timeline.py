@@ -1,6 +1,7 @@
 """One engine's trace with all that is made of it: what findings and metrics are computed from."""
 
 from functools import cached_property
+from typing import Literal
 
 import polars as pl
 
@@ -17,6 +18,7 @@ from schedtrace.timeline.queue_waits import waits
 from schedtrace.timeline.request_states import request_states
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
 from schedtrace.timeline.step_time import busy_us
+from schedtrace.timeline.unrecorded import recorded
 
 WARMUP_TRIAL = 0
 FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
@@ -53,7 +55,7 @@ class Timeline(Frames):
     @cached_property
     def requests_us(self) -> int:
         """All requests' time added up: what shares of it are of."""
-        return int(self.request_states.select(LENGTH_US.sum()).item() or 0)
+        return int(recorded(self.request_states).select(LENGTH_US.sum()).item() or 0)
 
     @property
     def busy_us(self) -> int:
@@ -112,6 +114,10 @@ def make_timeline(
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
         present=trace.present.filter(measured),
+        gaps=trace.gaps.filter(
+            pl.col("next_step").is_between(*_ends(kept["step"]), closed=_closed(trace, kept))
+        ),
+        there_after=trace.there_after.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=exits.filter(measured),
         caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),
@@ -126,6 +132,16 @@ def make_timeline(
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
     )
+
+
+def _closed(trace: Trace, kept: pl.DataFrame) -> Literal["both", "right"]:
+    """Whether a gap before the first of these steps counts: not if what is missing there is the warm-up."""
+    is_first = kept.height > 0 and kept["step"][0] == trace.steps["step"][0]
+    return "both" if is_first else "right"
+
+
+def _ends(numbers: pl.Series) -> tuple[int, int]:
+    return (int(numbers[0]), int(numbers[-1])) if numbers.len() else (0, -1)
 
 
 def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:

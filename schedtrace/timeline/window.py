@@ -50,6 +50,9 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         arrivals=timeline.arrivals.filter(pl.col("queued_us") < end_us).join(
             there, on="request_id", how="semi", maintain_order="left"
         ),
+        gaps=timeline.gaps.filter((pl.col("to_us") > begin_us) & (pl.col("from_us") < end_us)).with_columns(
+            pl.col("from_us", "to_us").clip(begin_us, end_us)
+        ),
         present=timeline.present.join(there, on="request_id", how="semi", maintain_order="left"),
         finishes=timeline.finishes.filter(pl.col("finished_us").is_between(begin_us, end_us)),
         preemptions=_of(timeline.preemptions, number),

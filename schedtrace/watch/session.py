@@ -191,6 +191,8 @@ class Session:
         rank = f"rank {engine.rank}: " if len(self.engines) > 1 else ""
         for text in engine.following.notices:
             self._note(f"{rank}{text}", now, once=True)
+        for text in engine.following.left_out:
+            self._note(f"{rank}{text}", now, once=True)
         if engine.following.garbled_us is not None:
             self._note(f"{engine.following.path}: some lines were not understood", now, once=True)
         for text in _lost_or_ended(engine, now):

@@ -13,7 +13,8 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.timeline import WARMUP_TRIAL
+from schedtrace.timeline.timeline import WARMUP_TRIAL, make_timeline
+from schedtrace.timeline.unrecorded import gone
 from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere, identities, prefix_block
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
@@ -131,10 +132,18 @@ def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
     nth = pl.int_range(pl.len()).over("request_id").alias("nth")
     ends = trace.finishes.select("request_id", nth, *_FINISHED)
     first = trace.arrivals.filter(~pl.col("streaming_update")).with_columns(nth)
+    first = first.join(_gone(trace), on="request_id", how="left", maintain_order="left")
     rows = first.join(ends, on=["request_id", "nth"], how="left", maintain_order="left")
     return rows.filter(pl.col("trial").eq_missing(trial)).with_columns(
         cut_short=pl.col("status").is_null() | pl.col("status").is_in(CUT_SHORT)
     )
+
+
+def _gone(trace: Trace) -> pl.DataFrame:
+    """Return ``request_id`` and ``gone_us`` of requests that ended in a gap of the trace."""
+    if trace.gaps.is_empty():
+        return pl.DataFrame(schema={"request_id": pl.String, "gone_us": pl.Int64})
+    return gone(make_timeline(trace, whole=True)).select("request_id", "gone_us")
 
 
 @dataclass(frozen=True)
@@ -180,7 +189,7 @@ def _timed(requests: pl.DataFrame, steps: _Steps, *, room: int | None, prequeue:
     began = _arrived().min()
     most = pl.coalesce("max_tokens", pl.lit(room, pl.Int64) - pl.col("prompt_tokens"), "output_tokens")
     output = pl.when("cut_short").then(pl.max_horizontal(most, "output_tokens")).otherwise("output_tokens")
-    dropped = pl.when("cut_short").then(pl.coalesce("finished_us", pl.lit(steps.end_us, pl.Int64)))
+    dropped = pl.when("cut_short").then(pl.coalesce("finished_us", "gone_us", pl.lit(steps.end_us, pl.Int64)))
     left = pl.when("cut_short").then(pl.coalesce("abort_us", dropped))
     rows = requests.with_columns(
         arrived=(_arrived() - began).cast(pl.Float64),
@@ -208,7 +217,10 @@ _OF_REQUESTS = {
     "step later.": pl.col("input_queue_us").is_null(),
     "aborted or failed: what more they would have generated is not known. They run until the recorded abort, "
     "at most to their limit.": _CUT_SHORT & _ENDED,
-    "had not ended when the record ends: aborted there.": _CUT_SHORT & ~_ENDED,
+    "had not ended when the record ends: aborted there.": _CUT_SHORT & ~_ENDED & pl.col("gone_us").is_null(),
+    "ended where steps of the trace are missing, or may have: aborted where that begins.": (
+        pl.col("gone_us").is_not_null()
+    ),
     "generated nothing: taken as 1 token.": ~_CUT_SHORT & (pl.col("output_tokens") == 0),
     "asked for prompt log-probabilities and did not read the prefix cache; here they do.": (
         pl.col("prompt_logprobs").is_not_null()
@@ -290,5 +302,9 @@ def _engine(trace: Trace) -> Iterator[Message]:
         yield say(template, requests=count)
     if (ranks := trace.header.data_parallel_size or 1) > 1:
         yield say(ONE_OF_SEVERAL, ranks=Count(ranks, "data-parallel rank"))
-    if trace.problems.missing_steps or trace.problems.garbled_lines:
-        yield say("Lines of the trace are missing: so may be requests that arrived there.")
+    if trace.problems.is_incomplete:
+        yield say(
+            "Lines of the trace are missing[, {steps:n step} among them]: so may be requests that arrived "
+            "there.",
+            steps=trace.problems.missing_steps or None,
+        )

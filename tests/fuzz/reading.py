@@ -77,8 +77,18 @@ def commands(files: dict[str, bytes], run: Path, out: Path, random: Random) -> l
 
 def ends(words: list[str]) -> Ended:
     """Run one command line in this process."""
+    if words[0] == "recorded":
+        return timed(words, lambda: _recorded(Path(words[1])))
+    return timed(words, lambda: _command(words))
+
+
+def timed(words: list[str], run: Callable[[], str]) -> Ended:
+    """Run something, and return how it ended."""
     began = time.process_time()
-    how = _recorded(Path(words[1])) if words[0] == "recorded" else _command(words)
+    try:
+        how = run()
+    except Exception as error:  # noqa: BLE001  # that is what is counted
+        how = _where(error)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return Ended(words, how, time.process_time() - began, peak)
 

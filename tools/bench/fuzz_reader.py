@@ -1,8 +1,9 @@
-"""Read many broken runs with every command that reads runs, and count how that ends.
+"""Read many broken runs, or traces in parts, with every command that reads runs, and count how that ends.
 
 ``python tools/bench/fuzz_reader.py 20000 [first number] [commands a run]``: every command must end with a
 result or one clear error, within 10 s of processor time and 1 GB more memory than the first one needed.
-Prints one JSON object; exits with 1 if one ended otherwise.
+Prints one JSON object; exits with 1 if one ended otherwise. With ``--parts`` each case is a trace in parts
+with gaps, bombs, strangers and flips (``tests/fuzz/parts.py``), compared with the whole one.
 
 ``python tools/bench/fuzz_reader.py --one NUMBER`` keeps the run of one number in a folder and prints how each
 command ends.
@@ -26,7 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["POLARS_MAX_THREADS"] = "1"  # more take longer over tables as small as these
 
-from tests.fuzz import reading
+from tests.fuzz import parts, reading
+
+CASES: Any = parts if "--parts" in sys.argv else reading
 
 SHOWN = 40
 CPU_S = 10
@@ -41,7 +44,7 @@ def work(first: int, count: int, most: int) -> None:
     limited, unlimited = (used + MEMORY, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2
     for number in range(first, first + count):
         with tempfile.TemporaryDirectory() as home:
-            for words, run in reading.runs(Random(number), Path(home), most):  # noqa: S311  # repeatable
+            for words, run in CASES.runs(Random(number), Path(home), most):  # noqa: S311  # repeatable
                 print(json.dumps([number, words]), flush=True)
                 resource.setrlimit(resource.RLIMIT_AS, limited)
                 signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process, whatever it does
@@ -62,6 +65,7 @@ def fuzz(count: int, first: int = 0, most: int = 2) -> int:
     while at < last:
         size = min(RUNS_A_PROCESS, last - at)
         command = [sys.executable, __file__, "--work", str(at), str(size), str(most)]
+        command += ["--parts"] if CASES is parts else []
         begun: Any = None
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
@@ -106,7 +110,7 @@ def one(number: int) -> None:
     """Every command on one case, which stays where it is."""
     home = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-"))
     print(home)
-    for words, run in reading.runs(Random(number), home, 100):  # noqa: S311  # repeatable
+    for words, run in CASES.runs(Random(number), home, 100):  # noqa: S311  # repeatable
         print(f"{' '.join(words)}\n    {run().how}", flush=True)
 
 

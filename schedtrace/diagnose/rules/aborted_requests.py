@@ -15,6 +15,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import recorded
 
 FEWEST = 3
 """Of fewer requests no pattern can be told."""
@@ -69,7 +70,9 @@ def _find(timeline: Timeline) -> Findings:
     )
     if aborted.height < FEWEST or not timeline.requests_us:
         return
-    states = timeline.request_states.filter(pl.col("request_id").is_in(aborted["request_id"].implode()))
+    states = recorded(timeline.request_states).filter(
+        pl.col("request_id").is_in(aborted["request_id"].implode())
+    )
     time_us = int(states.select(LENGTH_US.sum()).item())
     share = time_us / timeline.requests_us
     if share < FOUND_FROM_FRAC:

@@ -20,6 +20,7 @@ from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import recorded
 
 MOST_EXAMPLES = 3
 
@@ -128,7 +129,7 @@ def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     begins = min(steps.filter(pl.col("step") >= first)["start_us"].to_list())
     after = steps.filter(pl.col("step") > last)["start_us"].to_list()
     ends = min(after, default=timeline.end_us)
-    states = timeline.request_states
+    states = recorded(timeline.request_states)
     own = pl.col("request_id").is_in(rows["request_id"].implode())
     waits = pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP)
     behind = states.filter(~own & waits).with_columns(pl.col("begin_us", "end_us").clip(begins, ends))

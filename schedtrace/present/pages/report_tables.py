@@ -264,9 +264,11 @@ def _counts(statistics: Statistics) -> Iterator[Fact]:
     if statistics.outcomes:
         ended = say(
             "[{there:n} were there, ]{arrived:n} arrived: {finished:n} finished, {aborted:n} aborted, "
-            "{errored:n} ended otherwise[ ({by_scheduler:n} by the scheduler)], {unfinished:n} unfinished",
+            "{errored:n} ended otherwise[ ({by_scheduler:n} by the scheduler)], {unfinished:n} unfinished"
+            "[, {unrecorded:n} left unrecorded]",
             statistics.outcomes,
             there=statistics.outcomes.present or 0,
+            unrecorded=statistics.outcomes.unrecorded or 0,
         )
         yield Fact("requests", [ended])
 

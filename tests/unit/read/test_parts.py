@@ -1,16 +1,17 @@
 """Parts of a trace, joined; what is missing between them is said."""
 
+import json
 import shutil
 from pathlib import Path
 from random import Random
 
 import pytest
-from zstandard import ZstdCompressor
+from zstandard import ZstdCompressor, ZstdDecompressor
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Arrival, End, Events, Notice, Present
 from schedtrace.model.trace_names import part_number
-from schedtrace.read import lines as lines_module
+from schedtrace.read import part_files
 from schedtrace.read.follow import Following
 from schedtrace.read.lines import ReadOptions, WholeLines
 from schedtrace.read.part_files import files_for
@@ -35,7 +36,7 @@ def head(number, *notices):
     first = number * STEPS
     there = [Present("a", "running", 0, 5, 0), *([Present("b", "waiting", 0, 5, 0)] if number == 3 else [])]
     return (
-        text([header(first_step=first, notices=list(notices)), Events(at_us=1000 * first, present=there)])
+        text([header(first_step=first, notices=list(notices)), Events(at_us=10_000 * first, present=there)])
         if number
         else text([header()])
     )
@@ -110,7 +111,7 @@ def test_names_that_stand_for_all_parts(folder):
         find_runs([folder / "engine-1.*.jsonl.zst"])
 
 
-@pytest.mark.parametrize(("last_us", "first"), [(0, 12), (1, 8), (4000, 8), (4001, 4), (10**9, 0)])
+@pytest.mark.parametrize(("last_us", "first"), [(0, 12), (1, 8), (40_000, 8), (40_001, 4), (10**9, 0)])
 def test_for_its_end_only_the_last_parts_are_read(last_us, first, folder):
     [trace] = read_run(folder, ReadOptions(last_us=last_us)).traces
     assert (numbers(trace), said(trace)) == (list(range(first, 16)), [])
@@ -120,7 +121,7 @@ def test_a_part_says_when_it_begins_behind_any_number_of_requests(folder):
     drawn = Random(0)  # noqa: S311  # ids of vLLM's front end, which cannot be compressed
     there = [Present(f"chatcmpl-{drawn.randbytes(16).hex()}", "waiting", 0, 5, 0) for _ in range(1500)]
     for number in range(1, 4):
-        lines = text([header(first_step=4 * number), Events(at_us=4000 * number, present=there)])
+        lines = text([header(first_step=4 * number), Events(at_us=40_000 * number, present=there)])
         (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(compressed(lines))
     assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1)] == [2, 3]
 
@@ -131,7 +132,7 @@ def test_a_part_says_when_it_begins_behind_any_number_of_requests(folder):
 def test_a_part_without_a_head_does_not_make_all_needed(unknown, needed, folder):
     for number in unknown:
         (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(b"")  # it is being begun
-    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1000)] == needed
+    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 10_000)] == needed
 
 
 BEGINS = "begins at step {} (2023-11-14 22:13:20 UTC); requests that ended before are not in it"
@@ -205,14 +206,14 @@ def test_a_part_that_was_cut_behind_a_frame_is_noted_in_the_next(folder):
     (folder / "engine-0.000003.jsonl.zst").write_bytes(b"".join(map(compressed, frames)))
     trace = trace_of(folder)
     assert trace.notices == ["it is slow", "the file was truncated"]
-    assert trace.problems.gaps == [(11, 11, 100_000, 120_000)]  # and none where the first notice is repeated
+    assert trace.problems.gaps == [(11, 11, 101_000, 120_000)]  # and none where the first notice is repeated
     assert trace.present["request_id"].to_list() == ["b"]
 
 
 def test_parts_that_go_while_they_are_read(folder, monkeypatch):
-    listed = lines_module.files_of
+    listed = part_files.files_of
     monkeypatch.setattr(
-        lines_module, "files_of", lambda path: [folder / "engine-0.000000.jsonl.zst.gone", *listed(path)]
+        part_files, "files_of", lambda path: [folder / "engine-0.000000.jsonl.zst.gone", *listed(path)]
     )
     assert numbers(trace_of(folder)) == list(range(16))
     shutil.rmtree(folder)
@@ -249,4 +250,88 @@ def test_behind_lost_lines_it_is_read_anew_who_is_there(accident, tmp_path):
     part(tmp_path, 3)
     list(follower.read())
     assert (follower.gaps, [live.came.request_id for live in follower.lives]) == (True, ["a", "b"])
+    follower.close()
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [b"\n", b"x\n", b"\0", b'{"type":"step"}\n', b"["],
+    ids=["lines", "broken", "line", "json", "depth"],
+)
+def test_a_bomb_is_dropped_and_named(bomb, folder):
+    second = folder / "engine-0.000001.jsonl.zst"
+    with second.open("ab") as file:
+        file.write(compressed(bomb * (10**7 // len(bomb))))
+    trace = trace_of(folder)
+    assert numbers(trace) == list(range(16))
+    assert said(trace)[0] == (
+        f"{second.name}: a frame expands to more than 256 times its size, which no recorder writes; it and "
+        "what follows it in its part was dropped"
+    )
+    follower = Following(trace.path, 10**12)
+    assert [number for chunk in follower.read() for number in chunk.steps["step"]] == list(range(16))
+    follower.close()
+
+
+def test_without_its_first_frame_a_part_has_the_header_of_the_others(folder):
+    first = folder / "engine-0.000000.jsonl.zst"
+    broken = bytearray(first.read_bytes())
+    broken[12] ^= 0xFF
+    first.write_bytes(bytes(broken))
+    trace = trace_of(folder)
+    assert (numbers(trace), trace.header.first_step) == (list(range(16)), 0)
+    assert "1 frame cannot be decompressed: each had up to a second" in said(trace)
+
+
+@pytest.mark.parametrize("other", [{"pid": 7}, {"host": "b"}, {"engine_rank": 1}, {"wall_anchor_us": 1}])
+def test_a_part_of_another_engine_is_left_out_and_named(other, folder):
+    stranger = folder / "engine-0.000002.jsonl.zst"
+    lines = text([header(first_step=8, **other), Events(at_us=80_000), one(8)])
+    stranger.write_bytes(compressed(lines))
+    trace = trace_of(folder)
+    assert numbers(trace) == [*range(8), *range(12, 16)]
+    [left_out, *_] = said(trace)
+    assert left_out.startswith(
+        f"{stranger.name}: written by another engine (rank {other.get('engine_rank', 0)}"
+    )
+    assert trace.problems.gaps == [(8, 11, 71_000, 120_000)]
+
+
+def test_renamed_and_copied_parts_stand_where_their_headers_say(folder, plain):
+    parts = sorted(folder.iterdir())
+    (folder / "engine-0.000009.jsonl.zst").write_bytes(parts[1].read_bytes())
+    parts[1].rename(folder / "x")
+    parts[2].rename(parts[1])
+    (folder / "x").rename(parts[2])
+    trace = trace_of(folder)
+    assert said(trace) == ["engine-0.000009.jsonl.zst: a copy of another part, left out"]
+    trace.problems.dropped.clear()
+    assert_same(trace, plain)
+
+
+def test_json_with_blanks_is_the_same(folder, plain):
+    for path in folder.iterdir():
+        content = ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read()
+        spaced = [json.dumps(json.loads(line)) + "\n" for line in content.splitlines()]
+        path.write_bytes(compressed("".join(spaced).encode()))
+    assert_same(trace_of(folder), plain)
+    assert said(trace_of(folder)) == []
+
+
+def test_small_parts_are_read_together(folder):
+    assert len(list(WholeLines(folder / "engine-0.*.jsonl.zst"))) == 1
+
+
+def test_a_part_that_cannot_be_opened_is_named_and_tried_again(tmp_path):
+    part(tmp_path, 0)
+    follower = Following(tmp_path / "engine-0.*.jsonl.zst", 10**12)
+    list(follower.read())
+    second = tmp_path / "engine-0.000001.jsonl.zst"
+    second.mkdir()
+    for _ in range(2):
+        with pytest.raises(InputError, match="cannot be read"):
+            follower.read()
+    second.rmdir()
+    part(tmp_path, 1)
+    assert [number for chunk in follower.read() for number in chunk.steps["step"]] == [4, 5, 6, 7]
     follower.close()

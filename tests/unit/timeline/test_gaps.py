@@ -1,0 +1,134 @@
+"""Where steps or parts of a trace are missing nothing is claimed; ``tests/data/parts`` has such a trace."""
+
+import shutil
+from random import Random
+
+import polars as pl
+import pytest
+
+from schedtrace.cli.main import main
+from schedtrace.diagnose.analyze import analyze
+from schedtrace.explain.request import explain_request
+from schedtrace.model.trace import Arrival, Events, Present
+from schedtrace.present.phrases import plain
+from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.unrecorded import gone
+from tests.fuzz import parts
+from tests.makers import encoded, header, step
+
+MIDDLE = range(1, 6)
+"""Parts with one before and one behind them."""
+
+
+def had(line, **tokens):
+    """A step before which these requests had so many tokens computed."""
+    for row in line.requests:
+        row.computed_tokens = tokens[row.request_id]
+    return line
+
+
+def text(*lines):
+    return parts.compressed(b"".join(encoded(line) + b"\n" for line in lines))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(parts.WHOLE, tmp_path / "run")
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    """Parts 0 and 2 of three: steps 2 to 5 are missing; ``a`` runs on, ``b`` ended, ``c`` came in them."""
+    first = [
+        header(),
+        step(0, got={"a": 5, "b": 5}, new="ab", arrived=[Arrival("a", 0, 0, 5), Arrival("b", 0, 0, 5)]),
+        had(step(1, got={"a": 1, "b": 1}), a=5, b=5),
+    ]
+    there = [
+        Present("a", "running", 0, 5, 0, computed_tokens=10, output_tokens=5),
+        Present("c", "running", 30_000, 5, 30_000, computed_tokens=5, output_tokens=1),
+    ]
+    sixth = had(step(6, got={"a": 1, "c": 1}), a=10, c=5)
+    third = [header(first_step=6), Events(at_us=58_000, present=there), sixth]
+    folder = tmp_path / "by_hand"
+    folder.mkdir()
+    (folder / "engine-0.000000.jsonl.zst").write_bytes(text(*first))
+    (folder / "engine-0.000002.jsonl.zst").write_bytes(text(*third))
+    return folder
+
+
+def timeline_of(folder):
+    [trace] = read_run(folder).traces
+    return make_timeline(trace, whole=True)
+
+
+def test_states_by_hand(by_hand):
+    timeline = timeline_of(by_hand)
+    states = timeline.request_states.select("request_id", "state", "begin_us", "end_us").rows()
+    begins, since = timeline.gaps["from_us"][0], timeline.end_us
+    of = {name: [row[1:] for row in states if row[0] == name] for name in "abc"}
+    assert of["a"][-2:] == [("not_recorded", begins, 58_000), ("decode", 58_000, since)]
+    assert of["b"][-1][2] == begins
+    assert of["c"] == [("decode", 58_000, since)]
+    assert gone(timeline).rows() == [("b", begins, 6)]
+    assert ("not_recorded", begins, 58_000) in timeline.engine_states.select(
+        "state", "begin_us", "end_us"
+    ).rows()
+
+
+@pytest.mark.parametrize("place", MIDDLE)
+def test_without_a_part_all_other_states_are_those_of_the_whole(place, folder):
+    (folder / parts.NAME.format(place)).unlink()
+    assert parts.judged(folder) == "0"
+
+
+def test_shares_are_of_what_is_recorded_and_the_verdict_says_how_much_is_not(by_hand):
+    [report] = analyze([read_run(by_hand)]).runs
+    assert sum(part.share_frac for part in report.time_split) == pytest.approx(1)
+    assert "not_recorded" not in {part.part for part in report.time_split}
+    assert plain(report.verdict[-1]).startswith("Not recorded, and in none of these shares: 4 steps in ")
+    assert (report.statistics.outcomes.unrecorded, report.statistics.outcomes.unfinished) == (1, 2)
+
+
+def test_a_life_has_the_gap_and_no_end(by_hand):
+    run = read_run(by_hand)
+    assert "not_recorded" in [state.state for state in explain_request(run, "a").states]
+    life = explain_request(run, "b")
+    assert (life.e2e_ms, [state.state for state in life.states][-1]) == (None, "decode")
+
+
+def test_who_waits_behind_a_gap_waits_anew(by_hand):
+    third = [
+        header(first_step=6),
+        Events(at_us=58_000, present=[Present("a", "preempted", 0, 5, 0, lost_tokens=7)]),
+        step(6, waiting=1),
+        step(7, got={"a": 7}, resumed="a"),
+    ]
+    (by_hand / "engine-0.000002.jsonl.zst").write_bytes(text(*third))
+    timeline = timeline_of(by_hand)
+    states = timeline.request_states.filter(request_id="a")["state"].to_list()
+    assert list(dict.fromkeys(states))[-3:] == ["not_recorded", "preempted", "recompute"]
+    waits = timeline.waits.filter(request_id="a").select("since_step", "left_step", "preempted")
+    assert waits.rows()[-1] == (6, 7, True)
+
+
+@pytest.mark.parametrize("kind", parts.EXPORTS)
+def test_every_export_says_what_is_missing(kind, folder, capsys):
+    (folder / parts.NAME.format(3)).unlink()
+    assert main(["export", str(folder), "--to", kind]) == 3
+    said = capsys.readouterr().err
+    lacks = "88 steps are missing, the arrival of at least 8 and the end of at least 9 requests"
+    assert f"incomplete: {lacks}" in " ".join(said.split())
+    if kind == "csv":
+        gaps = pl.read_csv(folder / "export/gaps.csv")
+        assert gaps.select("first_step", "last_step").rows() == [(309, 396)]
+        assert "not_recorded" in (folder / "export/engine_states.csv").read_text()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_broken_parts_are_read_as_far_as_they_are_right(seed, tmp_path):
+    (_, judge), *others = parts.runs(Random(seed), tmp_path, seed % 3 == 0)  # noqa: S311  # repeatable
+    assert judge().how in {"0", "3"}
+    for _, run in others:
+        assert run().how in {"0", "1", "2", "3"}
