@@ -76,6 +76,8 @@ class Unlimited:
     """A threshold that held long prompts back, as it is meant to; empty: none did."""
     nothing: Message
     load: OfferedLoad
+    stalled: Message = NOTHING
+    """The watchdog's words, where the trace ends without progress; empty: it does not."""
 
 
 def unlimited(timeline: Timeline) -> Unlimited:
@@ -89,13 +91,14 @@ def unlimited(timeline: Timeline) -> Unlimited:
         capped=_capped(timeline),
         nothing=_nothing(timeline),
         load=offered_load(timeline),
+        stalled=_stalled(timeline),
     )
 
 
 def verdict(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str = ""
 ) -> list[Message]:
-    """At most three sentences.
+    """At most three sentences, after those about engines that made no progress when their traces ended.
 
     Args:
         engines: ``unlimited`` of each.
@@ -103,6 +106,13 @@ def verdict(
         split: ``time_split`` of them.
         before: As for ``leading``.
     """
+    stalled = [engine.stalled for engine in engines if engine.stalled]
+    return [*stalled, *_judged(engines, findings, split, before)]
+
+
+def _judged(
+    engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str
+) -> list[Message]:
     if not any(engine.steps for engine in engines):
         return [say("No step was recorded: nothing to judge.")]
     main = max(engines, key=lambda engine: engine.requests_us)
@@ -124,6 +134,18 @@ def verdict(
         holder = on_engine(first.engine_rank, holder)
     grows = load if main.load.grows else NOTHING
     return [sentence for sentence in (first.verdict, grows, holder, also) if sentence][:3]
+
+
+def _stalled(timeline: Timeline) -> Message:
+    for one in timeline.stalls.filter("open").tail(1).iter_rows(named=True):
+        return say(
+            "When this trace ends, no step has made progress for {time:us}: {sentence}.[ {waiting:n request} "
+            "had reached the engine's process and no step of it knows them: they are in no figure here.]",
+            time=one["until_us"] - one["since_us"],
+            sentence=one["sentence"],
+            waiting=one["input_requests"],
+        )
+    return NOTHING
 
 
 def _from(root: Finding) -> float:

@@ -30,8 +30,8 @@ from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, wr
 
 FOLDER = "traces"
 NOTE = "cache.json"
-SMALL = ("steps", "arrivals", "finishes", "present", "dummies", "syncs", "controls", "cpu")
-LAYOUT = 8
+SMALL = ("steps", "arrivals", "finishes", "present", "dummies", "syncs", "controls", "cpu", "stalls")
+LAYOUT = 9
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
 """For so long another process may still read, or build, a cache that no longer fits the trace."""

@@ -22,6 +22,7 @@ from schedtrace.read.columns import (
     entries_of,
     frame_of,
     present_in,
+    stalls_in,
     value,
 )
 from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_line
@@ -35,11 +36,13 @@ from schedtrace.read.living import (
     present_of,
     still_there,
 )
-from schedtrace.read.parse import beside, merge_outputs
+from schedtrace.read.parse import about_the_recorder, beside, merge_outputs
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
 
+MOST_STALLS = 64
+"""Lines about the latest ones."""
 _KINDS = {as_read: line for line, as_read in AS_READ.items()}
 
 
@@ -116,6 +119,7 @@ class Following:
         self._chain = Chain(self._put.append)
         self._lives = Lives()
         self._outputs: deque[Any] = deque(maxlen=4096)
+        self._stalls: deque[Any] = deque(maxlen=MOST_STALLS)
         self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
 
     def close(self) -> None:
@@ -174,6 +178,7 @@ class Following:
             end=self.end,
             problems=Problems(),
             cpu=cpu_times([line for one in chunks for line in one.cpu]),
+            stalls=stalls_in(self._stalls),
             **beside(events),
         )
 
@@ -236,7 +241,8 @@ class Following:
             events[name] = entries_of(columns, name).drop("start_us")
             if any(getattr(line, name) for line in idle):
                 events[name] = pl.concat([events[name], between_steps(name, idle)], how="diagonal")
-        self.notices += [line.message for line in taken.others[Notice]]
+        self.notices += about_the_recorder(taken.others[Notice])
+        self._stalls.extend(line for line in taken.others[Notice] if line.stalled is not None)
         self._outputs.extend(taken.others[Output])
         steps = frame_of(columns, FLAT)
         return Chunk(

@@ -22,6 +22,7 @@ from schedtrace.read.columns import (
     entries_of,
     frame_of,
     present_in,
+    stalls_in,
     structs_of,
 )
 from schedtrace.read.lines import WholeLines, read_header, read_lines
@@ -97,6 +98,8 @@ class Parsed:
     """What was asked of the engine beside requests, in order of time."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
     """Processor times of threads (``read/columns.py``)."""
+    stalls: pl.DataFrame = field(default_factory=lambda: stalls_in(()))
+    """Times without progress that the engine's watchdog saw (``read/columns.py``)."""
     notices: list[str]
     end: End | None
     problems: Problems
@@ -184,6 +187,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         present=present,
         **beside(events),
         cpu=cpu_times(others[Cpu]),
+        stalls=stalls_in(others[Notice]),
         notices=_notices(header, others),
         end=end,
         problems=problems,
@@ -193,9 +197,14 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
     """Those of a later header, which a file has behind lost lines, stand in no line of their own."""
-    notices = [*header.notices, *(line.message for line in others[Notice])]
+    notices = [*header.notices, *about_the_recorder(others[Notice])]
     later = dict.fromkeys(notice for one in others[Header] for notice in one.notices)
     return [*notices, *(notice for notice in later if notice not in notices)]
+
+
+def about_the_recorder(lines: list[Any]) -> list[str]:
+    """The notices of what the recorder could not do; stalls are the engine's."""
+    return [line.message for line in lines if line.stalled is None]
 
 
 def _unseen(present: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

@@ -31,6 +31,7 @@ from schedtrace.model.live import (
     Status,
 )
 from schedtrace.model.trace import Exit
+from schedtrace.model.trace_facts import Stalled
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
@@ -135,7 +136,12 @@ class _Engine:
         self._attachment = Attachment(core, self._between_steps)
         attached = self._attachment
         self._watchdog = watch(
-            core, thread, attached.latest_exits, self._snapshot_at, ids=lambda: attached.ids
+            core,
+            thread,
+            attached.latest_exits,
+            self._snapshot_at,
+            ids=lambda: attached.ids,
+            note=self._note_stall,
         )
 
     @contextmanager
@@ -182,9 +188,15 @@ class _Engine:
         recorder = self._attachment.recorder
         return None if recorder is None else recorder.writer.flight
 
-    def _snapshot_at(self, reason: str) -> Path | None:
+    def _snapshot_at(self, reason: str) -> str:
         flight = self._flight
-        return None if flight is None else flight.snapshot(reason)
+        return "" if flight is None else flight.snapshot(f"stall {reason}")
+
+    def _note_stall(self, seen: Stalled) -> None:
+        """Write a stall into the trace that is recorded now."""
+        recorder = self._attachment.recorder
+        if recorder is not None and recorder.active:
+            recorder.writer.stalled(seen)
 
     def _exits(self, *, wait: bool) -> list[Exit]:
         with suppress(Exception):  # then nobody knows

@@ -15,7 +15,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
-from schedtrace.read.columns import cpu_times, present_in
+from schedtrace.read.columns import cpu_times, present_in, stalls_in
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
@@ -91,6 +91,9 @@ class Frames:
     """Processor times of threads (``read/columns.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """What was asked of the engine beside requests, in order of time: of the whole trace."""
+    stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
+    """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
+    ends in it, and ``until_us`` is the last moment that the trace knows."""
     front_end: FrontEnd | None = None
     """What the front ends of the run recorded, for all its engines."""
     missing: list[Message] = field(default_factory=list)
@@ -107,7 +110,12 @@ class Frames:
         times = self.steps.select(
             pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
-        known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
+        known = [
+            times,
+            self.finishes["finished_us"].max(),
+            self.arrivals["queued_us"].max(),
+            self.stalls["until_us"].max(),
+        ]
         return max((int(us) for us in known if us is not None), default=0)
 
     @cached_property

@@ -122,10 +122,19 @@ def make_timeline(
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
         controls=trace.controls,
+        stalls=_stalls(trace),
         front_end=front_end,
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
     )
+
+
+def _stalls(trace: Trace) -> pl.DataFrame:
+    """The watchdog's, with ``open``: there was no progress until the trace's end."""
+    later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
+    last_us = pl.max_horizontal("at_us", pl.lit(max((us for us in later if us is not None), default=0)))
+    ended = pl.col("until_us").is_null()
+    return trace.stalls.with_columns(open=ended, until_us=pl.coalesce("until_us", last_us))
 
 
 def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:

@@ -60,7 +60,7 @@ class Watched:
         self.at = Place("output", "vllm/v1/executor/x.py:1 get_response", connector=False)
         self.calls = 0
         self.watchdog = Watchdog(
-            engine, lambda: self.at, lambda: list(causes), stacks=lambda: ["Thread 1", "  File x"], **options
+            engine, lambda: self.at, lambda: list(causes), stacks=lambda: {"engine": ["Thread 1", "  File x"]}, **options
         )
 
     def for_s(self, seconds, each=lambda: None):
