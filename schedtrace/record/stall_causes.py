@@ -290,7 +290,9 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
     running = [ids[one.request_id] for one in list(scheduler.running)]
     lines = [f"running: {len(running):,} of {queues.seats(scheduler):,} seats{_after(running)}"]
     if inputs := queues.num_in_input_queue(engine):
-        lines.append(f"in the engine's input queue: {counted(inputs, 'request')} that its thread has not taken")
+        lines.append(
+            f"in the engine's input queue: {counted(inputs, 'request')} that its thread has not taken"
+        )
     by_status: dict[str, list[str]] = {}
     for one in _waiting(scheduler):
         by_status.setdefault(one.status.name, []).append(ids[one.request_id])

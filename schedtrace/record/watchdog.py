@@ -227,7 +227,10 @@ class Watchdog:
         stacks = self._known_stacks()
         if self._note is not None:
             self._noted(found, held, stacks)
-        lines = [f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]", *held]
+        lines = [
+            f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]",
+            *held,
+        ]
         if self._snapshot is not None:
             take = self._snapshot
             lines += _tried(lambda: [about] if (about := take(found.kind)) else [])
@@ -294,7 +297,9 @@ def watch(
         seconds = after_s()
         if seconds is None:
             return None
-        watchdog = Watchdog(engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids, note=note)
+        watchdog = Watchdog(
+            engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids, note=note
+        )
         watchdog.start()
     except Exception as error:
         logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, visible(str(error)))
@@ -315,7 +320,8 @@ _LINE_NUMBER = re.compile(r", line \d+ ")
 
 def _functions(stack: list[str]) -> list[str]:
     """Where a process's main thread is, without what differs between two looks at the same place."""
-    main = takewhile(lambda line: not line.startswith("Thread 0x"), stack[1:])
+    begin = next((at for at, line in enumerate(stack) if line.startswith("Thread 0x")), len(stack))
+    main = takewhile(lambda line: not line.startswith("Thread 0x"), stack[begin + 1 :])
     return [_LINE_NUMBER.sub(" ", line) for line in main][:SAME_FRAMES] or stack[:1]
 
 

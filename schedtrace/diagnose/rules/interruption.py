@@ -253,7 +253,9 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
 
 def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
     """What the watchdog saw of the longest of these; empty: nothing."""
-    longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(LENGTH_US, descending=True)
+    longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(
+        LENGTH_US, descending=True
+    )
     for begin_us, end_us in longest.select("begin_us", "end_us").head(1).iter_rows():
         meanwhile = (pl.col("since_us") < end_us) & (pl.col("until_us") > begin_us)
         if found := timeline.stalls.filter(meanwhile).head(1).to_dicts():
@@ -269,7 +271,9 @@ def _place(stacks: list[str]) -> Message:
     """Where the engine's thread was: its innermost functions."""
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stacks[1:])
     frames = [f"{found[1]}:{found[2]} {found[3]}" for line in main if (found := _FRAME.search(line))]
-    return say("[The engine's thread was in {frames:code}.]", frames=", called by ".join(frames[:MOST_FRAMES]))
+    return say(
+        "[The engine's thread was in {frames:code}.]", frames=", called by ".join(frames[:MOST_FRAMES])
+    )
 
 
 def _message(evidence: Interruptions) -> Message:
