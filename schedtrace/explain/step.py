@@ -141,6 +141,7 @@ class StepStories:
             engine_rank=timeline.rank,
             **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
             seats=timeline.seats,
+            token_budget_set=timeline.token_budget if row["token_budget"] < timeline.token_budget else None,
             arrived=_arrived(timeline, row),
             finished=_finished(timeline, row),
             late=_late(timeline, row),

@@ -53,6 +53,7 @@ class Frames:
 
     ``steps`` has the columns of ``model.trace.Step`` and
 
+    * ``token_budget`` and ``remaining_budget`` as ``schedule()`` worked with them (``timeline.py``),
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled (null: the record does not tell), and ``use_frac``: their share of the
       token budget,
