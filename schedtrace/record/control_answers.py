@@ -32,16 +32,16 @@ from schedtrace.model.live import (
 )
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
-from schedtrace.record.attachment import Attachment
+from schedtrace.record.attachment import Attachment, RefusedError
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
 from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method, wrap
 from schedtrace.record.queue_copy import queue_now
-from schedtrace.record.queues import Queues
+from schedtrace.record.queues import Queues, num_in_input_queue
 from schedtrace.record.settings import KEEP
-from schedtrace.record.stall_causes import stacks_here
+from schedtrace.record.stall_causes import paused, stacks_here
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.watchdog import watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
@@ -170,6 +170,7 @@ class _Engine:
             case AskStatus():
                 return self._status()
             case AskAttach():
+                self._refuse_if_held_up()
                 path, present, held_us = self._attachment.attach(
                     Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
                 )
@@ -202,6 +203,13 @@ class _Engine:
         with suppress(Exception):  # then nobody knows
             return self._attachment.latest_exits(glance=wait and bool(self._core.scheduler.requests))
         return []
+
+    def _refuse_if_held_up(self) -> None:
+        """Raise RefusedError at once if the watchdog knows that no step will end soon."""
+        watchdog = self._watchdog
+        if watchdog is not None and watchdog.is_held_up:
+            msg = f"it was not attached to: no step has made progress for {watchdog.stalled_s:,.0f} s: {watchdog.stall}"
+            raise RefusedError(msg)
 
     def _queue(self) -> QueueNow:
         ids = self._attachment.ids
@@ -239,6 +247,8 @@ class _Engine:
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,
+            paused=paused(core),
+            input_requests=num_in_input_queue(core),
         )
 
 

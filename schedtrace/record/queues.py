@@ -249,7 +249,8 @@ def num_in_input_queue(engine: Any) -> int | None:
     still in a socket before it is not counted.
     """
     try:
-        entries: list[Any] = list(engine.input_queue.queue)
+        entries = list(engine.input_queue.queue)
     except (AttributeError, TypeError, RuntimeError):  # it has none, or it changed meanwhile
         return None
-    return sum(getattr(entry[0], "name", "") == "ADD" for entry in entries if type(entry) is tuple)
+    kinds = [getattr(entry[0], "name", "") for entry in entries if type(entry) is tuple]
+    return kinds.count("ADD")

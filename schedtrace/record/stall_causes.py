@@ -191,6 +191,13 @@ def stall(
     return Stall(kind, sentence.format(running=running, within=latest.within, call=call))
 
 
+def paused(engine: Any) -> str | None:
+    """That somebody has paused it, or put it to sleep, in a sentence; None: nobody has."""
+    asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
+    running = queues.pause_name(engine.scheduler) == "UNPAUSED"
+    return None if running and not asleep else _paused(engine).sentence
+
+
 def _paused(engine: Any) -> Stall:
     pause = queues.pause_name(engine.scheduler)
     if getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True:

@@ -160,6 +160,12 @@ class Watchdog:
         return self._looked_s - self._reported_since_s
 
     @property
+    def is_held_up(self) -> bool:
+        """Whether a stall lasts in which the engine's thread comes to the end of no step."""
+        reported = self._reported
+        return reported is not None and reported.kind in HELD_UP
+
+    @property
     def stall(self) -> str | None:
         """Why, in a sentence."""
         return None if self.stalled_s is None or self._reported is None else self._reported.sentence
@@ -380,6 +386,8 @@ def _tried(lines: Callable[[], list[str]]) -> list[str]:
         return []
 
 
+HELD_UP = ("worker", "ranks", "engine")
+"""Kinds of stalls in which no step ends."""
 RESTARTS = 3
 """Preemptions of one request without an output token in between, from which it goes round in a circle."""
 FORGOTTEN_S = 60.0
