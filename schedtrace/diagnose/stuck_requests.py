@@ -223,8 +223,8 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     Columns: ``request_id``, ``trial``, ``restarts``, ``fruitless`` (restarts that hardly passed the
     high-water mark before them), ``high_tokens`` (the most that it had computed before its last restart),
     ``recomputed_tokens``, ``first_step`` and ``last_step`` (from its first restart to its last),
-    ``unfinished``, ``hopeless``: nobody but such requests got anything after its first restart, so that nothing
-    that it waits for can have come free.
+    ``unfinished``, ``hopeless``: nobody but such requests got anything after its first restart, so that
+    nothing that it waits for can have come free.
 
     A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
     Rejected drafts are taken back too, but never so many. Tokens found in a cache are not recomputed.

@@ -183,7 +183,7 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
 
     kind: str
-    """``scheduler``, ``worker``, ``ranks``, ``connector``, ``engine`` or ``livelock``: ``docs/watchdog.md``."""
+    """``scheduler``, ``worker``, ``ranks``, ``connector``, ``engine``, ``livelock``: ``docs/watchdog.md``."""
     since_us: int
     """The latest progress before it."""
     until_us: int | None = None

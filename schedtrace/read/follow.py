@@ -135,6 +135,12 @@ class Following:
         """Those alive now, in the order of their arrival."""
         return self._lives.snapshot()
 
+    @property
+    def stalled(self) -> Any:
+        """The stall that lasts, as its line has it; None: there is none."""
+        latest = self._stalls[-1].stalled if self._stalls else None
+        return None if latest is None or latest.until_us is not None else latest
+
     def read(self) -> list[Chunk]:
         """Read what is new, in chunks.
 

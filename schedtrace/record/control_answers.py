@@ -208,7 +208,8 @@ class _Engine:
         """Raise RefusedError at once if the watchdog knows that no step will end soon."""
         watchdog = self._watchdog
         if watchdog is not None and watchdog.is_held_up:
-            msg = f"it was not attached to: no step has made progress for {watchdog.stalled_s:,.0f} s: {watchdog.stall}"
+            since = f"no step has made progress for {watchdog.stalled_s:,.0f} s"
+            msg = f"it was not attached to: {since}: {watchdog.stall}"
             raise RefusedError(msg)
 
     def _queue(self) -> QueueNow:

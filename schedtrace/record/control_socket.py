@@ -218,7 +218,7 @@ def time_in_workers(*, on: bool) -> None:
 
 
 def stacks_of_workers() -> dict[str, list[str]]:
-    """The stacks of the workers that this process has started, by worker; of one that is silent, its state."""
+    """The stacks of the workers that this process has started, by worker; of a silent one, its state."""
     return {path.stem: stacks for path in _of_workers() if (stacks := _stacks(path))}
 
 

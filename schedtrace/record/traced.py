@@ -245,7 +245,16 @@ def open_recorder(scheduler: Any) -> Recorder | None:
     except Exception as error:
         logger.warning("schedtrace: not recording: {!r}", error)
         return None
-    logger.info("schedtrace: recording engine {} to {}", recorder.writer.engine_rank, recorder.writer.path)
+    writer = recorder.writer
+    if writer.flight is None:
+        logger.info("schedtrace: recording engine {} to {}", writer.engine_rank, writer.path)
+    else:
+        logger.info(
+            "schedtrace: engine {} keeps {} in memory; nothing is written before a snapshot, in {}",
+            writer.engine_rank,
+            writer.flight.keeps,
+            writer.path.parent.parent,
+        )
     return recorder
 
 

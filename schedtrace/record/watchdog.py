@@ -47,7 +47,7 @@ ABSENT_S = 3 * EVERY_S
 MOST_FAILED = 60
 """Looks in a row."""
 STACKS_EVERY_S = 600.0
-"""Stacks of one process in one kind of stall are not repeated before that while they are at the same place: an
+"""Stacks of a process in one kind of stall are not repeated before that while they are at the same place: an
 engine may stall with every long prompt."""
 SAME_FRAMES = 3
 """Innermost functions of a process's main thread that tell two of its places apart."""

@@ -139,10 +139,10 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """The steps with the token budget that ``schedule()`` worked with, where that is less than the recorded one.
+    """The steps with the token budget that ``schedule()`` worked with, where it is less than the recorded one.
 
-    A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends for
-    want of budget although the step's tokens leave some.
+    A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends
+    for want of budget although the step's tokens leave some.
     """
     spent = exits.filter(
         pl.col("cause") == str(Cause.TOKEN_BUDGET), pl.col("via") == "source", pl.col("budget_left") <= 0

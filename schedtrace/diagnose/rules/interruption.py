@@ -4,6 +4,7 @@ import re
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
@@ -69,16 +70,15 @@ KINDS = {
     ),
     events.HUNG: Kind(
         "schedule() hung",
-        "[{repeated:n call}][{repeated:!}One call] of schedule() [{repeated:?}did not return for {time_ms:ms} in "
-        "total][{repeated:!}did not return for {time_ms:ms}][{open:?}, and had not when the trace ended,] while "
-        "{requests:n request} waited for it",
+        "[{repeated:n call}][{repeated:!}One call] of schedule() did not return for {time_ms:ms}"
+        "[{repeated:?} in total][{open:?}, and had not when the trace ended,] while {requests:n request} waited for it",
         "Look at what schedule() of {scheduler:code} does there: no setting changes it, and every request "
         "waits for it.",
     ),
     events.STALLED: Kind(
         "The engine stood still",
-        "The engine made no step for {time_ms:ms}[ {repeated:n time}][{open:?}, until the trace ended,] while "
-        "{requests:n request} waited",
+        "The engine made no step for {time_ms:ms}[ {repeated:n time}][{open:?}, until the trace ended,] "
+        "while {requests:n request} waited",
     ),
     events.NO_CALL: Kind(
         "No schedule() call while requests waited",
@@ -115,6 +115,8 @@ class Interruption(StepExample, kw_only=True):
     length_us: int
     part: str
     factor: float | None
+    open: bool | None = None
+    """The trace ends in it."""
 
 
 class Interruptions(Evidence, kw_only=True):
@@ -139,7 +141,7 @@ class Interruptions(Evidence, kw_only=True):
     """The scheduler's class."""
     sentence: str | None = None
     """What the watchdog said of the longest."""
-    stacks: list[str] = []
+    stacks: list[str] = msgspec.field(default_factory=list)
     """Where the threads of engine and workers were then."""
     examples: list[Interruption]
 
@@ -270,20 +272,29 @@ MOST_FRAMES = 3
 def _place(stacks: list[str]) -> Message:
     """Where the engine's thread was: its innermost functions."""
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stacks[1:])
-    frames = [f"{found[1]}:{found[2]} {found[3]}" for line in main if (found := _FRAME.search(line))]
+    theirs = [line for line in main if "/schedtrace/record/" not in line]
+    frames = [f"{found[1]}:{found[2]} {found[3]}" for line in theirs if (found := _FRAME.search(line))]
     return say(
         "[The engine's thread was in {frames:code}.]", frames=", called by ".join(frames[:MOST_FRAMES])
     )
+
+
+def _where(evidence: Interruptions) -> str:
+    """Where the longest lies, to be read before its step."""
+    if evidence.kind in (events.HUNG, events.STALLED):
+        return "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
+    return "before" if evidence.kind in NOT_SLOW else "in"
 
 
 def _message(evidence: Interruptions) -> Message:
     longest = NOTHING
     if evidence.examples:
         longest = say(
-            " The longest took {length_us:us}[{slow:?} more than expected], [{slow:?}in][{slow:!}before] "
-            "{at}.[{went_on:?} Requests that ran went on; new ones were not admitted.]",
+            " The longest took {length_us:us}[{slow:?} more than expected], {place} {at}."
+            "[{went_on:?} Requests that ran went on; new ones were not admitted.]",
             evidence.examples[0],
             slow=evidence.kind not in NOT_SLOW,
+            place=_where(evidence),
             went_on=evidence.kind == events.PAUSED and evidence.detail == "PAUSED_NEW",
         )
     return say(

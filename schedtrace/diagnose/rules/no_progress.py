@@ -23,6 +23,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
+CIRCLES = "A request computes its tokens again and again"
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
 """Of all computed tokens: so much done again leads the report, also where all requests finished."""
@@ -119,7 +120,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
         severity="critical" if hopeless else severity_by_weight(None, share),
-        title="A request makes no progress" if hopeless else "A request computes its tokens again and again",
+        title="A request makes no progress" if hopeless else CIRCLES,
         verdict=say(
             "{request_id:id} [{hopeless:?}makes no progress: it ]started again {restarts:n time} and computed "
             "{recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
@@ -231,7 +232,10 @@ _READY = {
 
 def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     ready, unended = _READY[CAUSES[cause]], rows.filter("unended").height
-    hopeless, share = rows.filter("hopeless").height, share_of_requests(timeline, int(rows["parked_us"].sum()))
+    hopeless, share = (
+        rows.filter("hopeless").height,
+        share_of_requests(timeline, int(rows["parked_us"].sum())),
+    )
     known = rows.rename({"first_step": "step", "unended": "unfinished"})
     examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
     worst: NoProgressExample = examples[0]

@@ -101,18 +101,18 @@ def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
         waits,
         evidence=evidence,
         title="schedule() works with less than its token budget",
-        verdict="schedule() worked with a budget of {worked_with:n token} in {lowered_steps:n} of {steps:n step}, "
-        "not with the {token_budget:n} that are set[, and scheduled nothing in {empty_steps:n} of them]: up to "
-        "{most_waiting:n request} waited, {share:%} of the requests' time.",
+        verdict="schedule() worked with a budget of {worked_with:n token} in {lowered_steps:n} of "
+        "{steps:n step}, not with the {token_budget:n} that are set[, and scheduled nothing in "
+        "{empty_steps:n} of them]: up to {most_waiting:n request} waited, {share:%} of the requests' time.",
         severity=severity_by_weight(None, waits.share_frac),
         cause=Cause.TOKEN_BUDGET,
-        message="In these steps the loop over the waiting queue ended for want of budget although the step had "
-        "used none of what was missing. {requests:n request} waited, {longest_request:id} the longest "
+        message="In these steps the loop over the waiting queue ended for want of budget although the step "
+        "had used none of what was missing. {requests:n request} waited, {longest_request:id} the longest "
         "({longest_ms:ms}).",
         advice=[
             advise(
-                "Find out why {scheduler:code} lowers the budget (max_num_scheduled_tokens) for these calls: a "
-                "larger --max-num-batched-tokens changes nothing.",
+                "Find out why {scheduler:code} lowers the budget (max_num_scheduled_tokens) for these "
+                "calls: a larger --max-num-batched-tokens changes nothing.",
                 evidence,
             )
         ],

@@ -14,7 +14,7 @@ LONG_US = 14_800_000
 
 
 def hang(*, at=20, took=LONG_US, count=60, ends=True):
-    """One request decodes; ``schedule()`` of a step takes long, and meanwhile nine come that it takes after it."""
+    """One request decodes; ``schedule()`` of a step takes long, and meanwhile nine come that it takes later."""
     lines, start = [header(schema_version=2, scheduler_class="mine.Spins")], 0
     for number in range(count):
         late = number > at
@@ -63,6 +63,7 @@ def test_a_call_of_schedule_that_takes_seconds_is_one_event_that_all_wait_for(re
     assert "One call of schedule() did not return for 14.8 s while 10 requests waited for it" in text
     assert "schedule() of Spins" in text
     assert "garbage" not in text
+    assert "The longest took 14.8 s, in step 20." in text
     [largest, *_] = run.time_split
     assert (largest.part, largest.share_frac > 0.98) == ("interrupted", True)
     assert not [part for part in run.time_split if part.part == "front_end" and part.share_frac > 0.01]
@@ -99,6 +100,7 @@ def test_a_trace_that_ends_in_a_hang_says_so_first(reported):
         text.split()
     )
     assert "The engine's thread was in mine.py:7 pick, called by mine.py:3 schedule" in " ".join(text.split())
+    assert "10.0 s, after step 19" in text or "12.0 s, after step 19" in text
     [first, *_] = run.findings
     assert (first.cause, first.severity, first.evidence.open) == ("hung", "critical", True)
     assert run.problems == []

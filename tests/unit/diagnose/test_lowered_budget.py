@@ -36,7 +36,8 @@ def test_a_budget_of_nothing_is_not_too_small(found):
 
 
 @pytest.mark.parametrize(
-    "ended", [spent(via="inferred"), Exit("waiting", "break", Cause.KV_BLOCKS, "w", budget_left=0, via="source")]
+    "ended",
+    [spent(via="inferred"), Exit("waiting", "break", Cause.KV_BLOCKS, "w", budget_left=0, via="source")],
 )
 def test_where_the_source_does_not_say_so_the_budget_is_the_recorded_one(view_of, ended):
     assert view_of(*steps(ended=ended)).steps["token_budget"].unique().to_list() == [1000]

@@ -165,8 +165,8 @@ def test_a_call_that_hangs_is_told_apart_from_calls_that_schedule_nothing(watche
     [(_, _, text)] = seen.for_s(11)
     assert text.splitlines()[:3] == [
         (
-            "schedtrace: no step has made progress for 10 s: schedule() has not returned for 9 s: the engine is in "
-            "mine.py:7 pick [engine]"
+            "schedtrace: no step has made progress for 10 s: schedule() has not returned for 9 s: the engine "
+            "is in mine.py:7 pick [engine]"
         ),
         "  running: 1 of 4 seats: a",
         "  in the engine's input queue: 3 requests that its thread has not taken",
