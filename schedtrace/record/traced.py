@@ -16,6 +16,7 @@ from schedtrace.record.clocks import read_anchor
 from schedtrace.record.exits import Noted
 from schedtrace.record.header import make_header
 from schedtrace.record.instrument import Instrumented, instrument
+from schedtrace.record.old_runs import remove_old_runs
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment
 from schedtrace.record.writer import Writer
@@ -246,6 +247,8 @@ def open_recorder(scheduler: Any) -> Recorder | None:
         logger.warning("schedtrace: not recording: {!r}", error)
         return None
     writer = recorder.writer
+    if os.environ.get(settings.DIR):
+        remove_old_runs(writer.path.parent)
     if writer.flight is None:
         logger.info("schedtrace: recording engine {} to {}", writer.engine_rank, writer.path)
     else:

@@ -139,7 +139,7 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """The steps with the token budget that ``schedule()`` worked with, where it is less than the recorded one.
+    """The steps with the token budget that ``schedule()`` worked with, where less than the recorded one.
 
     A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends
     for want of budget although the step's tokens leave some.

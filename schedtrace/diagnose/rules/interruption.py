@@ -71,7 +71,8 @@ KINDS = {
     events.HUNG: Kind(
         "schedule() hung",
         "[{repeated:n call}][{repeated:!}One call] of schedule() did not return for {time_ms:ms}"
-        "[{repeated:?} in total][{open:?}, and had not when the trace ended,] while {requests:n request} waited for it",
+        "[{repeated:?} in total][{open:?}, and had not when the trace ended,] while {requests:n request} "
+        "waited for it",
         "Look at what schedule() of {scheduler:code} does there: no setting changes it, and every request "
         "waits for it.",
     ),

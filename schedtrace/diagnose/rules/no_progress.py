@@ -122,8 +122,8 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         severity="critical" if hopeless else severity_by_weight(None, share),
         title="A request makes no progress" if hopeless else CIRCLES,
         verdict=say(
-            "{request_id:id} [{hopeless:?}makes no progress: it ]started again {restarts:n time} and computed "
-            "{recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
+            "{request_id:id} [{hopeless:?}makes no progress: it ]started again {restarts:n time} and "
+            "computed {recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
             worst,
         ),
         share_frac=share,

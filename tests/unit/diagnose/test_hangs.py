@@ -14,7 +14,7 @@ LONG_US = 14_800_000
 
 
 def hang(*, at=20, took=LONG_US, count=60, ends=True):
-    """One request decodes; ``schedule()`` of a step takes long, and meanwhile nine come that it takes later."""
+    """One request decodes; ``schedule()`` of a step takes long, and nine come that it takes later."""
     lines, start = [header(schema_version=2, scheduler_class="mine.Spins")], 0
     for number in range(count):
         late = number > at
