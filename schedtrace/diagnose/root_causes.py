@@ -143,7 +143,8 @@ def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
         causes = {*KINDS[symptom.code].symptom_of}
         root = next((root for root in roots if _codes(root) & causes), None)
         if root is None:
-            others.append(msgspec.structs.replace(symptom, severity="info"))  # it held nobody up
+            keeps = KINDS[symptom.code].holds_up
+            others.append(symptom if keeps else msgspec.structs.replace(symptom, severity="info"))
         else:
             root.symptoms = [*root.symptoms, symptom]
     return others

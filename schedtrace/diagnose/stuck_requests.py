@@ -129,7 +129,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
     Columns: ``request_id``, ``trial``, ``cause`` (``grammar_pending`` or ``remote_kv_pending``),
     ``ready_us``, ``parked_us`` (how long it was still in the queue for that cause, or while the engine
     scheduled nothing at all), ``steps``, ``first_step`` and ``last_step`` of that, ``unended`` (no step
-    scheduled it later).
+    scheduled it later), ``hopeless`` likewise.
     """
     ready = _ready(timeline)
     scheduled = (
@@ -167,6 +167,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
         )
         .rename({"own": "cause"})
         .filter(pl.col("steps") >= FEWEST_STEPS)
+        .with_columns(hopeless="unended")  # refused for what is over, or nobody got anything any more
         .sort("parked_us", descending=True, maintain_order=True)
     )
 
@@ -222,7 +223,8 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     Columns: ``request_id``, ``trial``, ``restarts``, ``fruitless`` (restarts that hardly passed the
     high-water mark before them), ``high_tokens`` (the most that it had computed before its last restart),
     ``recomputed_tokens``, ``first_step`` and ``last_step`` (from its first restart to its last),
-    ``unfinished``.
+    ``unfinished``, ``hopeless``: nobody but such requests got anything after its first restart, so that
+    nothing that it waits for can have come free.
 
     A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
     Rejected drafts are taken back too, but never so many. Tokens found in a cache are not recomputed.
@@ -249,7 +251,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     )
     fruitless = restarted & (pl.col("end") - pl.col("high") <= GAIN_FRAC * pl.col("again"))
     left = timeline.finishes.filter(~pl.col("status").is_in(GONE))
-    return (
+    found = (
         attempts.group_by("request_id", maintain_order=True)
         .agg(
             pl.col("trial").first(),
@@ -268,3 +270,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
         .with_columns(unfinished=~pl.col("request_id").is_in(left["request_id"].implode()))
         .sort("recomputed_tokens", descending=True, maintain_order=True)
     )
+    mine = pl.col("request_id").is_in(found["request_id"].implode())
+    others = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
+    alone = pl.lit(value=True) if others is None else pl.col("first_step") > others
+    return found.with_columns(hopeless=pl.col("unfinished") & alone)

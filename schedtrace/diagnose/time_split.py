@@ -45,8 +45,10 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     states = with_engine_time(recorded(timeline.request_states), timeline.engine_states)
     computing = pl.col("state").is_in(COMPUTING)
     next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
-    lost = pl.when(computing | next_step).then(interrupted_us(timeline, states)).otherwise(0)
-    states = states.with_columns(lost_us=lost)
+    taken = pl.when(computing | next_step).then(interrupted_us(timeline, states))
+    on_its_way = pl.col("state") == "front_end"
+    kept = pl.when(on_its_way).then(interrupted_us(timeline, _at_the_engine(timeline, states)))
+    states = states.with_columns(lost_us=pl.coalesce(taken, kept, 0))
     host = pl.when(computing).then(pl.max_horizontal("host_us", "lost_us")).otherwise(0)
     none = pl.lit(None, pl.String)
     others = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
@@ -77,6 +79,17 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     ]
     rows = pl.concat([part.cast({"us": pl.Int64}) for part in parts])
     return rows.group_by("part", "cause").agg(pl.col("us").sum())
+
+
+def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
+    """The rows from when the engine's process has a request: from then on its thread is what keeps it.
+
+    Where that is not recorded, whole.
+    """
+    received = timeline.first_arrivals.select("request_id", "received_us")
+    begin = pl.max_horizontal("begin_us", pl.min_horizontal("received_us", "end_us"))
+    known = states.join(received, on="request_id", how="left", maintain_order="left")
+    return known.select(begin_us=begin, end_us="end_us")
 
 
 STRIP_CELLS = 40

@@ -81,6 +81,8 @@ class Unlimited:
     """A threshold that held long prompts back, as it is meant to; empty: none did."""
     nothing: Message
     load: OfferedLoad
+    stalled: Message = NOTHING
+    """The watchdog's words, where the trace ends without progress; empty: it does not."""
 
 
 def unlimited(timeline: Timeline) -> Unlimited:
@@ -97,6 +99,7 @@ def unlimited(timeline: Timeline) -> Unlimited:
         capped=_capped(timeline),
         nothing=_nothing(timeline),
         load=offered_load(timeline),
+        stalled=_stalled(timeline),
     )
 
 
@@ -105,15 +108,18 @@ def verdict(
 ) -> list[Message]:
     """Say in at most three sentences what limits the run, and then what is missing of it.
 
+    Engines that made no progress when their traces ended come before.
+
     Args:
         engines: ``unlimited`` of each.
         findings: Of all engines, ranked.
         split: ``time_split`` of them.
         before: As for ``leading``.
     """
+    stalled = [engine.stalled for engine in engines if engine.stalled]
     if not any(engine.steps or engine.requests_us for engine in engines):
-        return [say("No step was recorded: nothing to judge.")]
-    return [*_verdict(engines, findings, split, before), *_missing(engines)]
+        return [*stalled, say("No step was recorded: nothing to judge.")]
+    return [*stalled, *_verdict(engines, findings, split, before), *_missing(engines)]
 
 
 def _missing(engines: Sequence[Unlimited]) -> list[Message]:
@@ -153,6 +159,18 @@ def _verdict(
         holder = on_engine(first.engine_rank, holder)
     grows = load if main.load.grows else NOTHING
     return [sentence for sentence in (first.verdict, grows, holder, also) if sentence][:3]
+
+
+def _stalled(timeline: Timeline) -> Message:
+    for one in timeline.stalls.filter("open").tail(1).iter_rows(named=True):
+        return say(
+            "When this trace ends, no step has made progress for {time:us}: {sentence}.[ {waiting:n request} "
+            "had reached the engine's process and no step of it knows them: they are in no figure here.]",
+            time=one["until_us"] - one["since_us"],
+            sentence=one["sentence"],
+            waiting=one["input_requests"],
+        )
+    return NOTHING
 
 
 def _from(root: Finding) -> float:

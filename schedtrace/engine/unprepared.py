@@ -16,11 +16,13 @@ from tempfile import TemporaryDirectory
 import schedtrace
 from schedtrace.errors import InputError
 from schedtrace.model import live
-from schedtrace.record.processes import above
+from schedtrace.record.processes import above, age_s
 
 ENGINE, WORKER = re.compile(r"::\w*EngineCore"), re.compile(r"::Worker")
 """In the titles of vLLM's engines and workers: ``VLLM::EngineCore_DP0``, with another prefix where
 ``VLLM_PROCESS_NAME_PREFIX`` is set, and ``ray::DPMoEEngineCoreActor``."""
+STARTS_S = 600.0
+"""An engine loads weights and captures graphs before its loop begins, from when on it listens."""
 LISTENS_S = 10.0
 """An idle engine runs the script when its next request comes, unless nobody waits for that any more."""
 NOTHING = Path(__file__).with_name("nothing.py")
@@ -118,9 +120,23 @@ def nobody_listens(unprepared: list[int]) -> str:
     """Why there is none to attach to."""
     if not unprepared:
         return "no engine of vLLM runs here that can be attached to"
+    ages = [age for pid in unprepared if (age := age_s(pid)) is not None]
+    youngest = min(ages, default=STARTS_S)
+    if youngest < STARTS_S:
+        pids = ", ".join(map(str, unprepared))
+        starting = f"it began {youngest:,.0f} s ago and may still be starting: ask again once it serves"
+        return f"the engine of vLLM with pid {pids} does not listen yet: {starting}. Else {NOT_PREPARED}"
     pids = ", ".join(map(str, unprepared))
     later = "" if hasattr(sys, "remote_exec") else " (from Python 3.14 on, none of this is needed)"
     return f"the engine of vLLM with pid {pids} does not listen: {NOT_PREPARED}{later}"
+
+
+def without_socket(pid: int) -> str:
+    """What can be said of an engine that does not listen: for its first minutes it may only be starting."""
+    age = age_s(pid)
+    if age is None or age >= STARTS_S:
+        return "an engine of vLLM that does not listen"
+    return f"an engine of vLLM that is starting (for {age:,.0f} s), or began without schedtrace"
 
 
 def _socket(pid: int) -> Path:

@@ -143,6 +143,7 @@ class StepStories:
             **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
             into_recording_us=row["start_us"] + offset(timeline.header, run.traces.headers[0]).us,
             seats=timeline.seats,
+            token_budget_set=timeline.token_budget if row["token_budget"] < timeline.token_budget else None,
             arrived=_arrived(timeline, row),
             finished=_finished(timeline, row),
             interruptions=_interruptions(timeline, row),

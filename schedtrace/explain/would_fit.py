@@ -233,6 +233,8 @@ def _more_seats(asked: Question) -> Iterator[WhatIf]:
 def _more_budget(asked: Question) -> Iterator[WhatIf]:
     if any(stop.loop == "running" and stop.cause == Cause.TOKEN_BUDGET for stop in asked.stops):
         return  # running requests would have come first, and what they wanted is not recorded
+    if asked.token_budget < asked.timeline.token_budget:
+        return  # schedule() worked with less than the setting allows
     cut = asked.cut_by(Cap.TOKEN_BUDGET)
     lacking = _lacking(cut)
     blocks = asked.left.blocks - asked.more_blocks(cut, lacking)

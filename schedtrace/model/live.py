@@ -128,6 +128,10 @@ class Status(Answer, tag="status"):
     """How long no step has made progress, once the watchdog has said so."""
     stall: str | None = None
     """Why, in a sentence."""
+    paused: str | None = None
+    """That somebody has paused its scheduler or put it to sleep, in a sentence."""
+    input_requests: int | None = None
+    """Requests that its process has received and its thread has not taken; null: not known."""
 
 
 class Attached(Answer, tag="attached"):

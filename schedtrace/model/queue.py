@@ -52,6 +52,9 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     """In the scheduler's order."""
     waiting: list[QueueEntry]
     """In the order in which they are taken; those at the end that are in no queue that can be read."""
+    input_requests: int | None = None
+    """Requests that the engine's process has received and its thread has not taken: they are in no list here.
+    Null: not known. What is still in sockets between front end and engine cannot be seen."""
     exits: list[Exit]
     """Of the latest step: where ``schedule()`` stopped or skipped; empty: not known."""
 

@@ -144,7 +144,10 @@ class StepStory(msgspec.Struct, kw_only=True):
     output_us: int | None
     output_tokens: int | None
     token_budget: int
+    """What ``schedule()`` worked with."""
     remaining_budget: int
+    token_budget_set: int | None = None
+    """What the settings allow, where ``schedule()`` worked with less."""
     seats: int
     """How many requests may run at once."""
     num_running_before: int

@@ -19,6 +19,7 @@ from schedtrace.model.trace_facts import (
     KvLoad,
     RankSync,
     SetAside,
+    Stalled,
     ThreadTime,
 )
 
@@ -552,6 +553,8 @@ class Notice(Line, tag="notice", kw_only=True):
 
     at_us: int
     message: str
+    stalled: Stalled | None = None
+    """What the recorder could do, and the engine not: it made no progress. ``message`` says the same."""
 
 
 class End(Line, tag="end", kw_only=True):

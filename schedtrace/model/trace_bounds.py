@@ -83,6 +83,19 @@ def kept(text: str) -> Bounds:
     return Bounds(max_bytes, max_s, KEPT_PARTS)
 
 
+def size_of(text: str) -> int:
+    """Bytes: ``20G``.
+
+    Raises:
+        ValueError: it is not understood; the text says what is expected.
+    """
+    try:
+        return int(_quantity(text, SIZES))
+    except ValueError:
+        msg = "expected a size such as 20G, or 'off'"
+        raise ValueError(msg) from None
+
+
 def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float:
     """Raises ValueError."""
     found = re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)([{''.join(units)}])", text)

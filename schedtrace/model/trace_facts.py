@@ -180,6 +180,33 @@ class SetAside(msgspec.Struct, omit_defaults=True):
     """KV blocks that it keeps, of all cache groups; null where the cache manager is not vLLM's."""
 
 
+class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A time without progress, as the engine's watchdog saw it from outside the engine's thread.
+
+    It is written when it is noticed, and once more with ``until_us`` when the engine went on.
+    """
+
+    kind: str
+    """``scheduler``, ``worker``, ``ranks``, ``connector``, ``engine``, ``livelock``: ``docs/watchdog.md``."""
+    since_us: int
+    """The latest progress before it."""
+    until_us: int | None = None
+    """The next progress; null: there was none when the line was written."""
+    sentence: str
+    """Why, as vLLM's log has it."""
+    running: int | None = None
+    """Requests that ran when it was noticed."""
+    waiting: int | None = None
+    """Requests in the waiting queues then."""
+    input_requests: int | None = None
+    """Requests that the engine's process had received and its thread had not taken then: no step knows of
+    them. Null: not known."""
+    holders: list[str] = []
+    """Lines about who runs, waits and holds KV blocks."""
+    stacks: list[str] = []
+    """Lines of the stacks of engine and workers, without values of variables."""
+
+
 class Fact(StrEnum):
     """A kind of facts that a record can tell, in the words in which its absence is told.
 

@@ -32,9 +32,9 @@ FOLDER = "traces"
 NOTE = "cache.json"
 SMALL = (
     *("steps", "arrivals", "finishes", "present", "gaps", "there_after"),
-    *("dummies", "syncs", "controls", "cpu"),
+    *("dummies", "syncs", "controls", "cpu", "stalls"),
 )
-LAYOUT = 9
+LAYOUT = 10
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
 """For so long another process may still read, or build, a cache that no longer fits the trace."""

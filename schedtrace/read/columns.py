@@ -10,7 +10,7 @@ import polars as pl
 from msgspec import UNSET
 
 from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step
-from schedtrace.model.trace_facts import ThreadTime
+from schedtrace.model.trace_facts import Stalled, ThreadTime
 from schedtrace.read.tables import NESTED, OF_STEP, empty, schema_of
 
 FIELDS = tuple(
@@ -115,3 +115,22 @@ def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
     threads = structs_of([thread for line in lines for thread in line.threads], ThreadTime)
     at_us = pl.Series("at_us", [line.at_us for line in lines for _ in line.threads], pl.Int64)
     return threads.insert_column(0, at_us)
+
+
+STALLS = {"at_us": pl.Int64, **schema_of(Stalled)}
+
+
+def stalls_in(lines: Sequence[Any]) -> pl.DataFrame:
+    """One row per stall that the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
+
+    Args:
+        lines: ``notice`` lines, others among them.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line.stalled is None:
+            continue
+        told = {name: getattr(line.stalled, name) for name in STALLS if name != "at_us"}
+        known = found.setdefault(line.stalled.since_us, {"at_us": line.at_us, **told})
+        known["until_us"] = told["until_us"]
+    return pl.DataFrame(list(found.values()), schema=STALLS)

@@ -23,6 +23,7 @@ from schedtrace.read.columns import (
     entries_of,
     frame_of,
     present_in,
+    stalls_in,
     value,
 )
 from schedtrace.read.gaps import gaps_of
@@ -37,11 +38,13 @@ from schedtrace.read.living import (
     present_of,
     still_there,
 )
-from schedtrace.read.parse import beside, merge_outputs, unseen
+from schedtrace.read.parse import about_the_recorder, beside, merge_outputs, unseen
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
 
+MOST_STALLS = 64
+"""Lines about the latest ones."""
 _KINDS = {as_read: line for line, as_read in AS_READ.items()}
 
 
@@ -127,6 +130,7 @@ class Following:
         self._chain = Chain(self._put.append)
         self._lives = Lives()
         self._outputs: deque[Any] = deque(maxlen=4096)
+        self._stalls: deque[Any] = deque(maxlen=MOST_STALLS)
         self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
 
     def close(self) -> None:
@@ -146,6 +150,12 @@ class Following:
     def lives(self) -> list[Live]:
         """Those alive now, in the order of their arrival."""
         return self._lives.snapshot()
+
+    @property
+    def stalled(self) -> Any:
+        """The stall that lasts, as its line has it; None: there is none."""
+        latest = self._stalls[-1].stalled if self._stalls else None
+        return None if latest is None or latest.until_us is not None else latest
 
     def read(self) -> list[Chunk]:
         """Read what is new, in chunks; those that are too old by now are left out.
@@ -199,6 +209,7 @@ class Following:
             end=self.end,
             problems=Problems(),
             cpu=cpu_times([line for one in chunks for line in one.cpu]),
+            stalls=stalls_in(self._stalls),
             **beside(events),
         )
 
@@ -264,7 +275,8 @@ class Following:
             events[name] = entries_of(columns, name).drop("start_us")
             if any(getattr(line, name) for line in idle):
                 events[name] = pl.concat([events[name], between_steps(name, idle)], how="diagonal")
-        self.notices += [line.message for line in taken.others[Notice]]
+        self.notices += about_the_recorder(taken.others[Notice])
+        self._stalls.extend(line for line in taken.others[Notice] if line.stalled is not None)
         self._outputs.extend(taken.others[Output])
         steps = frame_of(columns, FLAT)
         return Chunk(

@@ -209,7 +209,7 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         for line in lines:
             if line.startswith(NOTICE):
                 notice = decode_line(line)
-                notices += [(at, notice.message)] if hasattr(notice, "message") else []
+                notices += [(at, notice.message)] if getattr(notice, "stalled", notice) is None else []
             elif any(key in line for key in TELLING) or line.startswith(FULL):
                 _take(line, at, full, told)
             at += len(line) + 1

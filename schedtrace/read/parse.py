@@ -23,6 +23,7 @@ from schedtrace.read.columns import (
     entries_of,
     frame_of,
     present_in,
+    stalls_in,
     structs_of,
 )
 from schedtrace.read.gaps import GAP_SCHEMA, TOLD, gaps_of
@@ -103,6 +104,8 @@ class Parsed:
     """What was asked of the engine beside requests, in order of time."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
     """Processor times of threads (``read/columns.py``)."""
+    stalls: pl.DataFrame = field(default_factory=lambda: stalls_in(()))
+    """Times without progress that the engine's watchdog saw (``read/columns.py``)."""
     notices: list[str]
     end: End | None
     problems: Problems
@@ -196,6 +199,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         there_after=told.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
         **beside(events),
         cpu=cpu_times(others[Cpu]),
+        stalls=stalls_in(others[Notice]),
         notices=_notices(header, others),
         end=end,
         problems=problems,
@@ -205,9 +209,14 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
     """Those of a later header, which a file has behind lost lines, stand in no line of their own."""
-    notices = [*header.notices, *(line.message for line in others[Notice])]
+    notices = [*header.notices, *about_the_recorder(others[Notice])]
     later = dict.fromkeys(notice for one in others[Header] for notice in one.notices)
     return [*notices, *(notice for notice in later if notice not in notices)]
+
+
+def about_the_recorder(lines: list[Any]) -> list[str]:
+    """Return the notices of what the recorder could not do; stalls are the engine's."""
+    return [line.message for line in lines if line.stalled is None]
 
 
 def unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -220,7 +229,7 @@ def unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> p
 
 
 def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Return the gaps in which parts are missing: first and last step, from when to when (trace clock, us)."""
+    """Return the gaps in which parts are missing: first and last step, from when to when (us)."""
     lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
     missing = gaps.filter(lacks, kind=TOLD).select("first_step", "last_step", "from_us", "to_us")
     return [(first, last, from_us, to_us) for first, last, from_us, to_us in missing.iter_rows()]

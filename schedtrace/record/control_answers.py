@@ -32,7 +32,8 @@ from schedtrace.model.live import (
     Status,
 )
 from schedtrace.model.trace import Exit
-from schedtrace.record.attachment import Attachment
+from schedtrace.model.trace_facts import Stalled
+from schedtrace.record.attachment import Attachment, RefusedError
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
 from schedtrace.record.dormant import ENGINE_LOOP, LOOPS
@@ -40,9 +41,9 @@ from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method
 from schedtrace.record.queue_copy import queue_now
-from schedtrace.record.queues import Queues
+from schedtrace.record.queues import Queues, num_in_input_queue
 from schedtrace.record.settings import KEEP
-from schedtrace.record.stall_causes import stacks_here
+from schedtrace.record.stall_causes import paused, stacks_here
 from schedtrace.record.switches import SWITCH, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.watchdog import explains, watch
@@ -131,7 +132,9 @@ class _Engine:
         self._attachment = Attachment(core, self._between_steps)
         attached = self._attachment
         causes = partial(attached.latest_exits, glance=explains())
-        self._watchdog = watch(core, thread, causes, self._snapshot_at, ids=lambda: attached.ids)
+        self._watchdog = watch(
+            core, thread, causes, self._snapshot_at, ids=lambda: attached.ids, note=self._note_stall
+        )
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -159,6 +162,7 @@ class _Engine:
             case AskStatus():
                 return self._status()
             case AskAttach():
+                self._refuse_if_held_up()
                 path, present, held_us = self._attachment.attach(
                     Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
                 )
@@ -177,14 +181,28 @@ class _Engine:
         recorder = self._attachment.recorder
         return None if recorder is None else recorder.writer.flight
 
-    def _snapshot_at(self, reason: str) -> Path | None:
+    def _snapshot_at(self, reason: str) -> str:
         flight = self._flight
-        return None if flight is None else flight.snapshot(reason)
+        return "" if flight is None else flight.snapshot(f"stall {reason}")
+
+    def _note_stall(self, seen: Stalled) -> None:
+        """Write a stall into the trace that is recorded now."""
+        recorder = self._attachment.recorder
+        if recorder is not None and recorder.active:
+            recorder.writer.stalled(seen)
 
     def _exits(self, *, wait: bool) -> list[Exit]:
         with suppress(Exception):  # then nobody knows
             return self._attachment.latest_exits(glance=wait and bool(self._core.scheduler.requests))
         return []
+
+    def _refuse_if_held_up(self) -> None:
+        """Raise RefusedError at once if the watchdog knows that no step will end soon."""
+        watchdog = self._watchdog
+        if watchdog is not None and watchdog.is_held_up:
+            since = f"no step has made progress for {watchdog.stalled_s:,.0f} s"
+            msg = f"it was not attached to: {since}: {watchdog.stall}"
+            raise RefusedError(msg)
 
     def _queue(self) -> QueueNow:
         ids = self._attachment.ids
@@ -222,6 +240,8 @@ class _Engine:
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,
+            paused=paused(core),
+            input_requests=num_in_input_queue(core),
         )
 
 

@@ -217,9 +217,9 @@ def time_in_workers(*, on: bool) -> None:
             ask(path, AskTimes(on=on), MOST_S)
 
 
-def stacks_of_workers() -> list[str]:
-    """The stacks of the workers that this process has started; of one that does not answer, its state."""
-    return [line for path in _of_workers() for line in _stacks(path)]
+def stacks_of_workers() -> dict[str, list[str]]:
+    """The stacks of the workers that this process has started, by worker; of a silent one, its state."""
+    return {path.stem: stacks for path in _of_workers() if (stacks := _stacks(path))}
 
 
 def _stacks(path: Path) -> list[str]:

@@ -128,6 +128,7 @@ EVERY_S = 300.0
 """Between two snapshots that nobody asked for."""
 MOST = 10
 """Of them: a server that is always slow does not fill the disk."""
+ASK = "schedtrace snapshot writes one"
 WAIT_S = 30.0
 """For the writer's thread: it may be in a round, and a disk may be slow."""
 
@@ -151,6 +152,8 @@ class FlightRecorder:
         self._closed = False
         self._latest_s = -EVERY_S
         self._taken = 0
+        self._refused_after_s = 0.0
+        """``_latest_s`` when the log was told last that there is no other."""
         self._reason: str | None = None
         """What happened that is worth a snapshot."""
         self._preempted: deque[tuple[int, int]] = deque()
@@ -178,7 +181,7 @@ class FlightRecorder:
                 _, future = self._asked.popleft()
                 future.set_exception(RuntimeError("the recording has ended"))
 
-    def snapshot(self, reason: str, *, always: bool = False) -> Path | None:
+    def snapshot(self, reason: str, *, always: bool = False) -> str:
         """Write one that nobody asked for, and say so in vLLM's log; any thread but the writer's.
 
         Args:
@@ -186,22 +189,25 @@ class FlightRecorder:
             always: However many there have been.
 
         Returns:
-            Where it lies; None: there is none, for there were enough, or the disk is full.
+            Where it lies, or why there is none: a line for vLLM's log.
         """
         folder = self._folder(reason, always=always)
-        if folder is None:
-            return None
+        if isinstance(folder, str):
+            return folder
         try:
-            return self.ask(folder).result(WAIT_S)
-        except Exception:  # the log has it
-            return None
+            return f"what happened before: {self.ask(folder).result(WAIT_S)}"
+        except Exception as error:
+            return f"no snapshot: {error}"
 
-    def _folder(self, reason: str, *, always: bool) -> Path | None:
-        """Where the next one goes; None: there were enough."""
+    def _folder(self, reason: str, *, always: bool) -> Path | str:
+        """Where the next one goes; or why there is none, for there were enough."""
         now = time.monotonic()
         with self._lock:
-            if not always and (now - self._latest_s < EVERY_S or self._taken >= MOST):
-                return None
+            if not always and self._taken >= MOST:
+                return f"no snapshot: {MOST} have been written by themselves; {ASK}"
+            if not always and now - self._latest_s < EVERY_S:
+                ago = f"the latest was written {now - self._latest_s:.0f} s ago"
+                return f"no snapshot: {ago}, and at most one in {EVERY_S / 60:g} minutes is; {ASK}"
             self._latest_s, self._taken = now, self._taken + 1
         words = re.sub(r"[^\w.-]+", "-", reason)[:40].strip("-")
         name = f"{self._run_dir.name}-{time.strftime('%H%M%S')}-{words}"
@@ -236,13 +242,19 @@ class FlightRecorder:
             end: The line with which a trace that ends now is closed.
         """
         reason, self._reason = self._reason, None
-        if reason is not None and (folder := self._folder(reason, always=False)) is not None:
-            self.ask(folder)
+        if reason is not None:
+            folder = self._folder(reason, always=False)
+            if isinstance(folder, Path):
+                self.ask(folder)
+            elif self._refused_after_s != self._latest_s:
+                self._refused_after_s = self._latest_s  # once for each that was written
+                logger.warning("schedtrace: {}: {}", reason, folder)
         while self._asked:
             folder, future = self._asked.popleft()
             try:
+                end_line = end()
                 self._parts.flush()
-                end_frame = self._parts.frame(json_of(end()) + b"\n")
+                end_frame = self._parts.frame(json_of(end_line) + b"\n")
                 path = self._ring.write_to(folder, end_frame, self._header)
             except Exception as error:
                 logger.warning("schedtrace: no snapshot in {}: {!r}; recording goes on", folder, error)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,14 @@ def process(pid: int) -> Process:
     """
     state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Process(state, int(parent))
+
+
+def age_s(pid: int) -> float | None:
+    """How long a process has been there; None: it is gone."""
+    with suppress(OSError):
+        started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return None
 
 
 def above(pid: int) -> list[int]:

@@ -223,6 +223,7 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         pause=None if pause == "UNPAUSED" else pause,  # type: ignore[arg-type]  # one of vLLM's three words
         running=[entry for one, entry in entries if one.state == "running"],
         waiting=[entry for one, entry in entries if one.state != "running"],
+        input_requests=queues.num_in_input_queue(engine),
         exits=list(known),
     )
 

@@ -240,3 +240,17 @@ def pause_state(scheduler: Any) -> Any:
 def pause_name(scheduler: Any) -> str:
     """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
     return getattr(pause_state(scheduler), "name", "UNPAUSED")
+
+
+def num_in_input_queue(engine: Any) -> int | None:
+    """Requests that the engine's process has received and its thread has not taken; None: not known.
+
+    Reads a copy of what the queue keeps, without its lock, which the engine's thread may wait for. What is
+    still in a socket before it is not counted.
+    """
+    try:
+        entries = list(engine.input_queue.queue)
+    except (AttributeError, TypeError, RuntimeError):  # it has none, or it changed meanwhile
+        return None
+    kinds = [getattr(entry[0], "name", "") for entry in entries if type(entry) is tuple]
+    return kinds.count("ADD")

@@ -5,11 +5,13 @@ asked of the engine, so a hung one is described as well.
 """
 
 import faulthandler
+import os
 import re
 import sys
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from tempfile import TemporaryFile
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -32,6 +34,8 @@ _THREAD = re.compile(r"(?i)thread 0x([0-9a-f]+)")
 _RANKS = {"_has_global_unfinished_reqs", "sync_dp_state", "has_unfinished_dp", "sync_kv_cache_memory_size"}
 _EXECUTE = {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids"}
 _EXECUTOR_FILES = ("v1/executor/", "v1/worker/")
+_LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120  # compared with the names in frames
+_OURS = str(Path(__file__).parents[1])
 _CONNECTOR_FILES = ("kv_transfer", "kv_connector", "ec_transfer", "ec_connector")
 
 
@@ -60,10 +64,19 @@ def place_of(frame: FrameType) -> Place:
         walked = walked.f_back
     root = _vllms_folder()
     file, line, function = next((one for one in stack if one[0].startswith(root)), stack[0])
+    if "schedule" in (names := [name for _, _, name in stack]):  # maybe of a scheduler that is not vLLM's
+        below = stack[: names.index("schedule") + 1]
+        file, line, function = next((one for one in below if not _is_beneath(one[0])), below[-1])
     shown = f"vllm/{file.removeprefix(root)}" if file.startswith(root) else file.rpartition("/")[2]
     files = [one.removeprefix(root) for one, _, _ in stack]
     connector = any(part in one for one in files for part in _CONNECTOR_FILES)
-    return Place(_at([name for _, _, name in stack], files), f"{shown}:{line} {function}", connector)
+    return Place(_at(names, files), f"{shown}:{line} {function}", connector)
+
+
+def _is_beneath(file: str) -> bool:
+    """Whether a function is Python's own or ours, which somebody else has called."""
+    of_python = file.startswith(("<", _LIBRARY)) and "-packages" not in file
+    return of_python or file.startswith(_OURS)
 
 
 def _vllms_folder() -> str:
@@ -121,7 +134,7 @@ _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     ),
     "idle": ("engine", "the engine's thread waits for input in {within}, and makes no step"),
     "request": ("engine", "the engine does what a client asked for, in {within}"),
-    "schedule": ("engine", "schedule() does not return: the engine is in {within}"),
+    "schedule": ("engine", "schedule() has not returned{call}: the engine is in {within}"),
     "between": ("engine", "the engine's thread is elsewhere: {within}"),
     "other": ("engine", "the engine's thread is elsewhere: {within}"),
 }
@@ -145,7 +158,14 @@ def is_paused(engine: Any) -> bool:
 
 
 def stall(
-    engine: Any, places: Sequence[Place], *, steps: bool, exits: Sequence[Exit], ids: WrittenIds
+    engine: Any,
+    places: Sequence[Place],
+    *,
+    steps: bool,
+    exits: Sequence[Exit],
+    ids: WrittenIds,
+    calls: int | None = None,
+    call_s: float | None = None,
 ) -> Stall:
     """Why nothing moves.
 
@@ -155,19 +175,29 @@ def stall(
         steps: Whether ``schedule()`` is called, again and again.
         exits: Of a late call that scheduled nothing; empty: not known.
         ids: Request ids as they are to be written.
+        calls: Calls of ``schedule()`` since its last progress; None: not known.
+        call_s: How long the latest call has been going on; None: not known.
     """
     latest = places[-1] if places else None
     if is_paused(engine) and (steps or latest is None or latest.at in {"idle", "between", "other"}):
         return _paused(engine)
     if steps:
-        return _refused(engine, exits, ids)
+        return _refused(engine, exits, ids, calls)
     if latest is None:
         return Stall("engine", "the engine's thread is gone")
     if latest.connector:
         return Stall("connector", f"a connector does not return from {latest.within}")
     kind, sentence = _ELSEWHERE[latest.at]
     running = counted(len(engine.scheduler.running), "request")
-    return Stall(kind, sentence.format(running=running, within=latest.within))
+    call = "" if call_s is None else f" for {call_s:.0f} s"
+    return Stall(kind, sentence.format(running=running, within=latest.within, call=call))
+
+
+def paused(engine: Any) -> str | None:
+    """That somebody has paused it, or put it to sleep, in a sentence; None: nobody has."""
+    asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
+    running = queues.pause_name(engine.scheduler) == "UNPAUSED"
+    return None if running and not asleep else _paused(engine).sentence
 
 
 def _paused(engine: Any) -> Stall:
@@ -177,7 +207,7 @@ def _paused(engine: Any) -> Stall:
     return Stall("paused", f"the scheduler is paused ({pause}): requests wait until somebody resumes it")
 
 
-def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds) -> Stall:
+def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | None) -> Stall:
     scheduler = engine.scheduler
     connecting = [one for one in exits if one.cause in _CONNECTORS]
     if connecting:
@@ -193,8 +223,10 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds) -> Stall:
         if parked and not scheduler.running:
             waiting = _named((visible(ids[one]) for one in parked), len(parked))
             return Stall("connector", f"a connector does not answer: KV blocks of {waiting} have not arrived")
+        often = "" if calls is None else f" {counted(calls, 'time')}"
         return Stall(
-            "scheduler", f"the scheduler is called and schedules nothing; {_seen_from_outside(engine, ids)}"
+            "scheduler",
+            f"the scheduler was called{often} and scheduled nothing; {_seen_from_outside(engine, ids)}",
         )
     about = "" if decisive.request_id is None else f" (request {visible(decisive.request_id)})"
     return Stall(
@@ -207,7 +239,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
     first, usable = queues.head(engine.scheduler), usable_blocks(engine.scheduler.kv_cache_manager)
     needed = None if first is None else _whole(engine, first.request_id)
     if first is None or needed is None or usable is None or needed <= usable:
-        return "which limit it is, is not known"
+        return "which limit it was, is not known"
     who = f"the next request, {visible(ids[first.request_id])},"
     return f"{who} needs {counted(needed, 'KV block')} and the cache has {usable:,}: it can never run"
 
@@ -275,6 +307,10 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
     scheduler = engine.scheduler
     running = [ids[one.request_id] for one in list(scheduler.running)]
     lines = [f"running: {len(running):,} of {queues.seats(scheduler):,} seats{_after(running)}"]
+    if inputs := queues.num_in_input_queue(engine):
+        lines.append(
+            f"in the engine's input queue: {counted(inputs, 'request')} that its thread has not taken"
+        )
     by_status: dict[str, list[str]] = {}
     for one in _waiting(scheduler):
         by_status.setdefault(one.status.name, []).append(ids[one.request_id])

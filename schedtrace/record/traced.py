@@ -17,6 +17,7 @@ from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
 from schedtrace.record.instrument import Instrumented, instrument
+from schedtrace.record.old_runs import remove_old_runs
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment
 from schedtrace.record.writer import Writer
@@ -265,7 +266,18 @@ def open_recorder(scheduler: Any) -> None:
     except Exception as error:
         logger.warning("schedtrace: not recording: {}", described(error))
         return
-    logger.info("schedtrace: recording engine {} to {}", recorder.writer.engine_rank, recorder.writer.path)
+    writer = recorder.writer
+    if os.environ.get(settings.DIR):
+        remove_old_runs(writer.path.parent)
+    if writer.flight is None:
+        logger.info("schedtrace: recording engine {} to {}", writer.engine_rank, writer.path)
+    else:
+        logger.info(
+            "schedtrace: engine {} keeps {} in memory; nothing is written before a snapshot, in {}",
+            writer.engine_rank,
+            writer.flight.keeps,
+            writer.path.parent.parent,
+        )
 
 
 def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attached: bool = False) -> Recorder:

@@ -8,18 +8,21 @@ stacks. See ``docs/watchdog.md``.
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
+from schedtrace.model.trace_facts import Stalled
 from schedtrace.record import queues
 from schedtrace.record.control_socket import stacks_of_workers
 from schedtrace.record.queues import Queues
@@ -47,7 +50,14 @@ ABSENT_S = 3 * EVERY_S
 MOST_FAILED = 60
 """Looks in a row."""
 STACKS_EVERY_S = 600.0
-"""Stacks of one kind of stall are not repeated before that: an engine may stall with every long prompt."""
+"""Stacks of a process in one kind of stall are not repeated before that while they are at the same place: an
+engine may stall with every long prompt."""
+SAME_FRAMES = 3
+"""Innermost functions of a process's main thread that tell two of its places apart."""
+MOST_STACK_LINES = 400
+"""In a trace."""
+LOOKS_WITHOUT_CALL = 2
+"""In a row, from which on ``schedule()`` counts as not called any more."""
 MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
 log = logging.getLogger("vllm.schedtrace")
 """Has vLLM's handlers, level and format."""
@@ -55,8 +65,10 @@ log = logging.getLogger("vllm.schedtrace")
 Causes = Callable[[], list[Exit]]
 Ids = Callable[[], WrittenIds]
 """Request ids as they are to be written now."""
-Snapshot = Callable[[str], Path | None]
-"""Keeps what is known of the time before a stall; is given its kind, returns where it lies."""
+Snapshot = Callable[[str], str]
+"""Keeps what is known of the time before a stall; is given its kind, returns a line about it, or nothing."""
+Note = Callable[[Stalled], None]
+"""Writes a stall into the trace, if there is one; its times are microseconds of the monotonic clock."""
 
 
 def after_s() -> float | None:
@@ -98,8 +110,9 @@ class Watchdog:
         causes: The exits of a late call of ``schedule()``; what it raises counts as not known.
         after_s: A stall is said after so many seconds.
         snapshot: See ``Snapshot``.
-        stacks: The stacks of this process and its workers.
+        stacks: The stacks of this process and its workers, by a name of each process.
         ids: How request ids are written; as the server asks for, unless given.
+        note: See ``Note``.
     """
 
     def __init__(
@@ -109,18 +122,19 @@ class Watchdog:
         causes: Causes,
         after_s: float = AFTER_S,
         snapshot: Snapshot | None = None,
-        stacks: Callable[[], list[str]] | None = None,
+        stacks: Callable[[], dict[str, list[str]]] | None = None,
         ids: Ids | None = None,
+        note: Note | None = None,
     ) -> None:
         self._engine, self._place, self._causes = engine, place, causes
         self._after_s, self._snapshot, self._stacks = after_s, snapshot, stacks or _all_stacks
+        self._note = note
         self._queues = Queues(engine.scheduler)
         self._movement = Movement()
         self._ids = ids or _as_the_server_asks
         self._places: list[Place] = []
         """At each look since the latest progress."""
-        self._calls: Any = None
-        """Of ``schedule()``, at the latest progress."""
+        self._calls = Calls()
         self._moved_s: float | None = None
         self._looked_s = 0.0
         self._paused = False
@@ -128,7 +142,8 @@ class Watchdog:
         self._reported_since_s = 0.0
         self._unexplained = False
         """Calls of ``schedule()`` do nothing, and nobody was asked to look at one."""
-        self._stacks_s: dict[str, float] = {}
+        self._stacks_s: dict[tuple[str, ...], float] = {}
+        """When a process's stacks were written, by the kind of stall, the process and where it was."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
 
@@ -163,6 +178,12 @@ class Watchdog:
         return self._looked_s - self._reported_since_s
 
     @property
+    def is_held_up(self) -> bool:
+        """Whether a stall lasts in which the engine's thread comes to the end of no step."""
+        reported = self._reported
+        return reported is not None and reported.kind in HELD_UP
+
+    @property
     def stall(self) -> str | None:
         """Why, in a sentence."""
         return None if self.stalled_s is None or self._reported is None else self._reported.sentence
@@ -180,8 +201,10 @@ class Watchdog:
         working = has_work(self._engine, self._queues.num_waiting_seen_from_outside(scheduler))
         absent_s = now_s - self._looked_s - EVERY_S
         self._looked_s = now_s
+        self._calls.look(scheduler, now_s)
         if moved or not working or self._moved_s is None:
-            self._moved_s, self._calls = now_s, _calls(scheduler)
+            self._moved_s = now_s
+            self._calls.progress()
             self._places.clear()
         else:
             self._moved_s += absent_s if absent_s > ABSENT_S else 0.0
@@ -201,8 +224,8 @@ class Watchdog:
             self._report(self._reported, now_s)
 
     def _cause(self) -> Stall:
-        calls = _calls(self._engine.scheduler)
-        steps = calls != self._calls if calls is not None else _varies(self._places)
+        calls = self._calls
+        steps = calls.goes_on if calls.number is not None else _varies(self._places)
         exits: list[Exit] = []
         if steps:
             try:
@@ -210,43 +233,98 @@ class Watchdog:
             except Exception as error:
                 logger.trace("schedtrace: the causes of a stall are not known: {!r}", error)
         self._unexplained = steps and not exits
-        return stall(self._engine, self._places, steps=steps, exits=exits, ids=self._ids())
+        return stall(
+            self._engine,
+            self._places,
+            calls=calls.since_progress if steps else None,
+            call_s=calls.still_s(self._looked_s),
+            steps=steps,
+            exits=exits,
+            ids=self._ids(),
+        )
 
     def _report(self, found: Stall, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
         if found.kind == "paused":
             log.info("%s%s", begin, found.sentence)
             return
+        held = _tried(lambda: holders(self._engine, self._ids()))
+        stacks = self._known_stacks()
+        if self._note is not None:
+            self._noted(found, held, stacks)
         lines = [f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]"]
         if self._unexplained and found.kind == "scheduler":
             lines.append(MORE.format(pid=os.getpid()))
-        lines += _tried(lambda: holders(self._engine, self._ids()))
+        lines += held
         if self._snapshot is not None:
             take = self._snapshot
-            lines += _tried(lambda: [f"what happened before: {path}"] if (path := take(found.kind)) else [])
-        if now_s - self._stacks_s.get(found.kind, -STACKS_EVERY_S) >= STACKS_EVERY_S:
-            self._stacks_s[found.kind] = now_s
-            lines += _tried(self._stacks)
+            lines += _tried(lambda: [about] if (about := take(found.kind)) else [])
+        for process, stack in stacks.items():
+            said = (found.kind, process, *_functions(stack))
+            if now_s - self._stacks_s.get(said, -STACKS_EVERY_S) >= STACKS_EVERY_S:
+                self._stacks_s[said] = now_s
+                lines += stack
         log.warning("%s", "\n  ".join(lines))
+
+    def _known_stacks(self) -> dict[str, list[str]]:
+        try:
+            return self._stacks()
+        except Exception as error:
+            logger.trace("schedtrace: a stall is described without stacks: {!r}", error)
+            return {}
+
+    def _noted(self, found: Stall, held: list[str], stacks: dict[str, list[str]]) -> None:
+        """Have the stall written into the trace."""
+        with suppress(Exception):  # the log has it
+            scheduler = self._engine.scheduler
+            stalled = Stalled(
+                kind=found.kind,
+                since_us=int(self._reported_since_s * 1e6),
+                sentence=found.sentence,
+                running=len(scheduler.running),
+                waiting=self._queues.num_waiting_seen_from_outside(scheduler),
+                input_requests=queues.num_in_input_queue(self._engine),
+                holders=held,
+                stacks=[line for stack in stacks.values() for line in stack][:MOST_STACK_LINES],
+            )
+            assert self._note is not None  # noqa: S101  # who calls has seen to that
+            self._note(stalled)
 
     def _ended(self, now_s: float, *, working: bool) -> None:
         reported, self._reported = self._reported, None
         if reported is None:
             return
         how = "the engine goes on" if working else "nobody waits any more"
+        if self._note is not None and reported.kind != "paused":
+            with suppress(Exception):
+                self._note(
+                    Stalled(
+                        kind=reported.kind,
+                        since_us=int(self._reported_since_s * 1e6),
+                        until_us=int((self._moved_s or now_s) * 1e6),
+                        sentence=reported.sentence,
+                    )
+                )
         level = logging.INFO if reported.kind == "paused" else logging.WARNING
         log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._reported_since_s, reported.kind)
 
 
 def watch(
-    engine: Any, thread: int, causes: Causes, snapshot: Snapshot | None = None, ids: Ids | None = None
+    engine: Any,
+    thread: int,
+    causes: Causes,
+    snapshot: Snapshot | None = None,
+    ids: Ids | None = None,
+    note: Note | None = None,
 ) -> Watchdog | None:
     """Have an engine and the thread that it runs on watched, unless nobody wants that or it cannot be."""
     try:
         seconds = after_s()
         if seconds is None:
             return None
-        watchdog = Watchdog(engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids)
+        watchdog = Watchdog(
+            engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids, note=note
+        )
         watchdog.start()
     except Exception as error:
         logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, visible(str(error)))
@@ -258,17 +336,64 @@ def _as_the_server_asks() -> WrittenIds:
     return WrittenIds(hash_ids=hides_ids())
 
 
-def _all_stacks() -> list[str]:
-    return [*stacks_here().splitlines(), *stacks_of_workers()]
+def _all_stacks() -> dict[str, list[str]]:
+    return {"engine": stacks_here().splitlines(), **stacks_of_workers()}
 
 
-def _calls(scheduler: Any) -> int | None:
-    """Calls of ``schedule()`` so far, where this release counts them."""
-    return getattr(scheduler, "current_step", None)
+_LINE_NUMBER = re.compile(r", line \d+ ")
+
+
+def _functions(stack: list[str]) -> list[str]:
+    """Where a process's main thread is, without what differs between two looks at the same place."""
+    begin = next((at for at, line in enumerate(stack) if line.startswith("Thread 0x")), len(stack))
+    main = takewhile(lambda line: not line.startswith("Thread 0x"), stack[begin + 1 :])
+    return [_LINE_NUMBER.sub(" ", line) for line in main][:SAME_FRAMES] or stack[:1]
+
+
+class Calls:
+    """How often ``schedule()`` was called, as far as this release counts that."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """At the latest look; None: it is not counted."""
+        self._at_progress: int | None = None
+        self._looks_without = 0
+        self._moved_s = 0.0
+
+    def look(self, scheduler: Any, now_s: float) -> None:
+        """Compare with the look before."""
+        number = getattr(scheduler, "current_step", None)
+        self._looks_without = 0 if number != self.number else self._looks_without + 1
+        if number != self.number:
+            self._moved_s = now_s
+        self.number = number
+
+    def progress(self) -> None:
+        """Count from here on."""
+        self._at_progress = self.number
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there were calls since the latest progress, the latest of them just now.
+
+        A call that hangs is counted when it begins; two looks in a row without another one tell it apart.
+        """
+        return self.number != self._at_progress and self._looks_without < LOOKS_WITHOUT_CALL
+
+    @property
+    def since_progress(self) -> int | None:
+        """Calls since the latest progress; None: not counted."""
+        if self.number is None or self._at_progress is None:
+            return None
+        return self.number - self._at_progress
+
+    def still_s(self, now_s: float) -> float | None:
+        """How long no call has begun, up to a look; None: not counted."""
+        return None if self.number is None else now_s - self._moved_s
 
 
 def _varies(places: list[Place]) -> bool:
-    return len(set(places)) > 1 or any(place.at == "between" for place in places)
+    return len({place.at for place in places}) > 1 or any(place.at == "between" for place in places)
 
 
 def _tried(lines: Callable[[], list[str]]) -> list[str]:
@@ -280,6 +405,8 @@ def _tried(lines: Callable[[], list[str]]) -> list[str]:
         return []
 
 
+HELD_UP = ("worker", "ranks", "engine")
+"""Kinds of stalls in which no step ends."""
 RESTARTS = 3
 """Preemptions of one request without an output token in between, from which it goes round in a circle."""
 FORGOTTEN_S = 60.0

@@ -18,7 +18,7 @@ from loguru import logger
 
 from schedtrace.model.printable import described, json_of
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Exit, Finish, Header, Notice
-from schedtrace.model.trace_facts import Control
+from schedtrace.model.trace_facts import Control, Stalled
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
@@ -93,7 +93,7 @@ class Writer:
         self._dropping: deque[Dropped] = deque(maxlen=1)
         """The steps that are being dropped, until one is not; whoever needs them takes them out."""
         self._early: list[Capture] = []
-        self._notices: deque[str] = deque()
+        self._notices: deque[str | Notice] = deque()
         self._cpu_times = None if header.clock == "virtual" else CpuTimes()
         self._steps = 0
         self._dropped = 0
@@ -183,6 +183,18 @@ class Writer:
         """Have a notice written."""
         self._notices.append(message)
 
+    def stalled(self, seen: Stalled) -> None:
+        """Have a stall written.
+
+        Args:
+            seen: With microseconds of the monotonic clock.
+        """
+        anchor_us = self._anchor_ns // 1000
+        until_us = None if seen.until_us is None else seen.until_us - anchor_us
+        seen = msgspec.structs.replace(seen, since_us=seen.since_us - anchor_us, until_us=until_us)
+        gone_on = "the engine goes on: " if until_us is not None else ""
+        self._notices.append(Notice(at_us=self._now_us(), message=gone_on + seen.sentence, stalled=seen))
+
     def since_anchor(self, ns: int) -> int:
         """A monotonic time in the trace's microseconds."""
         return (ns - self._anchor_ns) // 1000
@@ -239,11 +251,7 @@ class Writer:
         """One round: outputs of early lines, then steps that are ready, then idle-time events."""
         self._begin_if_needed()
         count = len(self._pending)
-        lines: list[AnyLine | dict[str, Any]] = []
-        for message in _drain(self._notices):
-            lines.append(Notice(at_us=self._now_us(), message=message))
-            self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], message]
-        lines += self._late_outputs()
+        lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
         if self._cpu_times is not None:
             lines += self._cpu_times.line(self._now_us(), self._steps)
         size = shared = 0
@@ -277,6 +285,17 @@ class Writer:
                 shared = 0
         lines += self._idle_events(last=last)
         self._write(lines)
+
+    def _noted(self) -> list[Notice]:
+        """Notices since the last call; those about the recorder are repeated where a file begins."""
+        lines = []
+        for noted in _drain(self._notices):
+            if isinstance(noted, Notice):
+                lines.append(noted)
+                continue
+            lines.append(Notice(at_us=self._now_us(), message=noted))
+            self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], noted]
+        return lines
 
     def _late_outputs(self) -> list[AnyLine]:
         done = [capture for capture in self._early if capture.result is not None]
@@ -327,7 +346,8 @@ class Writer:
         self._write([header, Events(at_us=at_us, trial=self._assembler.trial, present=present)])
 
     def _end(self) -> End:
-        """Of a trace that ends with what is written."""
+        """Return the end line of a trace that ends now, once what was noticed before it is written."""
+        self._write(self._noted())
         return End(at_us=self._now_us(), steps=self._assembler.next_step, dropped_steps=self._dropped)
 
     def _give_up(self, error: BaseException) -> None:

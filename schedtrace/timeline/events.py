@@ -16,6 +16,7 @@ from schedtrace.timeline.request_states import QUEUED, request_states
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
+from schedtrace.timeline.step_time import median
 
 LEAST_FRAC = 0.002
 """Of the engine's time: what all of one kind have to take to be kept."""
@@ -32,15 +33,27 @@ FEWEST_EPISODE = 3
 """Slow steps in a row, or nearly."""
 
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
+HUNG, STALLED = "hung", "stalled"
 FIRST, PERIODIC, EPISODE, SCATTERED = "first_steps", "periodic", "episode", "scattered"
 SLOWER = "slower"
+ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
+"""Kept however little they took."""
 DEVICE = "device"
 """The part of an interruption that kept no engine's thread."""
-KINDS = (PAUSED, ASLEEP, CALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER)
+KINDS = (PAUSED, ASLEEP, CALLED, HUNG, STALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER)
+HUNG_US = 1_000_000
+"""``schedule()`` takes milliseconds: what took it a second and more is a hang, and no slow step."""
+NOT_RETURNED = "schedule() has not returned"
+"""How the watchdog's sentence about such a call begins (``record/stall_causes.py``)."""
+HUNG_FACTOR = 5.0
+"""Times as long as a usual call."""
+ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
+"""Kinds of the watchdog's stalls in which no step is made, and the part of a step in which it is held up."""
 SCHEMA = {
     "kind": pl.String,
     **OF_SPANS,
     "detail": pl.String,
+    "open": pl.Boolean,
     "period_steps": pl.Float64,
     "period_us": pl.Float64,
 }
@@ -53,7 +66,9 @@ def events(frames: Frames) -> pl.DataFrame:
     Columns:
 
     * ``kind``: ``paused`` (the scheduler was, all of it or for new requests), ``asleep``, ``called`` (the
-      engine's thread did what it was asked for: a call of the workers, an adapter, a reset), ``no_call`` (no
+      engine's thread did what it was asked for: a call of the workers, an adapter, a reset), ``hung`` (one
+      call of ``schedule()`` took a second or more, or has not returned when the trace ends), ``stalled`` (the
+      watchdog saw that the engine made no step, for another reason), ``no_call`` (no
       call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
       ``periodic``, ``episode`` (in a row), ``scattered``, and ``slower``: the steps of a time in which the
       device took longer for the same work (``slow_spans.py``),
@@ -61,14 +76,18 @@ def events(frames: Frames) -> pl.DataFrame:
     * ``step``: the slow one, else the first one afterwards,
     * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
     * ``factor``: how many times as long as usual that part took,
-    * ``detail``: of ``paused`` its state, of ``called`` what was called,
+    * ``detail``: of ``paused`` its state, of ``called`` what was called, of ``stalled`` and ``hung`` the
+      watchdog's sentence; ``open``: it lasted until the trace's end,
     * ``period_steps`` or ``period_us``: of ``periodic``.
     """
     none = pl.DataFrame(schema=SCHEMA)
     if not engine_busy_us(frames):
-        return none
+        return pl.concat([none, _stalled(frames)], how="diagonal_relaxed").select(*SCHEMA)
     slow, slower = slow_spans(frames)
     asked = _asked(frames)
+    hung = _without(_hung(frames), asked)
+    asked = pl.concat([asked, hung], how="diagonal_relaxed")
+    asked = pl.concat([asked, _without(_stalled(frames), asked)], how="diagonal_relaxed")
     slow = _without(slow, asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
@@ -76,7 +95,7 @@ def events(frames: Frames) -> pl.DataFrame:
     slower = slower.with_columns(kind=pl.lit(SLOWER))
     found = pl.concat([none, asked, *_by_position(frames, slow), slower], how="diagonal_relaxed")
     cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * engine_busy_us(frames)
-    return found.select(*SCHEMA).filter(cost | pl.col("kind").is_in([PAUSED, ASLEEP])).sort("begin_us")
+    return found.select(*SCHEMA).filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
 
 
 def cost_us(frames: Frames, found: pl.DataFrame) -> int:
@@ -157,6 +176,45 @@ def _asked(frames: Frames) -> pl.DataFrame:
     return found.join_asof(
         steps, left_on="end_us", right_on="start_us", strategy="forward", check_sortedness=False
     ).select("kind", "trial", "begin_us", "end_us", "step", "detail", part=pl.lit("host_gap"))
+
+
+def _hung(frames: Frames) -> pl.DataFrame:
+    """Calls of ``schedule()`` that took so long that nothing else explains where the time went."""
+    steps = frames.steps.select("trial", "step", "start_us", "end_us", "schedule_us")
+    usual = median(steps["schedule_us"])
+    took = pl.col("schedule_us")
+    found = steps.filter((took >= HUNG_US) & (took >= HUNG_FACTOR * usual))
+    return found.select(
+        "trial",
+        "step",
+        "end_us",
+        begin_us="start_us",
+        kind=pl.lit(HUNG),
+        part=pl.lit("schedule"),
+        factor=took / max(usual, 1.0),
+        open=pl.lit(value=False),
+    )
+
+
+def _stalled(frames: Frames) -> pl.DataFrame:
+    """What the watchdog saw in which the engine made no step; not where it stepped and was refused."""
+    last = frames.end_us
+    hung = pl.col("sentence").str.starts_with(NOT_RETURNED)
+    found = frames.stalls.filter(pl.col("kind").is_in(list(ELSEWHERE))).select(
+        kind=pl.when(hung).then(pl.lit(HUNG)).otherwise(pl.lit(STALLED)),
+        begin_us="since_us",
+        end_us=pl.min_horizontal("until_us", pl.lit(last)),
+        part=pl.col("kind").replace_strict(ELSEWHERE, return_dtype=pl.String),
+        detail="sentence",
+        open="open",
+    )
+    steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
+    return (
+        found.filter(LENGTH_US > 0)
+        .sort("begin_us")
+        .join_asof(steps, left_on="begin_us", right_on="start_us", check_sortedness=False)
+        .drop("start_us")
+    )
 
 
 def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:

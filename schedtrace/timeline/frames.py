@@ -16,7 +16,7 @@ from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
-from schedtrace.read.columns import cpu_times, present_in
+from schedtrace.read.columns import cpu_times, present_in, stalls_in
 from schedtrace.read.gaps import GAP_SCHEMA
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.tables import schema_of
@@ -55,6 +55,7 @@ class Frames:
 
     ``steps`` has the columns of ``model.trace.Step`` and
 
+    * ``token_budget`` and ``remaining_budget`` as ``schedule()`` worked with them (``timeline.py``),
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled (null: the record does not tell), and ``use_frac``: their share of the
       token budget,
@@ -93,6 +94,9 @@ class Frames:
     """Processor times of threads (``read/columns.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """What was asked of the engine beside requests, in order of time: of the whole trace."""
+    stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
+    """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
+    ends in it, and ``until_us`` is the last moment that the trace knows."""
     front_end: FrontEnd | None = None
     """What the front ends of the run recorded, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
@@ -124,7 +128,12 @@ class Frames:
         times = self.steps.select(
             pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
-        known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
+        known = [
+            times,
+            self.finishes["finished_us"].max(),
+            self.arrivals["queued_us"].max(),
+            self.stalls["until_us"].max(),
+        ]
         gone = self.finishes["request_id"].implode()
         if not self.known_requests["request_id"].is_in(gone).all():
             asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()

@@ -95,7 +95,8 @@ def make_timeline(
         )
     exits = _exits(trace)
     kept = (
-        steps.filter(measured)
+        _as_scheduled(steps, exits)
+        .filter(measured)
         .with_columns(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=_used(),
@@ -128,6 +129,7 @@ def make_timeline(
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
         controls=trace.controls,
+        stalls=_stalls(trace),
         front_end=front_end,
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
@@ -142,6 +144,30 @@ def _closed(trace: Trace, kept: pl.DataFrame) -> Literal["both", "right"]:
 
 def _ends(numbers: pl.Series) -> tuple[int, int]:
     return (int(numbers[0]), int(numbers[-1])) if numbers.len() else (0, -1)
+
+
+def _stalls(trace: Trace) -> pl.DataFrame:
+    """The watchdog's, with ``open``: there was no progress until the trace's end."""
+    later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
+    last_us = pl.max_horizontal("at_us", pl.lit(max((us for us in later if us is not None), default=0)))
+    ended = pl.col("until_us").is_null()
+    return trace.stalls.with_columns(open=ended, until_us=pl.coalesce("until_us", last_us))
+
+
+def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
+    """The steps with the token budget that ``schedule()`` worked with, where less than the recorded one.
+
+    A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends
+    for want of budget although the step's tokens leave some.
+    """
+    spent = exits.filter(
+        pl.col("cause") == str(Cause.TOKEN_BUDGET), pl.col("via") == "source", pl.col("budget_left") <= 0
+    ).select(pl.col("step").unique(), spent=True)
+    known = steps.join(spent, on="step", how="left", maintain_order="left")
+    lacking = pl.when("spent").then("remaining_budget").otherwise(0)
+    return known.with_columns(
+        token_budget=pl.col("token_budget") - lacking, remaining_budget=pl.col("remaining_budget") - lacking
+    ).drop("spent")
 
 
 def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:

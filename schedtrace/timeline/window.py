@@ -61,6 +61,9 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         lists={
             name: rows.join(number.lazy(), on="step", how="semi") for name, rows in timeline.lists.items()
         },
+        stalls=_cut(timeline.stalls.rename({"since_us": "begin_us", "until_us": "end_us"}), begin_us, end_us)
+        .rename({"begin_us": "since_us", "end_us": "until_us"})
+        .with_columns(pl.col("open") & (pl.col("until_us") < end_us).not_()),
         warmup_steps=0,
         is_window=True,
     )

@@ -142,11 +142,14 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
         before: Code of the verdict before; it stays as long as no other finding is twice as large.
     """
     windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
+    standing = [said for engine in engines if (said := engine.standing(now_s))]
     if not windows:
-        return Verdict(span_s, now_s, [say("No step in this time: nothing to judge.")], NOTHING, judged=False)
+        nothing = [say("No step in this time: nothing to judge.")]
+        return Verdict(span_s, now_s, standing or nothing, NOTHING, judged=False)
     findings = lead_first(all_findings([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
     split = time_split([engine_split(one) for one in windows])
-    sentences = verdict([unlimited(one) for one in windows], findings, split, before)
+    unlimiteds = [replace(unlimited(one), stalled=NOTHING) for one in windows]
+    sentences = [*standing, *verdict(unlimiteds, findings, split, before)]
     if any(_lost(engine, now_s, span_s) for engine in engines):
         sentences = [LINES_LOST, *sentences]
     lead = leading(findings, before)[:1]

@@ -9,6 +9,8 @@ from pathlib import Path
 import polars as pl
 
 from schedtrace.diagnose.throughput import SPAN, lives
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
 from schedtrace.timeline.chart import per_step
@@ -96,6 +98,28 @@ class Engine:
         if not any(chunk.steps.height for chunk in chunks):
             return None
         return make_timeline(self.following.trace(chunks), whole=True)
+
+    def standing(self, now_s: float) -> Message:
+        """That it makes no step while requests are there, and why if its watchdog knows; empty: it steps."""
+        if self.over or self.header is None or self._last_step_us is None:
+            return NOTHING
+        now_us = int(now_s * 1e6) - self.header.wall_anchor_us
+        if (stalled := self.following.stalled) is not None:
+            return say(
+                "No step has made progress for {time:us}: {sentence}.",
+                time=now_us - stalled.since_us,
+                sentence=stalled.sentence,
+            )
+        still_us = self.edge_us(now_s) - self._last_step_us
+        running, waiting = self._last.get("running") or 0, self._last.get("waiting") or 0
+        if still_us < IDLE_FROM_S * 1e6 or not running + waiting:
+            return NOTHING
+        return say(
+            "No step has begun for {time:us} while {running:n request} ran and {waiting:n} waited.",
+            time=still_us,
+            running=running,
+            waiting=waiting,
+        )
 
     def figures(self, now_s: float) -> Figures:
         """How it is now."""

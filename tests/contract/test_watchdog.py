@@ -56,7 +56,7 @@ def played(name, folder, monkeypatch, *, after_s=10.0, every_us=1_000_000, then=
                 wait(0.01)
             return of_engine.latest_exits
 
-        watched = Watchdog(engine.core, lambda: ELSEWHERE, causes, after_s, stacks=list)
+        watched = Watchdog(engine.core, lambda: ELSEWHERE, causes, after_s, stacks=dict)
         for number in range(1, int(LONG_S * 1e6 / every_us)):
             engine.at(number * every_us, lambda: watched.look(clock.now_us / 1e6))
         try:
@@ -145,7 +145,7 @@ class Looping:
         self.thread.start()
         watched = Watchdog(
             self.core, lambda: place_of_thread(self.thread.ident),
-            self.attachment.latest_exits, 1.0, stacks=list, **options,
+            self.attachment.latest_exits, 1.0, stacks=dict, **options,
         )  # fmt: skip
         until, more = time.monotonic() + LIMIT_S, 5
         while more and time.monotonic() < until:
@@ -204,7 +204,7 @@ def test_a_scheduler_of_a_users_own_that_keeps_blocks_for_others_is_no_stall(sai
         engine.step()
     assert list(engine.scheduler.requests) == ["prefill-only"]
     core = SimpleNamespace(scheduler=engine.scheduler)
-    watched = Watchdog(core, lambda: ELSEWHERE, list, stacks=list)
+    watched = Watchdog(core, lambda: ELSEWHERE, list, stacks=dict)
     for second in range(30):
         watched.look(second)
     assert said() == []

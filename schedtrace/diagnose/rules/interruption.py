@@ -1,11 +1,14 @@
 """``interruption``: the engine was paused, did something else, or took far too long for a step."""
 
-from typing import NamedTuple
+import re
+from itertools import takewhile
+from typing import Any, NamedTuple
 
+import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.common import StepExample, advise, step_finding
+from schedtrace.diagnose.rules.common import StepExample, advise, severity_by_weight, step_finding
 from schedtrace.diagnose.step_groups import slow_groups
 from schedtrace.model.message import NOTHING, Message, Number, Steps
 from schedtrace.model.report import Evidence, Finding
@@ -39,6 +42,8 @@ class Kind(NamedTuple):
     """Empty: it depends on the part."""
 
 
+NOT_SLOW = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL, events.HUNG, events.STALLED)
+"""Kinds whose time is all of it, not what is more than expected."""
 ASKED = "Send requests to another engine meanwhile: a client asked for it."
 SLOW = Kind(
     "Slow steps now and then",
@@ -62,6 +67,19 @@ KINDS = {
         "The engine's thread ran {call:code} for {time_ms:ms} instead of steps while {requests:n request} "
         "waited",
         ASKED,
+    ),
+    events.HUNG: Kind(
+        "schedule() hung",
+        "[{repeated:n call}][{repeated:!}One call] of schedule() did not return for {time_ms:ms}"
+        "[{repeated:?} in total][{open:?}, and had not when the trace ended,] while {requests:n request} "
+        "waited for it",
+        "Look at what schedule() of {scheduler:code} does there: no setting changes it, and every request "
+        "waits for it.",
+    ),
+    events.STALLED: Kind(
+        "The engine stood still",
+        "The engine made no step for {time_ms:ms}[ {repeated:n time}][{open:?}, until the trace ended,] "
+        "while {requests:n request} waited",
     ),
     events.NO_CALL: Kind(
         "No schedule() call while requests waited",
@@ -98,6 +116,8 @@ class Interruption(StepExample, kw_only=True):
     length_us: int
     part: str
     factor: float | None
+    open: bool | None = None
+    """The trace ends in it."""
 
 
 class Interruptions(Evidence, kw_only=True):
@@ -116,6 +136,14 @@ class Interruptions(Evidence, kw_only=True):
     detail: str | None
     period_steps: float | None
     period_ms: float | None
+    open: bool = False
+    """The trace ends in it."""
+    scheduler: str
+    """The scheduler's class."""
+    sentence: str | None = None
+    """What the watchdog said of the longest."""
+    stacks: list[str] = msgspec.field(default_factory=list)
+    """Where the threads of engine and workers were then."""
     examples: list[Interruption]
 
     @property
@@ -165,7 +193,7 @@ def _find(timeline: Timeline) -> list[Finding]:
     findings = [
         _finding(timeline, kind, rows) for kind, rows in kinds if not _explained(timeline, kind, rows)
     ]
-    return [finding for finding in findings if (finding.share_frac or 0) >= LEAST_FRAC]
+    return [finding for finding in findings if (finding.share_frac or 0) >= LEAST_FRAC or finding.leads]
 
 
 def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
@@ -200,6 +228,10 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         detail=rows["detail"].drop_nulls().mode().sort().first(),  # type: ignore[arg-type]  # a string
         period_steps=rows["period_steps"].mean(),  # type: ignore[arg-type]  # of numbers
         period_ms=None if period_us is None else float(period_us) / 1e3,  # type: ignore[arg-type]  # integers
+        open=bool(rows["open"].any()),
+        scheduler=timeline.header.scheduler_class.rpartition(".")[2],
+        sentence=(seen := _seen(timeline, rows)).get("sentence"),
+        stacks=seen.get("stacks") or [],
         examples=Interruption.first(
             longest.with_columns(pl.col("begin_us") + timeline.offset_us).drop_nulls("step")
         ),
@@ -212,23 +244,60 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         title=words.title,
         verdict=words.what + ": {share:%} of the requests' time.",
         share_frac=share,
+        severity="critical" if evidence.open else severity_by_weight(None, share),
+        leads=evidence.open,
+        holder=_place(evidence.stacks),
         cause=kind,
         message=_message(evidence),
-        advice=[advise(words.advice or _advice(evidence))],
+        advice=[advise(words.advice or _advice(evidence), evidence)],
         example="{length_us:us}, {begin_us:us} into the recording ({at}).",
         cost_ms=evidence.time_ms,
         cost_frac=time_us / timeline.busy_us,
     )
 
 
+def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
+    """What the watchdog saw of the longest of these; empty: nothing."""
+    longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(
+        LENGTH_US, descending=True
+    )
+    for begin_us, end_us in longest.select("begin_us", "end_us").head(1).iter_rows():
+        meanwhile = (pl.col("since_us") < end_us) & (pl.col("until_us") > begin_us)
+        if found := timeline.stalls.filter(meanwhile).head(1).to_dicts():
+            return found[0]
+    return {}
+
+
+_FRAME = re.compile(r'File "(?:.*/)?([^/"]+)", line (\d+) in (\S+)')
+MOST_FRAMES = 3
+
+
+def _place(stacks: list[str]) -> Message:
+    """Where the engine's thread was: its innermost functions."""
+    main = takewhile(lambda line: not line.startswith("Thread 0x"), stacks[1:])
+    theirs = [line for line in main if "/schedtrace/record/" not in line]
+    frames = [f"{found[1]}:{found[2]} {found[3]}" for line in theirs if (found := _FRAME.search(line))]
+    return say(
+        "[The engine's thread was in {frames:code}.]", frames=", called by ".join(frames[:MOST_FRAMES])
+    )
+
+
+def _where(evidence: Interruptions) -> str:
+    """Where the longest lies, to be read before its step."""
+    if evidence.kind in (events.HUNG, events.STALLED):
+        return "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
+    return "before" if evidence.kind in NOT_SLOW else "in"
+
+
 def _message(evidence: Interruptions) -> Message:
     longest = NOTHING
     if evidence.examples:
         longest = say(
-            " The longest took {length_us:us}[{slow:?} more than expected], [{slow:?}in][{slow:!}before] "
-            "{at}.[{went_on:?} Requests that ran went on; new ones were not admitted.]",
+            " The longest took {length_us:us}[{slow:?} more than expected], {place} {at}."
+            "[{went_on:?} Requests that ran went on; new ones were not admitted.]",
             evidence.examples[0],
-            slow=evidence.kind not in (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL),
+            slow=evidence.kind not in NOT_SLOW,
+            place=_where(evidence),
             went_on=evidence.kind == events.PAUSED and evidence.detail == "PAUSED_NEW",
         )
     return say(
@@ -240,6 +309,8 @@ def _message(evidence: Interruptions) -> Message:
 
 def _advice(evidence: Interruptions) -> str:
     """What to look at: no setting of the scheduler helps."""
+    if evidence.kind == events.STALLED:
+        return "Look at the stacks (--details), and at the processes that the engine waits for."
     if evidence.part != "device":
         return (
             "Look for garbage collection of Python in the engine process, and for other work on its "

@@ -9,6 +9,7 @@ from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,
     first_examples,
+    severity_by_weight,
     share_of_requests,
     step_numbers,
     trial_numbers,
@@ -22,6 +23,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
+CIRCLES = "A request computes its tokens again and again"
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
 """Of all computed tokens: so much done again leads the report, also where all requests finished."""
@@ -39,6 +41,7 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
     high_tokens: int = 0
     recomputed_tokens: int = 0
     unfinished: bool
+    hopeless: bool = False
     preemptions: int = 0
     for_itself: int = 0
     ready_us: int | None = None
@@ -49,17 +52,14 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
         """From the first of these steps to the last."""
         return Steps(self.step, self.last_step, self.trial)
 
-    @property
-    def made(self) -> str:
-        """No progress: still, or for long."""
-        return "makes" if self.unfinished else "long made"
-
 
 class NoProgress(Evidence, kw_only=True):
     """The requests of one finding."""
 
     requests: int
     unfinished: int
+    hopeless: int
+    """Of them: those that cannot get on, as nobody else did either until the trace ended."""
     recomputed_tokens: int = 0
     recomputed_frac: float | None = None
     holders: list[str] = msgspec.field(default_factory=list)
@@ -100,15 +100,18 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     recomputed = int(rows["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / computed if computed else None
-    unfinished = rows.filter("unfinished").height
+    rows = rows.sort("hopeless", descending=True, maintain_order=True)
+    unfinished, hopeless = rows.filter("unfinished").height, rows.filter("hopeless").height
     holders = _holders(timeline, worst, lost)
     again = timeline.request_states.filter(
         pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
     )
+    share = share_of_requests(timeline, again.select(LENGTH_US.sum()).item())
     return finding_of(
         NoProgress(
             requests=rows.height,
             unfinished=unfinished,
+            hopeless=hopeless,
             recomputed_tokens=recomputed,
             recomputed_frac=part,
             holders=holders,
@@ -116,16 +119,16 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         ),
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
-        severity="critical" if unfinished else "warning",
-        title="A request makes no progress",
+        severity="critical" if hopeless else severity_by_weight(None, share),
+        title="A request makes no progress" if hopeless else CIRCLES,
         verdict=say(
-            "{request_id:id} {made} no progress: it started again {restarts:n time} and computed "
-            "{recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
+            "{request_id:id} [{hopeless:?}makes no progress: it ]started again {restarts:n time} and "
+            "computed {recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
             worst,
         ),
-        share_frac=share_of_requests(timeline, again.select(LENGTH_US.sum()).item()),
+        share_frac=share,
         holder=_held_by(worst, holders, resets=taken.filter(~pl.col("in_schedule"))),
-        leads=unfinished > 0 or (part or 0) >= LEADS_FRAC,
+        leads=hopeless > 0 or (part or 0) >= LEADS_FRAC,
         cause=Cause.KV_BLOCKS if lost.height else None,
         count=int(rows["restarts"].sum()),
         steps=step_numbers(lost),
@@ -229,14 +232,18 @@ _READY = {
 
 def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     ready, unended = _READY[CAUSES[cause]], rows.filter("unended").height
+    hopeless, share = (
+        rows.filter("hopeless").height,
+        share_of_requests(timeline, int(rows["parked_us"].sum())),
+    )
     known = rows.rename({"first_step": "step", "unended": "unfinished"})
     examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
     worst: NoProgressExample = examples[0]
     return finding_of(
-        NoProgress(requests=rows.height, unfinished=unended, examples=examples),
+        NoProgress(requests=rows.height, unfinished=unended, hopeless=hopeless, examples=examples),
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
-        severity="critical" if unended else "warning",
+        severity="critical" if hopeless else severity_by_weight(None, share),
         title="A ready request stays parked",
         verdict=say(
             "{request_id:id} is ready and vLLM does not schedule it: {ready} {ready_us:us} into the "
@@ -244,8 +251,8 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
             worst,
             ready=ready,
         ),
-        share_frac=share_of_requests(timeline, int(rows["parked_us"].sum())),
-        leads=unended > 0,
+        share_frac=share,
+        leads=hopeless > 0,
         cause=cause,
         count=int(rows["steps"].sum()),
         steps=list(range(worst.step, worst.last_step + 1))[:MAX_STEPS],

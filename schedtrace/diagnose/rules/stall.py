@@ -188,5 +188,15 @@ RULE = Rule(
     summary="the engine stepped without scheduling anything although it had requests; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES}),
     find=_find,
-    symptom_of=("never-fits", "no-progress", "kv-bound", "other-limit", "parked-loads", "idle-holders"),
+    symptom_of=(
+        "never-fits",
+        "no-progress",
+        "kv-bound",
+        "token-budget-bound",
+        "max-num-seqs-bound",
+        "other-limit",
+        "parked-loads",
+        "idle-holders",
+    ),
+    holds_up=True,
 )

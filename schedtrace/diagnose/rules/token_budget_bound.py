@@ -5,13 +5,14 @@ import polars as pl
 from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
-from schedtrace.diagnose.rules.common import LongestWaited, advise
+from schedtrace.diagnose.rules.common import LongestWaited, advise, severity_by_weight, wait_finding
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Advice
+from schedtrace.model.report import Advice, Finding
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.holders import prefills
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 NAMED_FROM_FRAC = 0.25
@@ -37,6 +38,10 @@ def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *CHARGES)
     if waits is None or not timeline.token_budget:
         return
+    less = waits.steps.filter(pl.col("token_budget") < timeline.token_budget)
+    if less.height > waits.steps.height / 2:
+        yield _lowered(timeline, waits, less)
+        return
     evidence = _evidence(timeline, waits)
     most_us = _most_saved_us(timeline, evidence, waits)
     paced = sets_pace(timeline)
@@ -61,6 +66,57 @@ def _find(timeline: Timeline) -> Findings:
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"largest": largest},
         advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
+    )
+
+
+class LoweredBudget(LongestWaited, kw_only=True):
+    """Steps whose ``schedule()`` worked with less than the budget that is set."""
+
+    lowered_steps: int
+    empty_steps: int
+    """Of them: those that scheduled nothing."""
+    steps: int
+    worked_with: int
+    """The median budget of these steps."""
+    token_budget: int
+    most_waiting: int
+    scheduler: str
+    """Its class."""
+
+
+def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
+    """The setting was not the limit: the scheduler did not use what it allows."""
+    evidence = LoweredBudget.of(
+        waits,
+        lowered_steps=less.height,
+        empty_steps=less.filter(pl.col("total_requests") == 0).height,
+        steps=timeline.steps.height,
+        worked_with=int(median(less["token_budget"])),
+        token_budget=timeline.token_budget,
+        most_waiting=int(less["num_waiting_after"].max() or 0),  # type: ignore[arg-type]  # a column of integers
+        scheduler=timeline.header.scheduler_class.rpartition(".")[2],
+    )
+    return wait_finding(
+        timeline,
+        waits,
+        evidence=evidence,
+        title="schedule() works with less than its token budget",
+        verdict="schedule() worked with a budget of {worked_with:n token} in {lowered_steps:n} of "
+        "{steps:n step}, not with the {token_budget:n} that are set[, and scheduled nothing in "
+        "{empty_steps:n} of them]: up to {most_waiting:n request} waited, {share:%} of the requests' time.",
+        severity=severity_by_weight(None, waits.share_frac),
+        cause=Cause.TOKEN_BUDGET,
+        message="In these steps the loop over the waiting queue ended for want of budget although the step "
+        "had used none of what was missing. {requests:n request} waited, {longest_request:id} the longest "
+        "({longest_ms:ms}).",
+        advice=[
+            advise(
+                "Find out why {scheduler:code} lowers the budget (max_num_scheduled_tokens) for these "
+                "calls: a larger --max-num-batched-tokens changes nothing.",
+                evidence,
+            )
+        ],
+        leads=evidence.empty_steps > less.height / 2,
     )
 
 

@@ -16,6 +16,7 @@ from schedtrace.present.sections import (
     Note,
     Page,
     Section,
+    Text,
     figure,
     table,
 )
@@ -79,9 +80,17 @@ def _came_since(queue: EngineQueue) -> bool:
     return causes == {Cause.QUEUE_EMPTY} and all(one.state == "waiting" for one in queue.waiting)
 
 
-def _warnings(queue: EngineQueue) -> Iterator[str]:
+UNSEEN = (
+    "{requests:n request} in the engine's input queue: its process has received [{one:?}it][{one:!}them] and "
+    "its thread has not taken [{one:?}it][{one:!}them]."
+)
+
+
+def _warnings(queue: EngineQueue) -> Iterator[Text]:
     if queue.pause is not None:
         yield f"The scheduler is paused ({queue.pause})."
+    if queue.input_requests:
+        yield say(UNSEEN, requests=queue.input_requests, one=queue.input_requests == 1)
     if not queue.between_steps:
         yield "The engine has been within one step for 5 s and was read meanwhile."
 

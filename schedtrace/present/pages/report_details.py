@@ -92,6 +92,7 @@ def _finding(found: Found, engines: int) -> Finding:
     if cost := _cost(found):
         paragraphs.append(cost)
     paragraphs += found.refuted
+    paragraphs += [say("{line:code}", line=line) for line in getattr(found.evidence, "stacks", [])]
     if found.steps:
         paragraphs.append(Styled(_where(found, engines), Style.DIM))
     return Finding(

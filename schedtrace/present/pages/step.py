@@ -139,6 +139,7 @@ def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
         Count(story.token_budget, "token"),
         Number(story.remaining_budget),
         Count(len(story.scheduled), "request") if story.scheduled else None,
+        allowed=None if story.token_budget_set is None else Number(story.token_budget_set),
     )
     yield Fact("used", [text, *scheduled_parts(story.scheduled, everything=everything)])
     if story.preempted:
@@ -205,14 +206,20 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
     )
 
 
-def used(tokens: Value, budget: Value, left: Value, requests: Value | None) -> Message:
-    """What a step scheduled; ``requests`` is None where it scheduled nobody."""
+def used(
+    tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
+) -> Message:
+    """What a step scheduled; ``requests`` is None where it scheduled nobody.
+
+    ``allowed`` is what the settings allow, where ``schedule()`` worked with less.
+    """
     return say(
-        "{used} of {budget} of budget, {left} left[, by {requests}]",
+        "{used} of {budget} of budget[ ({allowed} are set)], {left} left[, by {requests}]",
         used=tokens,
         budget=budget,
         left=left,
         requests=requests,
+        allowed=allowed,
     )
 
 

@@ -41,14 +41,34 @@ def test_one_that_starts_again_and_again(found):
     assert (example.restarts, example.fruitless, example.high_tokens) == (3, 3, 100)
     assert (example.step, example.last_step, example.preemptions, example.for_itself) == (2, 6, 3, 0)
     assert plain(finding.verdict) == (
-        "b makes no progress: it started again 3 times and computed 300 tokens again to get no further than "
-        "100 tokens."
+        "b started again 3 times and computed 300 tokens again to get no further than 100 tokens."
     )
     assert plain(finding.message) == (
         "b computed 300 tokens again, 74 % of all computed tokens. b restarted 3 times, 3 of them without "
         "getting beyond 100 computed tokens, and did not finish."
     )
     assert plain(finding.holder) == "vLLM preempted b 3 times, for a."
+
+
+def test_one_that_may_get_on_when_another_ends_is_a_remark(found):
+    """a decodes all the time, and will end: so may b, although the trace ends before."""
+    others = [step(7 + n, got={"a": 1, "c": 900}, new="c" if not n else "") for n in range(2)]
+    [finding] = found(CODE, *rounds(3), *others)
+    assert (finding.evidence.unfinished, finding.evidence.hopeless, finding.leads) == (1, 0, False)
+    assert plain(finding.title) == "A request computes its tokens again and again"
+
+
+def test_one_that_nobody_could_make_room_for_makes_no_progress(found):
+    """From its first restart on nobody else gets anything, until the trace ends."""
+    lines = [step(0, got={"a": 1, "b": 100}, new="ab", arrived=[arrival("a", -20), arrival("b", -20)])]
+    for number in range(1, 7, 2):
+        exits = [Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP)]
+        rows = [ScheduledRequest("b", 0, 100, "resumed")]
+        lines.append(step(number, waiting=2, preempted=[Preemption("b", 100, "b")], exits=exits))
+        lines.append(step(number + 1, got={"b": 100}, resumed="b", requests=rows, waiting=1))
+    [finding] = found(CODE, *lines)
+    assert (finding.severity, finding.leads, finding.evidence.hopeless) == ("critical", True, 1)
+    assert plain(finding.verdict).startswith("b makes no progress: it started again 3 times")
 
 
 @pytest.mark.parametrize(("many", "there"), [(1, False), (2, True)])
@@ -64,7 +84,8 @@ def test_what_a_cache_still_had_is_not_computed_again(found):
 def test_one_that_finished_is_found_if_it_went_in_circles(found):
     lines = rounds(3)
     [finding] = found(CODE, *lines, step(9, finished=[finish("b", "STOPPED")]))
-    assert (finding.severity, finding.evidence.unfinished) == ("warning", 0)
+    assert (finding.evidence.unfinished, finding.evidence.hopeless) == (0, 0)
+    assert plain(finding.title) == "A request computes its tokens again and again"
     assert finding.leads  # more than half of all tokens
     other = step(8, got={"c": 900}, new="c")
     [finding] = found(CODE, *lines, other, step(9, finished=[finish("b", "STOPPED")]))

@@ -116,5 +116,11 @@ def test_older_pythons_cannot_and_it_is_said_what_can_be_done(monkeypatch):
     monkeypatch.delattr(sys, "remote_exec", raising=False)
     with engine() as pid:
         unprepared.make_listen(str(pid))
+        starting = unprepared.nobody_listens([pid])
+        assert f"pid {pid} does not listen yet: it began " in starting
+        assert "Else schedtrace must be installed" in starting
+        assert unprepared.without_socket(pid).startswith("an engine of vLLM that is starting (for ")
+        monkeypatch.setattr(unprepared, "STARTS_S", 0.0)
+        assert unprepared.without_socket(pid) == "an engine of vLLM that does not listen"
         assert f"pid {pid} does not listen: schedtrace must be installed" in unprepared.nobody_listens([pid])
         assert "from Python 3.14 on" in unprepared.nobody_listens([pid])

@@ -259,5 +259,7 @@ def test_workers_say_where_their_threads_are_and_of_a_stopped_one_its_state(monk
         stopped = control_socket.stacks_of_workers()
         os.kill(worker.pid, signal.SIGCONT)
         worker.stdin.close()
-    assert answer == [f"worker with pid {worker.pid}:", "Thread 1", "  File x"]
-    assert stopped == [f"worker with pid {worker.pid} (stopped by a signal) does not answer: timed out"]
+    assert answer == {str(worker.pid): [f"worker with pid {worker.pid}:", "Thread 1", "  File x"]}
+    assert stopped == {
+        str(worker.pid): [f"worker with pid {worker.pid} (stopped by a signal) does not answer: timed out"]
+    }

@@ -5,12 +5,14 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from schedtrace.model import safe_files
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_bounds import Bounds
+from schedtrace.model.trace_facts import Stalled
 from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
 from schedtrace.record import flight_recorder, writer
@@ -95,13 +97,40 @@ def test_snapshots_that_nobody_asked_for_are_few(made, monkeypatch):
     answering.start()
     monkeypatch.setattr(flight_recorder.time, "strftime", lambda *_: next(hours))
     hours = map(str, range(100))
-    assert made.flight.snapshot("first") is not None
-    assert made.flight.snapshot("too soon") is None
-    assert made.flight.snapshot("the end", always=True) is not None
+    assert made.flight.snapshot("first").startswith("what happened before: ")
+    assert made.flight.snapshot("too soon") == (
+        "no snapshot: the latest was written 0 s ago, and at most one in 5 minutes is; schedtrace snapshot "
+        "writes one"
+    )
+    assert made.flight.snapshot("the end", always=True).startswith("what happened before: ")
     monkeypatch.setattr(flight_recorder, "EVERY_S", 0)
     written = [made.flight.snapshot("again") for _ in range(20)]
     over.set()
-    assert sum(path is not None for path in written) == flight_recorder.MOST - 2
+    assert sum("before" in line for line in written) == flight_recorder.MOST - 2
+    assert written[-1] == "no snapshot: 10 have been written by themselves; schedtrace snapshot writes one"
+
+
+def test_a_snapshot_that_is_one_too_many_is_said_once(made, warnings):
+    for _ in range(3):
+        made.flight._reason = "ttft>5s"
+        made.flight.answer(made._end)
+    written, refused = warnings
+    assert "snapshot of the last seconds in" in written
+    assert refused.startswith("schedtrace: ttft>5s: no snapshot: the latest was written 0 s ago")
+
+
+def test_a_stall_that_was_noticed_right_before_a_snapshot_is_in_it(made, tmp_path):
+    made.since_anchor(0)
+    seen = Stalled(
+        kind="engine", since_us=made._anchor_ns // 1000 + 5, sentence="it stands", stacks=["a", "b"]
+    )
+    made.stalled(seen)
+    asked(made, tmp_path / "hung").result()
+    [trace] = read_run(tmp_path / "hung").traces
+    assert trace.stalls.select("kind", "since_us", "until_us", "sentence", "stacks").rows() == [
+        ("engine", 5, None, "it stands", ["a", "b"])
+    ]
+    assert trace.notices == []
 
 
 @pytest.mark.parametrize(
@@ -187,14 +216,15 @@ def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     made = writer_of(**KEPT)
     made.put(done(capture(0)))
-    path = made.flight.snapshot("a stall of 10 s: no step")
-    assert path.parent.name.endswith("-a-stall-of-10-s-no-step")
+    line = made.flight.snapshot("a stall of 10 s: no step")
+    assert line.startswith("what happened before: ")
+    assert Path(line).parent.name.endswith("-a-stall-of-10-s-no-step")
 
 
 def test_who_asks_a_recording_that_has_ended_does_not_wait(writer_of, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(flight_recorder, "WAIT_S", 1e6)
     made = writer_of(**KEPT)
     made.close()
-    assert made.flight.snapshot("engine ended", always=True) is None
+    assert made.flight.snapshot("engine ended", always=True) == "no snapshot: the recording has ended"
     with pytest.raises(RuntimeError, match="the recording has ended"):
         made.flight.ask(tmp_path / "late").result()

@@ -62,7 +62,11 @@ class Watched:
         self.at = Place("output", "vllm/v1/executor/x.py:1 get_response", connector=False)
         self.calls = 0
         self.watchdog = Watchdog(
-            engine, lambda: self.at, lambda: list(causes), stacks=lambda: ["Thread 1", "  File x"], **options
+            engine,
+            lambda: self.at,
+            lambda: list(causes),
+            stacks=lambda: {"engine": ["Thread 1", "  File x"]},
+            **options,
         )
 
     def for_s(self, seconds, each=lambda: None):
@@ -130,6 +134,52 @@ def test_the_stacks_of_one_kind_are_not_repeated_soon(watched):
     assert ["Thread 1" in text for _, _, text in first + second] == [True, False]
 
 
+def test_the_stacks_of_a_process_at_another_place_are_written_in_the_same_ten_minutes(watched):
+    worker = ["worker with pid 7:", "Thread 0x1 MainThread:", '  File "a.py", line 1 in step']
+    other = ["worker with pid 8:", "Thread 0x1 MainThread:", '  File "wait.py", line 5 in get']
+    seen = watched(Engine([request("a", 10)]))
+    seen.watchdog._stacks = lambda: {"7": worker, "8": other}
+    text = seen_text(seen)
+    assert [line in text for line in (worker[2], other[2])] == [True, True]
+    worker[2], other[2] = '  File "wait.py", line 9 in get', '  File "wait.py", line 6 in get'
+    text = seen_text(seen)
+    assert [line in text for line in (worker[2], other[2])] == [True, False]
+
+
+def seen_text(seen):
+    """What is said of a stall, which then ends."""
+    [(_, _, text)] = seen.for_s(11)
+    seen.for_s(1, lambda: works(seen.engine))
+    return text
+
+
+def test_a_call_that_hangs_is_told_apart_from_calls_that_schedule_nothing(watched):
+    """The counter moves once more when the call begins that does not return."""
+    engine = Engine([request("a", 10)])
+    seen, noted = watched(engine, [REFUSED]), []
+    seen.watchdog._note = noted.append
+    for size in range(3):
+        engine.input_queue.put((Some(name="ADD"), size))
+    engine.input_queue.put((Some(name="ABORT"), "x"))
+    seen.for_s(1, lambda: works(engine))
+    seen.at = Place("schedule", "mine.py:7 pick", connector=False)
+    engine.scheduler.current_step += 1
+    [(_, _, text)] = seen.for_s(11)
+    assert text.splitlines()[:3] == [
+        (
+            "schedtrace: no step has made progress for 10 s: schedule() has not returned for 9 s: the engine "
+            "is in mine.py:7 pick [engine]"
+        ),
+        "  running: 1 of 4 seats: a",
+        "  in the engine's input queue: 3 requests that its thread has not taken",
+    ]
+    seen.for_s(1, lambda: works(engine))
+    begun, ended = noted
+    assert (begun.since_us, begun.until_us, begun.input_requests) == (101_000_000, None, 3)
+    assert begun.stacks == ["Thread 1", "  File x"]
+    assert (ended.since_us, ended.until_us) == (101_000_000, 113_000_000)
+
+
 @pytest.mark.parametrize(
     ("name", "running", "waiting"),
     [
@@ -165,7 +215,8 @@ EMPTY = Exit("waiting", "condition", Cause.QUEUE_EMPTY)
         ([Exit("waiting", "break", "other", "x", location="s.py:7", guard="self.mine")], "scheduler",
          "a condition that schedtrace does not know, at s.py:7: self.mine (request x)"),
         ([Exit("waiting", "break", "tenant_quota", "x")], "scheduler", "cause tenant_quota (request x)"),
-        ([EMPTY], "scheduler", "which limit it is, is not known"),
+        ([EMPTY], "scheduler",
+         "the scheduler was called 10,000 times and scheduled nothing; which limit it was, is not known"),
     ],
 )  # fmt: skip
 def test_the_scheduler_refuses(watched, exits, kind, says):
@@ -251,7 +302,7 @@ def test_no_livelock_while_others_end(watched):
     [
         ("ranks", "ranks", "another rank does not answer"),
         ("request", "engine", "does what a client asked for, in f.py:1 f"),
-        ("schedule", "engine", "schedule() does not return: the engine is in f.py:1 f"),
+        ("schedule", "engine", "schedule() has not returned for 10 s: the engine is in f.py:1 f"),
         ("idle", "engine", "waits for input in f.py:1 f, and makes no step"),
         ("other", "engine", "elsewhere: f.py:1 f"),
     ],
@@ -310,8 +361,8 @@ def test_snapshot_and_causes_that_fail_leave_the_rest(watched, tmp_path):
     seen = watched(Engine([request("a")]), snapshot=fails)
     seen.watchdog._causes = fails
     [(_, _, text)] = seen.for_s(20, seen.calling)
-    assert "which limit it is, is not known" in text
-    seen = watched(Engine([request("a")]), snapshot=lambda kind: tmp_path / kind)
+    assert "which limit it was, is not known" in text
+    seen = watched(Engine([request("a")]), snapshot=lambda kind: f"what happened before: {tmp_path / kind}")
     assert f"what happened before: {tmp_path / 'worker'}" in seen.for_s(20)[0][2]
 
 

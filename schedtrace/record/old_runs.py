@@ -1,0 +1,129 @@
+"""Removal of old recordings beside the one that begins, so that restarted servers do not fill a disk.
+
+Only what is provably a recording of schedtrace's that has ended is removed: see ``_ended_run``.
+"""
+
+import os
+import platform
+import re
+import stat
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from loguru import logger
+
+from schedtrace.model.manifest import FILE_NAME
+from schedtrace.model.trace_bounds import size_of
+
+VARIABLE = "SCHEDTRACE_DIR_MAX"
+"""``20G``: what all recordings in ``SCHEDTRACE_DIR`` may take together; ``off``: nothing is removed."""
+DEFAULT = "20G"
+SETTLED_S = 600.0
+"""A recorder writes every few seconds while it lives: a folder without a change for so long has none."""
+_NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
+"""As ``settings.claim_run_dir`` and the flight recorder name folders; one of the numbers is a process."""
+_FILES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))
+
+
+class Run(NamedTuple):
+    """A recording that has ended."""
+
+    changed_s: float
+    """When it was written last, Unix time."""
+    size: int
+    files: list[Path]
+    folder: Path
+
+
+class _About(msgspec.Struct):
+    """What a manifest has to say."""
+
+    schedtrace_version: str
+    status: str
+    host: str = ""
+
+
+def remove_old_runs(current: Path) -> None:
+    """Remove the oldest ended recordings beside this one while all together take too much; on a thread.
+
+    Args:
+        current: The run folder that is written now.
+    """
+    text = os.environ.get(VARIABLE, "").strip() or DEFAULT
+    if text.lower() == "off":
+        return
+    try:
+        most = size_of(text)
+    except ValueError as error:
+        logger.warning("schedtrace: {}={}: {}; no old recording is removed", VARIABLE, text, error)
+        return
+    work = threading.Thread(target=_remove, args=(current, most), name="schedtrace-old-runs", daemon=True)
+    work.start()
+
+
+def _remove(current: Path, most: int) -> None:
+    with suppress(Exception):  # the disk's owner does that better
+        runs = sorted(ended_runs(current, time.time()))
+        excess = sum(map(_size, current.parent.iterdir())) - most
+        for run in runs:
+            if excess <= 0:
+                break
+            excess -= run.size
+            _remove_run(run)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a folder that is called as a recording is."""
+    with suppress(OSError):
+        if _NAME.fullmatch(folder.name) and not folder.is_symlink():
+            return sum(path.lstat().st_size for path in folder.iterdir())
+    return 0
+
+
+def _remove_run(run: Run) -> None:
+    """Its manifest first: what is left when this is cut off is no recording any more, and stays."""
+    for path in sorted(run.files, key=lambda path: path.name != FILE_NAME):
+        path.unlink()
+    run.folder.rmdir()
+    logger.info("schedtrace: removed the old recording {} ({}=off keeps all)", run.folder, VARIABLE)
+
+
+def ended_runs(current: Path, now_s: float) -> list[Run]:
+    """The ended recordings beside a run folder."""
+    found = []
+    for folder in current.parent.iterdir():
+        if folder != current and not folder.name.startswith(f"{current.name}-"):
+            with suppress(OSError, msgspec.MsgspecError):
+                run = _ended_run(folder, now_s)
+                found += [run] if run is not None else []
+    return found
+
+
+def _ended_run(folder: Path, now_s: float) -> Run | None:
+    """A folder, if it is provably a recording of this user and host that has ended; else None.
+
+    It has a name that schedtrace gives and the manifest of a recorded server of this host; the process
+    that it is named after is gone; it holds nothing but files of a recording, each an ordinary one; nothing of
+    it has changed for ``SETTLED_S``.
+    """
+    named, about = _NAME.fullmatch(folder.name), folder.lstat()
+    if named is None or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        return None
+    numbers = filter(str.isdecimal, named[1].split("-"))
+    if any(Path(f"/proc/{number}").exists() for number in numbers):
+        return None
+    files = sorted(folder.iterdir())
+    stats = [path.lstat() for path in files]
+    ordinary = all(stat.S_ISREG(one.st_mode) and one.st_uid == os.geteuid() for one in stats)
+    if not ordinary or not all(_FILES.fullmatch(path.name) for path in files):
+        return None
+    manifest = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=_About)
+    changed_s = max([about.st_mtime, *(one.st_mtime for one in stats)])
+    ours = manifest.status == "attached" and manifest.host == platform.node()
+    if not ours or now_s - changed_s < SETTLED_S:
+        return None
+    return Run(changed_s, sum(one.st_size for one in stats), files, folder)
