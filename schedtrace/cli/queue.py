@@ -6,6 +6,7 @@ import typer
 
 from schedtrace.cli.attach import EngineArgument
 from schedtrace.cli.options import FormatOption, show
+from schedtrace.errors import EngineError
 from schedtrace.present.renderers import Format
 
 
@@ -22,4 +23,8 @@ def queue(
     from schedtrace.engine.running_engines import live_queues
     from schedtrace.present.pages.queue import queue_page
 
-    show(queue_page(live_queues(engine), most=limit), output_format)
+    queues, errors = live_queues(engine)
+    if queues.engines:
+        show(queue_page(queues, most=limit), output_format)
+    if errors:
+        raise EngineError("; ".join(errors))

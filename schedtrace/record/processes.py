@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,20 @@ def process(pid: int) -> Process:
     """
     state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Process(state, int(parent))
+
+
+def process_id(text: str) -> int | None:
+    """Return the process id that a text is; None: it is none."""
+    return int(text) if re.fullmatch("[0-9]{1,10}", text) else None
+
+
+def pids_within(pid: int) -> list[int]:
+    """Return the process ids of one process in the PID namespaces that it is in, the outermost first."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return [int(one) for one in line.split()[1:]]
+    return []
 
 
 def above(pid: int) -> list[int]:

@@ -9,13 +9,12 @@ import types
 from functools import cache
 from typing import Any
 
-from loguru import logger
-
 from schedtrace.record import settings
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.exits import Noted
 from schedtrace.record.header import make_header
 from schedtrace.record.instrument import Instrumented, instrument
+from schedtrace.record.log import logger
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment
 from schedtrace.record.writer import Writer

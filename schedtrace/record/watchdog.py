@@ -15,12 +15,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.control_socket import stacks_of_workers
+from schedtrace.record.log import logger
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import hashes_ids
 from schedtrace.record.stall_causes import (
@@ -196,7 +195,7 @@ class Watchdog:
     def _report(self, found: Stall, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
         if found.kind == "paused":
-            log.info("%s%s", begin, found.sentence)
+            log.info("%s", visible(f"{begin}{found.sentence}"))
             return
         lines = [f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]"]
         lines += _tried(lambda: holders(self._engine, self._ids()))
@@ -206,7 +205,7 @@ class Watchdog:
         if now_s - self._stacks_s.get(found.kind, -STACKS_EVERY_S) >= STACKS_EVERY_S:
             self._stacks_s[found.kind] = now_s
             lines += _tried(self._stacks)
-        log.warning("%s", "\n  ".join(lines))
+        log.warning("%s", "\n  ".join(map(visible, lines)))
 
     def _ended(self, now_s: float, *, working: bool) -> None:
         reported, self._reported = self._reported, None
@@ -228,7 +227,7 @@ def watch(
         watchdog = Watchdog(engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids)
         watchdog.start()
     except Exception as error:
-        logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, visible(str(error)))
+        logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, error)
         return None
     return watchdog
 
@@ -281,7 +280,7 @@ class Circle:
         """It starts again and again."""
         often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
         ended = "without an output token, and no request has ended"
-        return Stall("livelock", f"request {visible(request_id)} {often} {ended}")
+        return Stall("livelock", f"request {request_id} {often} {ended}")
 
 
 _computed = attrgetter("request_id", "num_computed_tokens")
