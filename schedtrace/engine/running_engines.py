@@ -143,10 +143,10 @@ def _found(path: Path) -> _Found:
         if answer.pid != pid:
             return _Found(note=f"{path} is left out: its process says that it is process {answer.pid}")
         return _Found(RunningEngine(path, answer, peer.pid) if answer.role == "engine" else None)
-    if refused or not path.exists() or _is_worker(path):
+    here = pid if peer is None else peer.pid
+    if refused or not path.exists() or _is_worker(path, here):
         return _Found()
-    where = _where(pid, pid if peer is None else peer.pid)
-    return _Found(silent=(pid, f"engine process {pid}{where} {_fault(answer)}"))
+    return _Found(silent=(pid, f"engine process {pid}{_where(pid, here)} {_fault(answer)}"))
 
 
 def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
@@ -290,9 +290,14 @@ def _is_alive(pid: int) -> bool:
     return False
 
 
-def _is_worker(path: Path) -> bool:
-    """By the engine that started it, which listens as well."""
-    return path.with_name(f"{server_of(int(path.stem))}.sock").exists()
+def _is_worker(path: Path, here: int) -> bool:
+    """Whether the engine that started it listens as well.
+
+    Args:
+        path: Its socket.
+        here: Its process id as seen from here.
+    """
+    return any(path.with_name(f"{pid}.sock").exists() for pid in above(here)[:1])
 
 
 def _sockets() -> tuple[list[Path], list[str]]:

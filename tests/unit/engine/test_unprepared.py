@@ -117,5 +117,7 @@ def test_older_pythons_cannot_and_it_is_said_what_can_be_done(monkeypatch):
     monkeypatch.delattr(sys, "remote_exec", raising=False)
     with engine() as pid:
         unprepared.make_listen(str(pid))
-        assert f"pid {pid} does not listen: schedtrace must be installed" in unprepared.nobody_listens(str(pid))
+        assert f"pid {pid} does not listen: schedtrace must be installed" in unprepared.nobody_listens(
+            str(pid)
+        )
         assert "from Python 3.14 on" in unprepared.nobody_listens(str(pid))

@@ -394,12 +394,15 @@ def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session
         def __init__(self, pid):
             self.status = SimpleNamespace(pid=pid)
 
-        def ask(self, _):
+        def ask(self, *_):
             return QueueNow(queue=queue(pid=self.status.pid, waiting=[entry("w1", refused_for="kv_blocks")]))
 
     def found(*engines, silent=()):
         monkeypatch.setattr(
-            "schedtrace.watch.session.listening", lambda: Listening(list(engines), list(silent))
+            "schedtrace.watch.session.listening",
+            lambda: Listening(
+                list(engines), {pid: f"engine process {pid} has not answered for 2 s" for pid in silent}
+            ),
         )
 
     found(Engine(2), Engine(1), silent=[3])
