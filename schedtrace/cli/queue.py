@@ -12,7 +12,7 @@ from schedtrace.present.renderers import Format
 
 def queue(
     engine: EngineArgument = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows of each table.")] = 20,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Show who waits in a running engine, for what, and who holds it.

@@ -19,7 +19,7 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print what is seen once, as text, and end.")] = False,
     every: Annotated[
-        float, typer.Option(min=0.5, metavar="S", help="Seconds between two lines of text.")
+        float, typer.Option(min=0.5, max=86400, metavar="S", help="Seconds between two lines of text.")
     ] = 5.0,
 ) -> None:
     """Follow a running engine: what limits it now, who waits for what.
