@@ -32,12 +32,12 @@ def watch(
     from pathlib import Path
 
     from schedtrace.watch.find import target as found
-    from schedtrace.watch.plain_lines import page
+    from schedtrace.watch.plain_lines import SCREENFUL, page
     from schedtrace.watch.session import Session
 
     session = Session(found(target, dict(os.environ), Path.cwd(), wait=not once))
     if once:
-        put(page(session.look(judge_now=True)))
+        put(page(session.look(judge_now=True), SCREENFUL))
     elif is_terminal():
         from schedtrace.watch.app import WatchApp
 

@@ -20,7 +20,7 @@ from loguru import logger
 
 from schedtrace.model import live
 from schedtrace.model.live import AskStatus, AskTimes, Done, Refused, SquattedError
-from schedtrace.record import control_client, control_socket
+from schedtrace.record import control_answers, control_client, control_socket
 from schedtrace.record.control_client import ask
 from schedtrace.record.control_socket import ControlSocket
 
@@ -262,3 +262,38 @@ def test_workers_say_where_their_threads_are_and_of_a_stopped_one_its_state(monk
         worker.stdin.close()
     assert answer == [f"worker with pid {worker.pid}:", "Thread 1", "  File x"]
     assert stopped == [f"worker with pid {worker.pid} (stopped by a signal) does not answer: timed out"]
+
+
+def test_it_listens_again_after_it_could_not(monkeypatch, warnings):
+    """Where the process had no descriptor left, for instance."""
+    monkeypatch.setattr(control_socket, "AGAIN_S", 0.001)
+    real, failing, asked = socket.socket.accept, [errno.EMFILE, errno.EMFILE, errno.ENFILE], queue.Queue()
+
+    def accept(listens):
+        if failing:
+            raise OSError(failing.pop(), "Too many open files")
+        return real(listens)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    made = ControlSocket(lambda question: asked.put(question) or Done())
+    assert ask(made.path, AskTimes(on=True), Done, 60) == Done()
+    made.close()
+    assert not made._thread.is_alive()
+    said = f"schedtrace: nobody can ask process {os.getpid()} for now: [Errno 23] Too many open files"
+    assert (warnings, failing) == ([said], [])
+
+
+def test_an_answer_with_a_lone_surrogate_is_sent():
+    made = ControlSocket(lambda _: Refused(why="no \udcff"))
+    assert ask(made.path, AskTimes(on=True), Done, 60) == Refused(why="no \\udcff")
+    made.close()
+
+
+def test_where_the_folder_is_somebody_elses_the_log_says_so(folder, tmp_path, warnings):
+    folder.symlink_to(tmp_path)
+    with control_answers._listening(lambda _: Done()):
+        pass
+    [said] = warnings
+    assert said.startswith(
+        f"schedtrace: nobody can attach to process {os.getpid()}: {folder} is a link: no en"
+    )
