@@ -6,7 +6,7 @@ import typer
 
 from schedtrace.cli.attach import EngineArgument
 from schedtrace.cli.options import FormatOption, show
-from schedtrace.errors import EngineError
+from schedtrace.errors import engine_error
 from schedtrace.present.renderers import Format
 
 
@@ -27,4 +27,4 @@ def queue(
     if queues.engines:
         show(queue_page(queues, most=limit), output_format)
     if errors:
-        raise EngineError("; ".join(errors))
+        raise engine_error(errors)

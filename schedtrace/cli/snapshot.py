@@ -7,7 +7,7 @@ import typer
 
 from schedtrace.cli.attach import EngineArgument
 from schedtrace.cli.options import print_line
-from schedtrace.errors import EngineError
+from schedtrace.errors import engine_error
 
 
 def snapshot(
@@ -26,4 +26,4 @@ def snapshot(
     if folders:
         print_line(f"next: schedtrace analyze {' '.join(map(str, folders))}")
     if errors:
-        raise EngineError("; ".join(errors))
+        raise engine_error(errors)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from schedtrace.engine.unprepared import any_engine, make_listen, nobody_listens
-from schedtrace.errors import EngineError, InputError, UsageError
+from schedtrace.errors import EngineError, InputError, UsageError, engine_error
 from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
+from schedtrace.model.printable import shortened
 from schedtrace.model.queue import EngineQueues
 from schedtrace.record.control_client import AnswerError, Connection, Peer, ask
 from schedtrace.record.processes import above, pids_within, process, process_id
@@ -23,6 +24,8 @@ ACT_S = 60.0
 MOST_SOCKETS = 256
 """Processes that are asked; each thread of a rank's worker has one."""
 MOST_AT_ONCE = 64
+LONGEST_WHY = 1500
+"""Characters that are quoted of a refusal, which may have paths in it."""
 _T = TypeVar("_T", bound=AnyAnswer)
 
 
@@ -74,7 +77,7 @@ class RunningEngine:
             msg = f"{self.name} does not answer: {error}"
             raise NoAnswerError(msg) from error
         if isinstance(answer, Refused):
-            msg = f"{self.name}: {answer.why}"
+            msg = f"{self.name}: {shortened(answer.why, LONGEST_WHY)}"
             raise EngineError(msg)
         return answer
 
@@ -96,7 +99,7 @@ class Listening(NamedTuple):
     def require_answers(self) -> None:
         """Raise EngineError where one does not answer."""
         if self.silent:
-            raise EngineError("; ".join(self.silent.values()))
+            raise engine_error(list(self.silent.values()))
 
 
 class _Found(NamedTuple):
@@ -164,7 +167,8 @@ def _fault(answer: Status | Refused | Exception) -> str:
     """What a process does instead of an answer."""
     if isinstance(answer, TimeoutError):
         return f"has not answered for {STATUS_S:g} s"
-    return f"does not answer: {answer.why if isinstance(answer, Refused) else answer}"
+    why = answer.why if isinstance(answer, Refused) else str(answer)
+    return f"does not answer: {shortened(why, LONGEST_WHY)}"
 
 
 def _stranger(path: Path, peer: Peer) -> str | None:
@@ -273,9 +277,14 @@ def queues_of(found: Listening) -> tuple[EngineQueues, list[str]]:
     queues, errors = [], list(found.silent.values())
     for engine in found.engines:
         try:
-            queues.append(engine.ask(AskQueue(), QueueNow).queue)
+            queue = engine.ask(AskQueue(), QueueNow).queue
         except EngineError as error:
             errors.append(str(error))
+            continue
+        if queue.pid == engine.status.pid:
+            queues.append(queue)
+        else:
+            errors.append(f"{engine.name} answers for process {queue.pid}")
     return EngineQueues(engines=sorted(queues, key=lambda one: one.rank)), errors
 
 

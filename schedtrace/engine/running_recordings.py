@@ -14,7 +14,7 @@ from schedtrace.engine.running_engines import (
     meant,
     reached,
 )
-from schedtrace.errors import EngineError, RecordingError, UsageError
+from schedtrace.errors import EngineError, RecordingError, UsageError, engine_error
 from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot
 from schedtrace.model.printable import encodable, shortened
 from schedtrace.model.trace_bounds import DEFAULT
@@ -202,6 +202,7 @@ def _detached(engines: Iterable[RunningEngine], errors: list[str]) -> Iterator[s
             cut.append(str(Path(answer.path).parent))
     if cut:
         see = f"to see what was recorded: schedtrace analyze {' '.join(dict.fromkeys(cut))}"
-        raise RecordingError("; ".join(errors), see)
+        first, *others = errors
+        raise RecordingError(first, *(f"schedtrace: {other}" for other in others), see)
     if errors:
-        raise EngineError("; ".join(errors))
+        raise engine_error(errors)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from schedtrace.engine.running_engines import listening, queues_of
-from schedtrace.errors import EngineError, InputError
+from schedtrace.errors import InputError, engine_error
 from schedtrace.explain.request import explain_request
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import read_manifest
@@ -131,7 +131,7 @@ class Session:
             raise InputError(msg)
         queues, errors = queues_of(found)
         if not queues.engines:
-            raise EngineError("; ".join(errors))
+            raise engine_error(errors)
         return "\n".join([renderer(Format.TEXT)(queue_page(queues), width=width), *map(visible, errors)])
 
     def close(self) -> None:
