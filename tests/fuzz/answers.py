@@ -78,7 +78,7 @@ class Case(NamedTuple):
         return f"not named: {unnamed}: {self.output[:2000]}" if unnamed else None
 
     def _is_to_be_named(self, pid: int) -> bool:
-        """Whether the command is about all engines, and nothing that the process does explains its silence."""
+        """Whether the command is about all engines, and nothing that the process does explains this."""
         does = self.engines[pid]
         if self.command[0] == "engines":
             return True

@@ -1,4 +1,4 @@
-"""Engines that answer anything, and the commands that ask; ``tools/bench/fuzz_answers.py`` tries many more."""
+"""Engines that answer anything, and the commands that ask; ``tools/bench/fuzz_answers.py`` tries more."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
