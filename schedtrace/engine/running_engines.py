@@ -22,7 +22,8 @@ STATUS_S = 2.0
 ACT_S = 60.0
 """For one that waits for the end of a step."""
 MOST_SOCKETS = 256
-"""Processes that are asked; each thread of a rank's worker has one."""
+"""Processes of a user that are asked; each engine has one, and each worker."""
+MOST_NOTES = 20
 MOST_AT_ONCE = 64
 LONGEST_WHY = 1500
 """Characters that are quoted of a refusal, which may have paths in it."""
@@ -117,10 +118,6 @@ def _where(pid: int, here: int) -> str:
 def listening() -> Listening:
     """Ask all of this user, and for root of all users, at once; remove the sockets of dead processes."""
     paths, notes = _sockets()
-    if len(paths) > MOST_SOCKETS:
-        left_out = len(paths) - MOST_SOCKETS
-        notes.append(f"{left_out:,} more sockets in {paths[0].parent} are left out: too many to ask")
-        paths = paths[:MOST_SOCKETS]
     found: list[_Found] = []
     if paths:
         with ThreadPoolExecutor(min(len(paths), MOST_AT_ONCE)) as pool:
@@ -128,6 +125,8 @@ def listening() -> Listening:
     engines = [one.engine for one in found if one.engine is not None]
     silent = dict(sorted(one.silent for one in found if one.silent is not None))
     notes += [one.note for one in found if one.note is not None]
+    if len(notes) > MOST_NOTES:
+        notes[MOST_NOTES:] = [f"{len(notes) - MOST_NOTES:,} more are left out for such reasons"]
     return Listening(sorted(engines, key=lambda one: one.status.pid), silent, notes)
 
 
@@ -321,6 +320,12 @@ def _sockets() -> tuple[list[Path], list[str]]:
         if (why := live.squatted(folder, owner)) is not None:
             wrong.append(why)
             continue
+        found: list[Path] = []
         with suppress(OSError):  # it is gone
-            paths += [path for path in folder.glob("*.sock") if process_id(path.stem) and path.is_socket()]
-    return sorted(paths), wrong
+            found = [
+                path for path in sorted(folder.glob("*.sock")) if process_id(path.stem) and path.is_socket()
+            ]
+        paths += found[:MOST_SOCKETS]
+        if (left_out := len(found) - MOST_SOCKETS) > 0:
+            wrong.append(f"{left_out:,} more sockets in {folder} are left out: too many to ask")
+    return paths, wrong

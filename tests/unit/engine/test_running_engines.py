@@ -25,9 +25,15 @@ from schedtrace.record.control_client import Peer
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "FOLDER", tmp_path)
-    monkeypatch.setattr(running_engines, "STATUS_S", 0.05)
+    monkeypatch.setattr(running_engines, "STATUS_S", 20.0)
     monkeypatch.setattr(unprepared, "_processes", lambda _: [])
     return live.own_folder()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Of tests in which nobody answers."""
+    monkeypatch.setattr(running_engines, "STATUS_S", 0.2)
 
 
 @pytest.fixture
@@ -54,9 +60,10 @@ def ended():
 
 
 ME = os.getpid()
-SILENT = f"engine process {ME} has not answered for 0.05 s"
+SILENT = f"engine process {ME} has not answered for 0.2 s"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_engine_that_does_not_answer_is_named(bound, capsys):
     bound(ME).listen()
     assert listening() == ([], {ME: SILENT}, [])
@@ -67,6 +74,7 @@ def test_an_engine_that_does_not_answer_is_named(bound, capsys):
     assert capsys.readouterr().out == f"{SILENT}\n"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_nor_does_one_that_takes_no_more_questions(bound):
     bound(ME).listen(0)
     asking = socket.socket(socket.AF_UNIX)
@@ -75,6 +83,7 @@ def test_nor_does_one_that_takes_no_more_questions(bound):
         assert listening() == ([], {ME: SILENT}, [])
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_worker_that_does_not_answer_is_no_engine(bound):
     bound(ME).listen()
     with listener(LISTENER, live.own_folder()) as child:
@@ -109,6 +118,7 @@ def test_the_socket_of_a_process_that_ended_is_removed(bound, ended, folder):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_also_where_a_child_that_it_forked_holds_it(folder):
     with listener(FORKED, folder) as process:
         process.wait()
@@ -124,6 +134,7 @@ def test_that_of_one_that_is_about_to_listen_stays(bound, folder):
 
 
 @pytest.mark.parametrize("pid", [0, ME])
+@pytest.mark.usefixtures("impatient")
 def test_a_socket_that_somebody_listens_on_is_left_though_no_process_has_its_number_here(
     pid, bound, ended, folder, monkeypatch
 ):
@@ -131,7 +142,7 @@ def test_a_socket_that_somebody_listens_on_is_left_though_no_process_has_its_num
     monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(pid, os.geteuid()))
     monkeypatch.setattr(running_engines, "pids_within", lambda _: [pid, ended])
     bound(ended).listen()
-    said = f"engine process {ended} in another container has not answered for 0.05 s"
+    said = f"engine process {ended} in another container has not answered for 0.2 s"
     assert listening() == ([], {ended: said}, [])
     assert [path.stem for path in folder.iterdir()] == [str(ended)]
 
@@ -176,12 +187,6 @@ def answering(bound):
         thread.join()
 
 
-@pytest.fixture
-def slower(monkeypatch):
-    monkeypatch.setattr(running_engines, "STATUS_S", 20.0)
-
-
-@pytest.mark.usefixtures("slower")
 def test_who_listens_and_says_to_be_another_process_is_no_engine(answering, ended, folder):
     answering(ME, msgspec.json.encode(status(1)) + b"\n")
     answering(ended, msgspec.json.encode(status(ended)) + b"\n")
@@ -198,7 +203,6 @@ def test_who_listens_and_says_to_be_another_process_is_no_engine(answering, ende
     )
 
 
-@pytest.mark.usefixtures("slower")
 def test_the_socket_of_another_user_is_not_asked(answering, folder, monkeypatch):
     monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(ME, 12345))
     answering(ME, msgspec.json.encode(status()) + b"\n")
@@ -206,7 +210,6 @@ def test_the_socket_of_another_user_is_not_asked(answering, folder, monkeypatch)
     assert listening() == ([], {}, [note])
 
 
-@pytest.mark.usefixtures("slower")
 @pytest.mark.parametrize("pid", [0, 54321])
 def test_an_engine_in_another_container_answers_and_is_called_so(pid, answering, ended, capsys, monkeypatch):
     monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(pid, os.geteuid()))
@@ -234,7 +237,6 @@ FAULTS = [
 ]
 
 
-@pytest.mark.usefixtures("slower")
 @pytest.mark.parametrize(("data", "fault"), FAULTS)
 def test_one_that_misbehaves_is_named_with_what_it_does(data, fault, answering, capsys):
     answering(ME, data)
@@ -245,6 +247,7 @@ def test_one_that_misbehaves_is_named_with_what_it_does(data, fault, answering, 
         assert f"engine process {ME} does not answer: {fault}" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_answer_has_one_deadline_however_it_trickles(bound, capsys):
     listens = bound(ME)
     listens.listen()
@@ -264,7 +267,6 @@ def test_an_answer_has_one_deadline_however_it_trickles(bound, capsys):
     assert capsys.readouterr().out == f"{SILENT}\n"
 
 
-@pytest.mark.usefixtures("slower")
 def test_long_texts_are_cut_and_made_visible(answering, capsys):
     answering(ME, msgspec.json.encode(status(model="\x1b[2J" + "x" * 500_000)) + b"\n")
     assert main(["engines"]) == 0
@@ -273,7 +275,6 @@ def test_long_texts_are_cut_and_made_visible(answering, capsys):
     assert len(out) < 1000
 
 
-@pytest.mark.usefixtures("slower")
 def test_others_are_answered_beside_one_that_misbehaves(answering, capsys, monkeypatch, folder):
     """Each of the two is a process of its own to who asks."""
     with listener(LISTENER, folder) as child:
@@ -348,3 +349,17 @@ def test_engines_of_other_users_are_named_and_disturb_nobody(capsys, monkeypatch
 def test_a_process_id_of_many_digits_is_none(capsys):
     assert main(["attach", "9" * 5000]) == 2
     assert "expected a process id, or all" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("impatient")
+def test_so_many_sockets_are_asked_and_the_others_counted(bound, folder, monkeypatch):
+    monkeypatch.setattr(running_engines, "MOST_SOCKETS", 2)
+    for pid in (1, 2, 3, 4, 5):
+        bound(pid).listen()
+    strangers = [
+        f"{folder}/{pid}.sock is left out: process {ME} listens there, not process {pid}" for pid in (1, 2)
+    ]
+    notes = [f"3 more sockets in {folder} are left out: too many to ask", *strangers]
+    assert listening() == ([], {}, notes)
+    monkeypatch.setattr(running_engines, "MOST_NOTES", 1)
+    assert listening().notes == [notes[0], "2 more are left out for such reasons"]
