@@ -9,6 +9,7 @@ SchedtraceError
 └── InterruptedRunError 130  a person stopped a run; what was recorded stays
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -68,6 +69,11 @@ class EngineError(SchedtraceError):
     """vLLM's engine did not start, or died while working."""
 
     exit_code = ExitCode.ENGINE
+
+
+def engine_error(errors: Sequence[str]) -> EngineError:
+    """Return the error of several engines, a line for each."""
+    return EngineError(errors[0], *(f"schedtrace: {error}" for error in errors[1:]))
 
 
 class RecordingError(SchedtraceError):

@@ -1,10 +1,14 @@
 """``schedtrace engines``: what runs here."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from schedtrace.cli.options import print_line
+
+if TYPE_CHECKING:
+    from schedtrace.model.live import Status
 
 
 def engines(
@@ -13,33 +17,40 @@ def engines(
     ] = "all",
 ) -> None:
     """List vLLM's engines on this machine and what records them."""
-    from schedtrace.engine.running_engines import listening, meant, no_answer
-    from schedtrace.engine.unprepared import unprepared_engines, without_socket
+    from schedtrace.engine.running_engines import listening, meant
+    from schedtrace.engine.unprepared import engines_of_others, of_another, unprepared_engines, without_socket
 
-    found, silent = listening() if server == "all" else meant(server)
-    others = unprepared_engines(None) if server == "all" else []
-    for one in found:
-        status = one.status
-        load = f"{status.running:,} running, {status.waiting:,} waiting"
-        if status.input_requests:
-            load += f", {status.input_requests:,} in its input queue"
-        print_line(f"{one.name}: {status.model}, vLLM {status.vllm_version}, {load}")
-        how = " (attached)" if status.attached else ""
-        left = "" if status.left_s is None else f", {status.left_s:,.0f} s left"
-        if status.keeps:
-            print_line(f"  in memory: {status.keeps} (schedtrace snapshot {status.pid} writes it)")
-        elif status.recording:
-            print_line(f"  recorded to {status.recording}{how}{left}")
-        else:
-            stopped = "its recording has stopped: vLLM's log says why"
-            print_line(f"  {stopped if status.attached else 'not recorded'}")
-        if status.paused:
-            print_line(f"  {status.paused}")
-        if status.stalled_s is not None:
-            print_line(f"  no step has made progress for {status.stalled_s:,.0f} s: {status.stall}")
-    for pid in silent:
-        print_line(no_answer(pid))
-    for pid in others:
-        print_line(f"pid {pid}: {without_socket(pid)}")
-    if not found and not silent and not others:
-        print_line("no engine of vLLM runs here")
+    found, silent, notes = listening() if server == "all" else meant(server)
+    others = []
+    if server == "all":
+        here = {one.here for one in found}
+        others = [f"pid {pid}: {without_socket(pid)}" for pid in unprepared_engines(None) if pid not in here]
+        others += [of_another(pid, user) for pid, user in engines_of_others(None).items()]
+    lines = [line for one in found for line in _lines(one.name, one.status)]
+    lines += [*silent.values(), *others]
+    for line in [*(lines or ["no engine of vLLM runs here"]), *notes]:
+        print_line(line)
+
+
+def _lines(name: str, status: "Status") -> Iterator[str]:
+    """Yield what a person should know about an engine that answers."""
+    from schedtrace.model.printable import shortened
+
+    load = f"{status.running:,} running, {status.waiting:,} waiting"
+    if status.input_requests:
+        load += f", {status.input_requests:,} in its input queue"
+    yield f"{name}: {shortened(status.model, 200)}, vLLM {shortened(status.vllm_version, 100)}, {load}"
+    how = " (attached)" if status.attached else ""
+    left = "" if status.left_s is None else f", {status.left_s:,.0f} s left"
+    if status.keeps:
+        yield f"  in memory: {status.keeps} (schedtrace snapshot {status.pid} writes it)"
+    elif status.recording:
+        yield f"  recorded to {status.recording}{how}{left}"
+    elif status.attached or status.stopped:
+        yield f"  {status.stopped or 'its recording has stopped: the log of vLLM says why'}"
+    else:
+        yield "  not recorded"
+    if status.paused:
+        yield f"  {status.paused}"
+    if status.stalled_s is not None:
+        yield f"  no step has made progress for {status.stalled_s:,.0f} s: {status.stall}"

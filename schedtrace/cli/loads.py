@@ -11,12 +11,16 @@ from schedtrace.errors import UsageError
 if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
 
-InputLen = Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")]
+InputLen = Annotated[int, typer.Option(min=1, max=100_000_000, help="Length of a random prompt in tokens.")]
 OutputLen = Annotated[
-    int | None, typer.Option(min=1, help="Tokens to generate (default: 128 for random, else the file's own).")
+    int | None,
+    typer.Option(
+        min=1, max=100_000_000, help="Tokens to generate (default: 128 for random, else the file's own)."
+    ),
 ]
 NumPrompts = Annotated[
-    int | None, typer.Option(min=1, help="Requests (default: 1000 random ones, or the whole file).")
+    int | None,
+    typer.Option(min=1, max=10_000_000, help="Requests (default: 1000 random ones, or the whole file)."),
 ]
 RangeRatio = Annotated[
     float,
@@ -34,7 +38,7 @@ RequestRate = Annotated[
 Speedup = Annotated[
     float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed for lengths and arrivals.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed for lengths and arrivals.")]
 
 OPTIONS = (
     "input_len",

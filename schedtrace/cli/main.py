@@ -29,7 +29,7 @@ from schedtrace.cli import (
     sweep,
     watch,
 )
-from schedtrace.cli.options import WITH_OPTIONS_OF_VLLM, print_line
+from schedtrace.cli.options import WITH_OPTIONS_OF_VLLM, Command, forget_absurd_terminal, print_line
 from schedtrace.errors import ExitCode, SchedtraceError
 from schedtrace.model.printable import capped, shortened
 
@@ -43,25 +43,26 @@ app = typer.Typer(
     "budget went unused, and compares configurations.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.command("run", context_settings=WITH_OPTIONS_OF_VLLM)(run.run)
-app.command("analyze")(analyze.analyze)
-app.command("advise")(advise.advise)
-app.command("report")(report.report)
-app.command("step")(step.step)
-app.command("request")(request.request)
-app.command("findings")(findings.findings)
-app.command("export")(export.export)
-app.command("simulate", context_settings=WITH_OPTIONS_OF_VLLM)(simulate.simulate)
-app.command("replay")(replay.replay)
-app.command("sweep")(sweep.sweep)
-app.command("watch")(watch.watch)
-app.command("engines")(engines.engines)
-app.command("queue")(queue.queue)
-app.command("attach")(attach.attach)
-app.command("detach")(detach.detach)
-app.command("snapshot")(snapshot.snapshot)
-app.command("diff", context_settings=WITH_OPTIONS_OF_VLLM)(diff.diff)
+app.command("run", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(run.run)
+app.command("analyze", cls=Command)(analyze.analyze)
+app.command("advise", cls=Command)(advise.advise)
+app.command("report", cls=Command)(report.report)
+app.command("step", cls=Command)(step.step)
+app.command("request", cls=Command)(request.request)
+app.command("findings", cls=Command)(findings.findings)
+app.command("export", cls=Command)(export.export)
+app.command("simulate", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(simulate.simulate)
+app.command("replay", cls=Command)(replay.replay)
+app.command("sweep", cls=Command)(sweep.sweep)
+app.command("watch", cls=Command)(watch.watch)
+app.command("engines", cls=Command)(engines.engines)
+app.command("queue", cls=Command)(queue.queue)
+app.command("attach", cls=Command)(attach.attach)
+app.command("detach", cls=Command)(detach.detach)
+app.command("snapshot", cls=Command)(snapshot.snapshot)
+app.command("diff", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(diff.diff)
 
 
 def _show_version(asked: bool) -> None:
@@ -81,6 +82,7 @@ def options(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; every error on purpose is a line on stderr."""
+    forget_absurd_terminal()
     command = typer.main.get_command(app)
     given = sys.argv[1:] if arguments is None else arguments
     try:  # not app(): it would turn Ctrl-C and closed pipes into exit codes of its own
@@ -124,8 +126,22 @@ def _tell(message: str, code: int, *details: str) -> int:
     return code
 
 
+def open_closed_streams() -> None:
+    """Put the null device in place of stdin, stdout and stderr that were closed (``>&-``).
+
+    A file that is opened later would get their number, and our output.
+    """
+    while (file := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  # stderr
+        os.set_inheritable(file, True)
+    os.close(file)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115, PTH123
+
+
 def entry() -> None:
     """The console script."""
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without our characters gets question marks
     if "_SCHEDTRACE_COMPLETE" in os.environ:  # set by the shell's completion, which main() does not know

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from schedtrace.errors import SchedtraceError, UsageError
+from schedtrace.model.live import LONGEST_S
 from schedtrace.model.printable import visible
+from schedtrace.model.safe_files import expanded
 from schedtrace.present.renderers import Format, renderer
 
 if TYPE_CHECKING:
@@ -46,11 +49,13 @@ LastOption = Annotated[
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Clients that kept one request open each (default: found out from the recorded times)."
+        min=1,
+        max=1_000_000,
+        help="Clients that kept one request open each (default: found out from the recorded times).",
     ),
 ]
 DataParallelSize = Annotated[
-    int | None, typer.Option(min=1, help="Data-parallel ranks (default: as recorded).")
+    int | None, typer.Option(min=1, max=1024, help="Data-parallel ranks (default: as recorded).")
 ]
 Router = Annotated[
     Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
@@ -60,7 +65,8 @@ Router = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder or trace file.")]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Processes, about 0.7 GB each (default: one per processor).")
+    int | None,
+    typer.Option(min=1, max=1024, help="Processes, about 0.7 GB each (default: one per processor)."),
 ]
 ParentFolder = Annotated[Path, typer.Option(help="Parent of the run folder.")]
 Label = Annotated[str | None, typer.Option(help="Name of the run folder (default: model and time).")]
@@ -68,6 +74,64 @@ ReplaceRun = Annotated[bool, typer.Option(help="Replace a run folder of the same
 
 WITH_OPTIONS_OF_VLLM = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that hands other options on to vLLM."""
+
+
+LONGEST_PATH = 4096
+"""Bytes: Linux's ``PATH_MAX``."""
+LARGEST_INT, LARGEST_FLOAT = 2**53, 1e15
+"""Of an option without a smaller bound of its own."""
+WIDEST = 10_000
+"""Columns or lines of a terminal."""
+
+
+class Command(TyperCommand):
+    """A command that sees only values within bounds, whatever is typed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Check all values, then run the command."""
+        for parameter in self.params:
+            name = str(parameter.name)
+            if name in ctx.params:
+                ctx.params[name] = checked(max(parameter.opts, key=len), ctx.params[name])
+        return super().invoke(ctx)
+
+
+def checked(name: str, value: Any) -> Any:
+    """Return the value of an option or argument, of paths with the home in place of ``~``.
+
+    Args:
+        name: Option or argument, for a person.
+        value: As parsed from the command line or a configuration file.
+
+    Raises:
+        UsageError: it is out of all bounds.
+        InputError: a path is below the home of a user who does not exist.
+    """
+    if isinstance(value, list | tuple):
+        return type(value)(checked(name, item) for item in value)
+    if isinstance(value, str | Path) and "\0" in str(value):
+        msg = f"{name} {value}: it has a NUL character"
+        raise UsageError(msg)
+    if isinstance(value, int | float):
+        most = LARGEST_FLOAT if isinstance(value, float) else LARGEST_INT
+        is_rate = name == "--request-rate" and value == float("inf")  # as vLLM has it: all at once
+        if not (abs(value) <= most or is_rate):
+            msg = f"{name} {value}: expected a number up to {most:,}"
+            raise UsageError(msg)
+    if isinstance(value, Path):
+        if len(os.fsencode(value)) > LONGEST_PATH:
+            msg = f"{name} {value}: longer than {LONGEST_PATH:,} bytes"
+            raise UsageError(msg)
+        return expanded(value) if str(value).startswith("~") and not os.path.lexists(value) else value
+    return value
+
+
+def forget_absurd_terminal() -> None:
+    """Have everybody find out the terminal's size where the environment has none that can be."""
+    for name in ("COLUMNS", "LINES"):
+        text = os.environ.get(name, "")
+        if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) <= WIDEST:
+            os.environ.pop(name, None)
 
 
 SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -109,7 +173,11 @@ def _microseconds(option: str, text: str | None) -> int | None:
     if match is None:
         msg = f"{option} {text}: expected a time such as 90s, 5m or 1h"
         raise UsageError(msg)
-    return round(1e6 * float(match[1]) * SECONDS[match[2]])
+    taken = float(match[1]) * SECONDS[match[2]]
+    if taken > LONGEST_S:
+        msg = f"{option} {text}: longer than ten years"
+        raise UsageError(msg)
+    return round(1e6 * taken)
 
 
 TraceOption = Annotated[
@@ -273,5 +341,4 @@ def print_line(line: str, *, err: bool = False) -> None:
 
 
 def _pipe_width() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) else 100
+    return int(os.environ.get("COLUMNS", "100"))

@@ -6,12 +6,13 @@ import typer
 
 from schedtrace.cli.attach import EngineArgument
 from schedtrace.cli.options import FormatOption, show
+from schedtrace.errors import engine_error
 from schedtrace.present.renderers import Format
 
 
 def queue(
     engine: EngineArgument = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows of each table.")] = 20,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Show who waits in a running engine, for what, and who holds it.
@@ -22,4 +23,8 @@ def queue(
     from schedtrace.engine.running_engines import live_queues
     from schedtrace.present.pages.queue import queue_page
 
-    show(queue_page(live_queues(engine), most=limit), output_format)
+    queues, errors = live_queues(engine)
+    if queues.engines:
+        show(queue_page(queues, most=limit), output_format)
+    if errors:
+        raise engine_error(errors)

@@ -13,10 +13,12 @@ import typer
 from schedtrace.cli.loads import Burstiness, InputLen, NumPrompts, OutputLen, Prequeue, RangeRatio
 from schedtrace.cli.options import (
     WITH_OPTIONS_OF_VLLM,
+    Command,
     Label,
     ParentFolder,
     ReplaceRun,
     TraceOption,
+    checked,
     print_line,
     show_trials,
     stderr_console,
@@ -49,8 +51,12 @@ def run(
         float | None, typer.Option(min=1e-6, help="Requests per second (default: all at once).")
     ] = None,
     burstiness: Burstiness = 1.0,
-    trials: Annotated[int, typer.Option(min=1, help="Repetitions of the workload on one engine.")] = 1,
-    warmup: Annotated[int, typer.Option(min=0, help="Warm-up requests, left out of all figures.")] = 1,
+    trials: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Repetitions of the workload on one engine.")
+    ] = 1,
+    warmup: Annotated[
+        int, typer.Option(min=0, max=10_000_000, help="Warm-up requests, left out of all figures.")
+    ] = 1,
     prequeue: Prequeue = False,
     seed: Annotated[
         int, typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload and for vLLM.")
@@ -98,7 +104,7 @@ def run(
 def as_command() -> Any:
     """``run`` as a command of its own, for others that take its options."""
     app = typer.Typer()
-    app.command("run", context_settings=WITH_OPTIONS_OF_VLLM)(run)
+    app.command("run", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(run)
     return typer.main.get_command(app)
 
 
@@ -116,7 +122,7 @@ def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any],
         if key in from_file:
             value = from_file.pop(key)
             if not was_given(context, name):
-                options[name] = value
+                options[name] = checked(f"--config {config}: {key}", value)
     return options, [Given(as_arguments(from_file), f"--config {config}: "), Given(context.args)]
 
 

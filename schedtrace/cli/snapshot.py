@@ -7,6 +7,7 @@ import typer
 
 from schedtrace.cli.attach import EngineArgument
 from schedtrace.cli.options import print_line
+from schedtrace.errors import engine_error
 
 
 def snapshot(
@@ -19,7 +20,10 @@ def snapshot(
     """
     from schedtrace.engine.running_recordings import snapshot_of
 
-    folders = snapshot_of(engine, output)
+    folders, errors = snapshot_of(engine, output)
     for folder in folders:
         print_line(f"written to {folder}")
-    print_line(f"next: schedtrace analyze {' '.join(map(str, folders))}")
+    if folders:
+        print_line(f"next: schedtrace analyze {' '.join(map(str, folders))}")
+    if errors:
+        raise engine_error(errors)

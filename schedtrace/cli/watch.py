@@ -19,7 +19,7 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print what is seen once, as text, and end.")] = False,
     every: Annotated[
-        float, typer.Option(min=0.5, metavar="S", help="Seconds between two lines of text.")
+        float, typer.Option(min=0.5, max=86400, metavar="S", help="Seconds between two lines of text.")
     ] = 5.0,
 ) -> None:
     """Follow a running engine: what limits it now, who waits for what.
@@ -32,12 +32,12 @@ def watch(
     from pathlib import Path
 
     from schedtrace.watch.find import target as found
-    from schedtrace.watch.plain_lines import page
+    from schedtrace.watch.plain_lines import SCREENFUL, page
     from schedtrace.watch.session import Session
 
     session = Session(found(target, dict(os.environ), Path.cwd(), wait=not once))
     if once:
-        put(page(session.look(judge_now=True)))
+        put(page(session.look(judge_now=True), SCREENFUL))
     elif is_terminal():
         from schedtrace.watch.app import WatchApp
 

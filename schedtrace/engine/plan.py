@@ -109,7 +109,7 @@ def check(run: RunSpec) -> None:
     if model is None:
         msg = "no model given: --model NAME_OR_FOLDER"
         raise UsageError(msg)
-    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
+    if model.startswith(("/", ".", "~")) and not safe_files.expanded(model).exists():
         msg = f"--model {model}: no such folder"
         raise UsageError(msg)
     simulated.check(run)

@@ -1,26 +1,33 @@
 """Engines that run on this machine, found by the sockets on which they listen, and asked."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-import msgspec
-
-from schedtrace.engine.unprepared import make_listen, nobody_listens, unprepared_engines
-from schedtrace.errors import EngineError, InputError, UsageError
+from schedtrace.engine.unprepared import any_engine, make_listen, nobody_listens
+from schedtrace.errors import EngineError, InputError, UsageError, engine_error
 from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
+from schedtrace.model.printable import shortened
 from schedtrace.model.queue import EngineQueues
-from schedtrace.record.control_socket import ask
-from schedtrace.record.processes import above, process
+from schedtrace.record.control_client import AnswerError, Connection, Peer, ask
+from schedtrace.record.processes import above, pids_within, process, process_id
 
 STATUS_S = 2.0
 """For an answer that needs nothing of the engine's own thread."""
 ACT_S = 60.0
 """For one that waits for the end of a step."""
+MOST_SOCKETS = 256
+"""Processes of a user that are asked; each engine has one, and each worker."""
+MOST_NOTES = 20
+MOST_AT_ONCE = 64
+LONGEST_WHY = 1500
+"""Characters that are quoted of a refusal, which may have paths in it."""
+_T = TypeVar("_T", bound=AnyAnswer)
 
 
 class NoAnswerError(EngineError):
@@ -33,29 +40,45 @@ class RunningEngine:
 
     socket: Path
     status: Status
+    here: int
+    """Its process id as seen from here; 0: it cannot be seen."""
 
     @property
     def name(self) -> str:
         """What a person calls it."""
-        return f"engine {self.status.rank} (pid {self.status.pid})"
+        return f"engine {self.status.rank} (pid {self.status.pid}{_where(self.status.pid, self.here)})"
 
-    def ask(self, question: AnyAsk, timeout_s: float = ACT_S) -> AnyAnswer:
-        """Its answer.
+    @property
+    def server(self) -> int:
+        """The process that started it, as ``server_of`` has it."""
+        return server_of(self.here) if self.here else self.status.pid
+
+    def ask(self, question: AnyAsk, expected: type[_T], timeout_s: float | None = None) -> _T:
+        """Ask it.
+
+        Args:
+            question: What is asked.
+            expected: Kind of the answer.
+            timeout_s: Deadline for the whole answer (default: ``ACT_S``).
 
         Raises:
             EngineError: it refuses.
-            NoAnswerError: it does not answer.
+            NoAnswerError: it does not answer, or what it says is no answer.
         """
+        timeout_s = ACT_S if timeout_s is None else timeout_s
         try:
-            answer = ask(self.socket, question, timeout_s)
+            answer = ask(self.socket, question, expected, timeout_s)
         except TimeoutError as error:
             msg = f"{self.name} has not answered for {timeout_s:g} s"
             raise NoAnswerError(msg) from error
-        except (OSError, msgspec.MsgspecError) as error:
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            msg = f"{self.name} does not answer: nobody listens there any more"
+            raise NoAnswerError(msg) from error
+        except (OSError, AnswerError) as error:
             msg = f"{self.name} does not answer: {error}"
             raise NoAnswerError(msg) from error
         if isinstance(answer, Refused):
-            msg = f"{self.name}: {answer.why}"
+            msg = f"{self.name}: {shortened(answer.why, LONGEST_WHY)}"
             raise EngineError(msg)
         return answer
 
@@ -64,37 +87,105 @@ class Listening(NamedTuple):
     """Engines that listen, by process id."""
 
     engines: list[RunningEngine]
-    silent: list[int]
-    """Process ids of those that do not answer."""
+    silent: dict[int, str]
+    """Process ids of those that do not answer, and what they do instead."""
+    notes: list[str] = []  # noqa: RUF012  # never changed
+    """What else a person should know: whose sockets are left out, and why."""
+
+    def only(self, pids: Container[int]) -> "Listening":
+        """Return those of these process ids."""
+        silent = {pid: what for pid, what in self.silent.items() if pid in pids}
+        return Listening([one for one in self.engines if one.status.pid in pids], silent)
 
     def require_answers(self) -> None:
-        """Raises EngineError where one does not answer."""
+        """Raise EngineError where one does not answer."""
         if self.silent:
-            raise EngineError("; ".join(map(no_answer, self.silent)))
+            raise engine_error(list(self.silent.values()))
 
 
-def no_answer(pid: int) -> str:
-    """What a person should know about an engine that does not answer."""
-    return f"engine process {pid} has not answered for {STATUS_S:g} s"
+class _Found(NamedTuple):
+    """What came of asking at one socket; none of these: it is nothing of interest."""
+
+    engine: RunningEngine | None = None
+    silent: tuple[int, str] | None = None
+    note: str | None = None
+
+
+def _where(pid: int, here: int) -> str:
+    return "" if pid == here else " in another container"
 
 
 def listening() -> Listening:
-    """All of this user, and for root of all users; sockets of dead processes are removed."""
-    found, silent = [], []
-    for path in _sockets():
-        with suppress(OSError, msgspec.MsgspecError):
-            try:
-                status = ask(path, AskStatus(), STATUS_S)
-            except (ConnectionRefusedError, TimeoutError, BlockingIOError) as error:
-                pid = int(path.stem)
-                if not _is_alive(pid):  # a child that it forked may hold the socket
-                    path.unlink()
-                elif not isinstance(error, ConnectionRefusedError) and not _is_worker(path):
-                    silent.append(pid)
-                continue
-            if isinstance(status, Status) and status.role == "engine":
-                found.append(RunningEngine(path, status))
-    return Listening(sorted(found, key=lambda one: one.status.pid), sorted(silent))
+    """Ask all of this user, and for root of all users, at once; remove the sockets of dead processes."""
+    paths, notes = _sockets()
+    found: list[_Found] = []
+    if paths:
+        with ThreadPoolExecutor(min(len(paths), MOST_AT_ONCE)) as pool:
+            found = list(pool.map(_found, paths))
+    engines = [one.engine for one in found if one.engine is not None]
+    silent = dict(sorted(one.silent for one in found if one.silent is not None))
+    notes += [one.note for one in found if one.note is not None]
+    if len(notes) > MOST_NOTES:
+        notes[MOST_NOTES:] = [f"{len(notes) - MOST_NOTES:,} more are left out for such reasons"]
+    return Listening(sorted(engines, key=lambda one: one.status.pid), silent, notes)
+
+
+def _found(path: Path) -> _Found:
+    """Ask the process of one socket how it is; remove the socket of a dead one."""
+    pid = int(path.stem)
+    peer, answer = _asked(path)
+    if peer is not None and (stranger := _stranger(path, peer)) is not None:
+        return _Found(note=stranger)
+    refused = isinstance(answer, ConnectionRefusedError)
+    is_its_own = refused or (peer is not None and peer.pid == pid)
+    if is_its_own and not _is_alive(pid):  # a child that it forked may hold the socket
+        _remove(path)
+        return _Found()
+    if isinstance(answer, Status) and peer is not None:
+        if answer.pid != pid:
+            return _Found(note=f"{path} is left out: its process says that it is process {answer.pid}")
+        return _Found(RunningEngine(path, answer, peer.pid) if answer.role == "engine" else None)
+    here = pid if peer is None else peer.pid
+    if refused or not path.exists() or _is_worker(path, here):
+        return _Found()
+    return _Found(silent=(pid, f"engine process {pid}{_where(pid, here)} {_fault(answer)}"))
+
+
+def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
+    """Return who listens, if anybody does, and the answer or what came instead."""
+    peer = None
+    try:
+        with Connection(path, STATUS_S) as connection:
+            peer = connection.peer
+            return peer, connection.ask(AskStatus(), Status)
+    except (OSError, AnswerError) as error:
+        return peer, error
+
+
+def _fault(answer: Status | Refused | Exception) -> str:
+    """What a process does instead of an answer."""
+    if isinstance(answer, TimeoutError):
+        return f"has not answered for {STATUS_S:g} s"
+    why = answer.why if isinstance(answer, Refused) else str(answer)
+    return f"does not answer: {shortened(why, LONGEST_WHY)}"
+
+
+def _stranger(path: Path, peer: Peer) -> str | None:
+    """Return why the process that listens is not the one that the socket is named after; None: it is.
+
+    In another PID namespace it has another number there, or none here.
+    """
+    pid, user = int(path.stem), int(path.parent.name.rpartition("-")[2])
+    if peer.user != user:
+        return f"{path} is left out: user {peer.user} listens there, not user {user}"
+    if peer.pid in {0, pid} or pid in pids_within(peer.pid):
+        return None
+    return f"{path} is left out: process {peer.pid} listens there, not process {pid}"
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def running_engines() -> list[RunningEngine]:
@@ -109,9 +200,13 @@ def reached(target: str | None) -> list[RunningEngine]:
         UsageError: as ``chosen``.
         InputError: as ``chosen``, or one could not be reached into.
     """
-    if target is not None or not any(listening()):
-        make_listen(target)
+    _prepare(target)
     return chosen(target)
+
+
+def _prepare(target: str | None) -> None:
+    if target is not None or not any(listening()[:2]):
+        make_listen(target)
 
 
 def chosen(target: str | None) -> list[RunningEngine]:
@@ -138,56 +233,58 @@ def meant(target: str | None) -> Listening:
         UsageError: it is no process id, or nothing was said and there are several servers.
         InputError: there is no such engine.
     """
-    engines, silent = listening()
+    found = listening()
+    engines, silent, notes = found
     pids = sorted([*(one.status.pid for one in engines), *silent])
     if target == "all" or target is None:
         if not pids:
-            raise InputError(nobody_listens(unprepared_engines(None)))
-        if target is None and len(set(map(server_of, pids))) > 1:
+            raise InputError("; ".join([nobody_listens(None), *notes]))
+        if target is None and len({*(one.server for one in engines), *map(server_of, silent)}) > 1:
             msg = f"several engines run here (pids {', '.join(map(str, pids))}): name one, or all"
             raise UsageError(msg)
-        return Listening(engines, silent)
-    if not target.isdecimal():
+        return found
+    pid = process_id(target)
+    if pid is None:
         msg = f"{target}: expected a process id, or all"
         raise UsageError(msg)
-    pid = int(target)
-    below = {one for one in pids if pid == one or pid in above(one)}
+    here = {one.status.pid: one.here for one in engines}
+    below = {one for one in pids if pid == one or pid in (at := here.get(one, one), *above(at))}
     if below:
-        return Listening(
-            [one for one in engines if one.status.pid in below], [one for one in silent if one in below]
-        )
+        return found.only(below)
     if not Path(f"/proc/{pid}").exists():
         msg = f"{pid}: no such process"
         raise InputError(msg)
-    waiting = unprepared_engines(target)
-    msg = (
-        nobody_listens(waiting)
-        if waiting
-        else f"{pid}: neither an engine of vLLM, nor above one that listens"
-    )
-    raise InputError(msg)
+    if any_engine(target):
+        raise InputError("; ".join([nobody_listens(target), *notes]))
+    msg = f"{pid}: neither an engine of vLLM, nor above one that listens"
+    raise InputError("; ".join([msg, *notes]))
 
 
-def live_queues(target: str | None) -> EngineQueues:
-    """Who waits and who runs in the engines that a person means.
+def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
+    """Return who waits and who runs in the engines that a person means, and who does not answer.
 
     Raises:
-        EngineError: one does not answer.
         InputError: as ``reached``.
         UsageError: as ``reached``.
     """
-    return queues_of(reached(target))
+    _prepare(target)
+    return queues_of(meant(target))
 
 
-def queues_of(engines: Iterable[RunningEngine]) -> EngineQueues:
-    """Who waits and who runs in these.
-
-    Raises:
-        EngineError: one does not answer.
-    """
-    answers = [engine.ask(AskQueue()) for engine in engines]
-    found = [answer.queue for answer in answers if isinstance(answer, QueueNow)]
-    return EngineQueues(engines=sorted(found, key=lambda one: one.rank))
+def queues_of(found: Listening) -> tuple[EngineQueues, list[str]]:
+    """Return who waits and who runs in these, by rank, and who does not answer."""
+    queues, errors = [], list(found.silent.values())
+    for engine in found.engines:
+        try:
+            queue = engine.ask(AskQueue(), QueueNow).queue
+        except EngineError as error:
+            errors.append(str(error))
+            continue
+        if queue.pid == engine.status.pid:
+            queues.append(queue)
+        else:
+            errors.append(f"{engine.name} answers for process {queue.pid}")
+    return EngineQueues(engines=sorted(queues, key=lambda one: one.rank)), errors
 
 
 def server_of(pid: int) -> int:
@@ -201,15 +298,34 @@ def _is_alive(pid: int) -> bool:
     return False
 
 
-def _is_worker(path: Path) -> bool:
-    """By the engine that started it, which listens as well."""
-    return path.with_name(f"{server_of(int(path.stem))}.sock").exists()
+def _is_worker(path: Path, here: int) -> bool:
+    """Whether the engine that started it listens as well.
+
+    Args:
+        path: Its socket.
+        here: Its process id as seen from here.
+    """
+    return any(path.with_name(f"{pid}.sock").exists() for pid in above(here)[:1])
 
 
-def _sockets() -> Iterator[Path]:
+def _sockets() -> tuple[list[Path], list[str]]:
+    """Return the sockets of this user, for root of all users, and what is wrong with their folders."""
     user = os.geteuid()
     folders = [live.folder_of(user)] if user else sorted(live.FOLDER.glob("schedtrace-*"))
+    paths, wrong = [], []
     for folder in folders:
-        with suppress(OSError, ValueError):
-            if live.is_private(folder, int(folder.name.rpartition("-")[2])):
-                yield from sorted(path for path in folder.glob("*.sock") if path.stem.isdecimal())
+        owner = process_id(folder.name.rpartition("-")[2])
+        if owner is None:
+            continue
+        if (why := live.squatted(folder, owner)) is not None:
+            wrong.append(why)
+            continue
+        found: list[Path] = []
+        with suppress(OSError):  # it is gone
+            found = [
+                path for path in sorted(folder.glob("*.sock")) if process_id(path.stem) and path.is_socket()
+            ]
+        paths += found[:MOST_SOCKETS]
+        if (left_out := len(found) - MOST_SOCKETS) > 0:
+            wrong.append(f"{left_out:,} more sockets in {folder} are left out: too many to ask")
+    return paths, wrong

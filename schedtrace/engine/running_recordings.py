@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.engine.running_engines import (
-    ACT_S,
     STATUS_S,
     NoAnswerError,
     RunningEngine,
-    chosen,
     meant,
-    no_answer,
     reached,
-    server_of,
 )
-from schedtrace.errors import EngineError
+from schedtrace.errors import EngineError, RecordingError, UsageError, engine_error
 from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot
+from schedtrace.model.printable import encodable, shortened
 from schedtrace.model.trace_bounds import DEFAULT
 
 MILLISECOND_US = 1000
+LONGEST_MODEL = 200
+"""Characters of a model's name that are shown."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ class AttachedEngines:
         for engine, attached in self.answers:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"
             held = f"{attached.held_us / MILLISECOND_US:.1f} ms"
-            yield f"attached to {engine.name}, {engine.status.model}: {there} there, held up for {held}"
+            model = shortened(engine.status.model, LONGEST_MODEL)
+            yield f"attached to {engine.name}, {model}: {there} there, held up for {held}"
         for folder in self.folders:
             yield f"recording to {folder}"
 
@@ -75,9 +75,7 @@ def attach_to(
     try:
         for pending, folder in _with_folders(reached(target), parent):
             question = AskAttach(run_dir=str(folder), for_s=for_s, hash_ids=hash_ids, trace=trace or DEFAULT)
-            answer = pending.ask(question)
-            assert isinstance(answer, Attached)  # noqa: S101  # the answer to this question
-            answers.append((pending, answer))
+            answers.append((pending, pending.ask(question, Attached)))
     except BaseException as error:  # a person's Ctrl-C as well
         refuses = isinstance(error, EngineError) and not isinstance(error, NoAnswerError)
         recorded = _undone(answers, None if refuses else pending)
@@ -98,7 +96,7 @@ def _undone(
         pending: One whose answer is not known. It reads the question once it listens again, so nobody waits
             for its answer; an earlier recording of it is not ended.
     """
-    engines = [(engine, ACT_S) for engine, _ in answers]
+    engines: list[tuple[RunningEngine, float | None]] = [(engine, None) for engine, _ in answers]
     if (
         pending is not None
         and pending not in [engine for engine, _ in answers]
@@ -108,7 +106,7 @@ def _undone(
     recorded = []
     for engine, timeout_s in engines:
         try:
-            engine.ask(AskDetach(), timeout_s)
+            engine.ask(AskDetach(), Detached, timeout_s)
         except EngineError as error:
             if engine is not pending or isinstance(error, NoAnswerError):
                 recorded.append(engine)
@@ -121,34 +119,45 @@ def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tu
     seen: dict[tuple[int, int], int] = {}
     """How many engines of this rank the server has so far: a process may have several ``LLM`` objects."""
     for engine in engines:
-        server = server_of(engine.status.pid)
+        server = engine.server
         nth = seen[server, engine.status.rank] = seen.get((server, engine.status.rank), 0) + 1
         yield engine, folders.setdefault((server, nth), _folder(parent, engine))
 
 
 def _folder(parent: Path, engine: RunningEngine) -> Path:
     model = re.sub(r"[^\w.-]+", "_", Path(engine.status.model).name)[:40]
-    return parent.expanduser().absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{engine.status.pid}"
+    folder = parent.absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{engine.status.pid}"
+    if encodable(str(folder)) != str(folder):
+        msg = f"{parent}: its name is not UTF-8, so it cannot be sent to the engine; --output names another"
+        raise UsageError(msg)
+    return folder
 
 
-def snapshot_of(target: str | None, parent: Path) -> list[Path]:
-    """Have the engines that a person means write what they keep in memory; returns the run folders.
+def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]]:
+    """Have the engines that a person means write what they keep in memory.
 
     Args:
         target: As ``running_engines.meant`` takes it.
         parent: Of the run folders.
 
+    Returns:
+        The run folders, and what the engines say that have written none.
+
     Raises:
-        EngineError: one keeps nothing, cannot write it, or does not answer.
-        InputError: there is none.
+        InputError: there is no engine.
         UsageError: it is not clear which.
     """
+    found = meant(target)
     folders: dict[Path, None] = {}
-    for engine, folder in _with_folders(chosen(target), parent):
-        answer = engine.ask(AskSnapshot(run_dir=str(folder)))
-        assert isinstance(answer, Snapshot)  # noqa: S101  # the answer to this question
-        folders[Path(answer.path).parent] = None  # the engine takes another where this one is taken
-    return list(folders)
+    errors = list(found.silent.values())
+    for engine, folder in _with_folders(found.engines, parent):
+        try:
+            answer = engine.ask(AskSnapshot(run_dir=str(folder)), Snapshot)
+        except EngineError as error:
+            errors.append(str(error))
+        else:  # the engine takes another where this one is taken
+            folders[Path(answer.path).parent] = None
+    return list(folders), errors
 
 
 def detach_from(target: str | None) -> Iterator[str]:
@@ -156,35 +165,44 @@ def detach_from(target: str | None) -> Iterator[str]:
 
     Raises:
         EngineError: one refuses, or does not answer; the others were asked nevertheless.
+        RecordingError: a recording is not whole.
         InputError: there is none.
         UsageError: it is not clear which.
     """
-    engines, silent = meant(target)
+    engines, silent, _ = meant(target)
     attached = [engine for engine in engines if engine.status.attached]
-    errors = list(map(no_answer, silent))
-    for engine in attached or ([] if silent else engines):
-        try:
-            line = _detached(engine)
-        except EngineError as error:
-            errors.append(str(error))
-        else:
-            yield line
-    if errors:
-        raise EngineError("; ".join(errors))
+    yield from _detached(attached or ([] if silent else engines), list(silent.values()))
 
 
 def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
-    """Wait until the engines have detached by themselves; a person's Ctrl-C has them do so at once."""
+    """Wait until the engines have detached by themselves; a person's Ctrl-C has them do so at once.
+
+    Raises:
+        EngineError: as ``detach_from``.
+        RecordingError: as ``detach_from``.
+    """
     with suppress(KeyboardInterrupt):
         time.sleep(for_s)
-    for engine, _ in attached.answers:
+    yield from _detached([engine for engine, _ in attached.answers], [])
+
+
+def _detached(engines: Iterable[RunningEngine], errors: list[str]) -> Iterator[str]:
+    """Detach from each; a line for each, then what went wrong."""
+    cut = []
+    for engine in engines:
         try:
-            yield _detached(engine)
+            answer = engine.ask(AskDetach(), Detached)
         except EngineError as error:
-            yield str(error)
-
-
-def _detached(engine: RunningEngine) -> str:
-    answer = engine.ask(AskDetach())
-    assert isinstance(answer, Detached)  # noqa: S101  # the answer to this question
-    return f"detached from {engine.name}, held up for {answer.held_us / MILLISECOND_US:.2f} ms: {answer.path}"
+            errors.append(str(error))
+            continue
+        held = f"{answer.held_us / MILLISECOND_US:.2f} ms"
+        yield f"detached from {engine.name}, held up for {held}: {answer.path}"
+        if answer.stopped is not None:
+            errors.append(f"{engine.name}: {answer.stopped}")
+            cut.append(str(Path(answer.path).parent))
+    if cut:
+        see = f"to see what was recorded: schedtrace analyze {' '.join(dict.fromkeys(cut))}"
+        first, *others = errors
+        raise RecordingError(first, *(f"schedtrace: {other}" for other in others), see)
+    if errors:
+        raise engine_error(errors)

@@ -50,7 +50,25 @@ def unprepared_engines(target: str | None) -> list[int]:
     Args:
         target: Those that are this process or below it; ``all`` or None: all.
     """
-    found = sorted(pid for pid in _processes(ENGINE) if not _socket(pid).exists())
+    return [pid for pid in _engines(target) if _listens(pid) is False]
+
+
+def engines_of_others(target: str | None) -> dict[int, int]:
+    """Return the process ids and users of vLLM's engines that this user may not ask.
+
+    Args:
+        target: As for ``unprepared_engines``.
+    """
+    return {pid: _user(pid) for pid in _engines(target) if _listens(pid) is None}
+
+
+def any_engine(target: str | None) -> bool:
+    """Whether one that cannot be asked is this process or below it."""
+    return bool(unprepared_engines(target) or engines_of_others(target))
+
+
+def _engines(target: str | None) -> list[int]:
+    found = sorted(_processes(ENGINE))
     return [pid for pid in found if target in {None, "all", str(pid)} or target in map(str, above(pid))]
 
 
@@ -63,7 +81,7 @@ def make_listen(target: str | None) -> None:
     if not hasattr(sys, "remote_exec"):
         return
     for engine in unprepared_engines(target):
-        workers = [pid for pid in _processes(WORKER) if engine in above(pid) and not _socket(pid).exists()]
+        workers = [pid for pid in _processes(WORKER) if engine in above(pid) and not _listens(pid)]
         with TemporaryDirectory(prefix="schedtrace-") as folder:
             script = Path(folder) / "listen.py"
             script.write_text(SCRIPT.format(place=str(Path(schedtrace.__file__).parents[1])))
@@ -103,7 +121,7 @@ def _withdraw(pids: list[int]) -> None:
     Once the script's folder is gone, anybody can make a file of its name in ``/tmp``.
     """
     for pid in pids:
-        if not _socket(pid).exists():
+        if not _listens(pid):
             with suppress(Exception):  # it cannot be reached into, or is gone
                 sys.remote_exec(pid, str(NOTHING))  # type: ignore[attr-defined,unused-ignore]
 
@@ -111,41 +129,62 @@ def _withdraw(pids: list[int]) -> None:
 def _wait(pids: list[int], most_s: float) -> bool:
     """Whether all of them listen within so long."""
     until = time.monotonic() + most_s
-    while not (listen := all(_socket(pid).exists() for pid in pids)) and time.monotonic() < until:
+    while not (listen := all(_listens(pid) for pid in pids)) and time.monotonic() < until:
         time.sleep(LOOK_EVERY_S)
     return listen
 
 
-def nobody_listens(unprepared: list[int]) -> str:
-    """Why there is none to attach to."""
-    if not unprepared:
-        return "no engine of vLLM runs here that can be attached to"
-    ages = [age for pid in unprepared if (age := age_s(pid)) is not None]
-    youngest = min(ages, default=STARTS_S)
-    if youngest < STARTS_S:
+def nobody_listens(target: str | None) -> str:
+    """Return why there is none to attach to.
+
+    Args:
+        target: As for ``unprepared_engines``.
+    """
+    sentences = [of_another(pid, user) for pid, user in engines_of_others(target).items()]
+    if unprepared := unprepared_engines(target):
         pids = ", ".join(map(str, unprepared))
-        starting = f"it began {youngest:,.0f} s ago and may still be starting: ask again once it serves"
-        return f"the engine of vLLM with pid {pids} does not listen yet: {starting}. Else {NOT_PREPARED}"
-    pids = ", ".join(map(str, unprepared))
-    later = "" if hasattr(sys, "remote_exec") else " (from Python 3.14 on, none of this is needed)"
-    return f"the engine of vLLM with pid {pids} does not listen: {NOT_PREPARED}{later}"
+        youngest = min((age for pid in unprepared if (age := age_s(pid)) is not None), default=STARTS_S)
+        if youngest < STARTS_S:
+            starting = f"it began {youngest:,.0f} s ago and may still be starting: ask again once it serves"
+            sentences.append(
+                f"the engine of vLLM with pid {pids} does not listen yet: {starting}. Else {NOT_PREPARED}"
+            )
+        else:
+            later = "" if hasattr(sys, "remote_exec") else " (from Python 3.14 on, none of this is needed)"
+            sentences.append(f"the engine of vLLM with pid {pids} does not listen: {NOT_PREPARED}{later}")
+    return "; ".join(sentences) or "no engine of vLLM runs here that can be attached to"
 
 
 def without_socket(pid: int) -> str:
-    """What can be said of an engine that does not listen: for its first minutes it may only be starting."""
+    """Return what can be said of an engine that does not listen: in its first minutes it may be starting."""
     age = age_s(pid)
     if age is None or age >= STARTS_S:
         return "an engine of vLLM that does not listen"
     return f"an engine of vLLM that is starting (for {age:,.0f} s), or began without schedtrace"
 
 
-def _socket(pid: int) -> Path:
-    """Where it would listen."""
+def of_another(pid: int, user: int) -> str:
+    """Return what a person should know about an engine of another user."""
+    return f"the engine of vLLM with pid {pid} is of user {user}: only that user and root may ask it"
+
+
+def _listens(pid: int) -> bool | None:
+    """Return whether a process has a socket; None: this user may not look."""
+    user = _user(pid)
     try:
-        user = Path(f"/proc/{pid}").stat().st_uid
+        live.socket_of(pid, user).lstat()
+    except PermissionError:
+        return None if user != os.geteuid() else False  # somebody else's folder stands in the place of ours
     except OSError:
-        user = os.geteuid()
-    return live.socket_of(pid, user)
+        return False
+    return True
+
+
+def _user(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return os.geteuid()
 
 
 def _processes(title: re.Pattern[str]) -> Iterator[int]:

@@ -5,6 +5,7 @@ A folder of this user alone, with a socket for each process, named after it; a l
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -16,18 +17,34 @@ FOLDER = Path("/tmp")  # noqa: S108  # below it a folder that only its owner may
 """Fixed: a server and the shell that asks it may have other values of ``TMPDIR`` and ``XDG_RUNTIME_DIR``."""
 
 
+class SquattedError(OSError):
+    """Something stands in the place of a user's folder of sockets; the text says what."""
+
+
 def folder_of(user: int) -> Path:
     """The folder of a user's sockets, whether it is there or not."""
     return FOLDER / f"schedtrace-{user}"
 
 
-def is_private(folder: Path, user: int) -> bool:
-    """Whether it is a folder, that user's, and nobody else may enter it."""
+def squatted(folder: Path, user: int) -> str | None:
+    """Return why a folder of sockets is not used; None: it is its user's alone, or is not there."""
     try:
         about = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == user and not about.st_mode & 0o077
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{folder} cannot be looked at ({error.strerror})"
+    if stat.S_ISLNK(about.st_mode):
+        wrong = "is a link"
+    elif not stat.S_ISDIR(about.st_mode):
+        wrong = "is no folder"
+    elif about.st_uid != user:
+        wrong = f"belongs to user {about.st_uid}"
+    elif about.st_mode & 0o077:
+        wrong = f"may be entered by other users (mode {stat.S_IMODE(about.st_mode):04o})"
+    else:
+        return None
+    return f"{folder} {wrong}: no engine of user {user} can listen or be asked there until it is removed"
 
 
 def socket_of(pid: int, user: int) -> Path:
@@ -39,14 +56,20 @@ def own_folder() -> Path:
     """This user's, made if it is not there.
 
     Raises:
-        OSError: it cannot be made, or somebody else's stands in its place.
+        SquattedError: something else stands in its place.
+        OSError: it cannot be made.
     """
     user = os.geteuid()
     folder = folder_of(user)
-    folder.mkdir(0o700, exist_ok=True)
-    if not is_private(folder, user):
-        raise PermissionError(1, "not a folder of this user alone", str(folder))
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    if (why := squatted(folder, user)) is not None:
+        raise SquattedError(why)
     return folder
+
+
+LONGEST_S = 10 * 366 * 86400.0
+"""Ten years: the longest time that a command or an engine takes; a timer cannot wait for 300."""
 
 
 class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
@@ -63,7 +86,7 @@ class AskAttach(Ask, tag="attach"):
     run_dir: str
     """Absolute path of the run folder."""
     for_s: float | None = None
-    """Stop by itself after so many seconds, whatever becomes of who asked."""
+    """Stop by itself after so many seconds, whatever becomes of who asked; at most ``LONGEST_S``."""
     hash_ids: bool = False
     """Write request ids as hashes."""
     trace: str = "plain"
@@ -122,6 +145,8 @@ class Status(Answer, tag="status"):
     """What is in memory instead, and its bounds, for a person."""
     attached: bool = False
     """It is written by an attached recording, which can be detached."""
+    stopped: str | None = None
+    """Why the recording ended though nobody has ended it."""
     left_s: float | None = None
     """Until it ends by itself."""
     stalled_s: float | None = None
@@ -149,6 +174,8 @@ class Detached(Answer, tag="detached"):
 
     path: str
     held_us: float
+    stopped: str | None = None
+    """Why the recording ended before, or is not whole; null: it is whole."""
 
 
 class QueueNow(Answer, tag="queue"):

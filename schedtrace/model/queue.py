@@ -6,6 +6,9 @@ import msgspec
 
 from schedtrace.model.trace import Exit
 
+MOST_ENTRIES = 10_000
+"""Requests of each list in an answer; more are counted."""
+
 
 class QueueEntry(msgspec.Struct, kw_only=True):
     """One request between two steps."""
@@ -55,8 +58,33 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     input_requests: int | None = None
     """Requests that the engine's process has received and its thread has not taken: they are in no list here.
     Null: not known. What is still in sockets between front end and engine cannot be seen."""
+    more_running: int = 0
+    """Requests that run beside those in ``running``, which holds 10,000 at most."""
+    more_waiting: int = 0
+    """Requests that wait behind those in ``waiting``, which holds 10,000 at most."""
     exits: list[Exit]
     """Of the latest step: where ``schedule()`` stopped or skipped; empty: not known."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return len(self.running) + self.more_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self.waiting) + self.more_waiting
+
+
+def within_bounds(queue: EngineQueue) -> EngineQueue:
+    """Return a copy whose lists hold ``MOST_ENTRIES`` at most, and which counts the others."""
+    return msgspec.structs.replace(
+        queue,
+        running=queue.running[:MOST_ENTRIES],
+        waiting=queue.waiting[:MOST_ENTRIES],
+        more_running=queue.more_running + max(0, len(queue.running) - MOST_ENTRIES),
+        more_waiting=queue.more_waiting + max(0, len(queue.waiting) - MOST_ENTRIES),
+    )
 
 
 class EngineQueues(msgspec.Struct, kw_only=True):

@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from schedtrace.errors import InputError
+
 
 def opened(path: Path) -> BinaryIO:
     """A regular file, open for reading.
@@ -122,6 +124,19 @@ def own_folder(name: str) -> Path:
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
         raise OSError(errno.EPERM, "not a folder of this user alone", str(folder))
     return folder
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home of a user in place of ``~`` and ``~user``.
+
+    Raises:
+        InputError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        msg = f"{path}: no such user, or one without a home"
+        raise InputError(msg) from error
 
 
 def user_cache() -> Path:

@@ -8,10 +8,9 @@ of schedtrace is on the scheduler or its engine.
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from loguru import logger
-
+from schedtrace.model.live import LONGEST_S
 from schedtrace.model.printable import described
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_bounds import PLAIN, bounds, kept
@@ -19,6 +18,7 @@ from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.disguise import RECORDERS, plain_class, set_class
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
+from schedtrace.record.log import logger
 from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, lines
@@ -47,6 +47,16 @@ class RefusedError(Exception):
     """What was asked for cannot be done; the text says why, for a person."""
 
 
+class Ended(NamedTuple):
+    """An attached recording that has ended."""
+
+    path: Path
+    held_us: float
+    """How long the engine was held up."""
+    stopped: str | None
+    """Why it had ended before, or is not whole; None: it is."""
+
+
 class Attachment:
     """One engine's recording that comes and goes.
 
@@ -62,7 +72,7 @@ class Attachment:
         self._recorder: Recorder | None = None
         self._traced: type | None = None
         """The class that the scheduler has meanwhile."""
-        self._ended: tuple[Path, float] | None = None
+        self._ended: Ended | None = None
         """What the last recording that ended by itself has to say, until somebody asks."""
         self._end_s: float | None = None
         self._timer: threading.Timer | None = None
@@ -108,6 +118,9 @@ class Attachment:
         Raises:
             RefusedError: it is recorded already, or cannot be.
         """
+        if for_s is not None and not 0 <= for_s <= LONGEST_S:
+            msg = f"{for_s:g} s is no time to record for: at most {LONGEST_S:g} s"
+            raise RefusedError(msg)
         with self._lock:
             if (path := self.trace) is not None:
                 if RECORDERS[self._engine.scheduler].writer.flight is not None:
@@ -182,11 +195,14 @@ class Attachment:
             raise RefusedError(msg) from error
         return held_us, recorder, present
 
-    def detach(self) -> tuple[Path, float]:
-        """Record no more.
+    @property
+    def stopped(self) -> str | None:
+        """Why the scheduler's recording ended though nobody has ended it."""
+        recorder = self.recorder
+        return None if recorder is None or recorder.active else recorder.writer.stopped
 
-        Returns:
-            The trace, and for how many microseconds the engine was held up.
+    def detach(self) -> Ended:
+        """Record no more.
 
         Raises:
             RefusedError: nothing is attached, or the engine does not come to the end of its step.
@@ -201,9 +217,9 @@ class Attachment:
                 msg = f"nothing is attached to it{why}"
                 raise RefusedError(msg)
             recorder = self._recorder
-            path, held_us = self._end(MOST_WAITED_S)
-        logger.info("schedtrace: detached from engine {}: {}", recorder.writer.engine_rank, path)
-        return path, held_us
+            ended = self._end(MOST_WAITED_S)
+        logger.info("schedtrace: detached from engine {}: {}", recorder.writer.engine_rank, ended.path)
+        return ended
 
     @property
     def ids(self) -> WrittenIds:
@@ -241,7 +257,7 @@ class Attachment:
                 self._end_after(AGAIN_S)
         return list(recorder.writer.latest_exits)
 
-    def _end(self, most_s: float) -> tuple[Path, float]:
+    def _end(self, most_s: float) -> Ended:
         recorder, traced, scheduler = self._recorder, self._traced, self._engine.scheduler
         assert recorder is not None  # noqa: S101  # who calls has seen to that
         held_us = 0.0
@@ -260,7 +276,7 @@ class Attachment:
             msg = f"it was not detached: {error}"
             raise RefusedError(msg) from error
         self._release()
-        return recorder.writer.path, held_us
+        return Ended(recorder.writer.path, held_us, recorder.writer.stopped)
 
     def _release(self) -> None:
         """Close the trace, and take all away that was put in."""
@@ -301,7 +317,7 @@ class Attachment:
                 return
             if not glances:
                 self._ended = ended
-                logger.info("schedtrace: detached by itself: {}", ended[0])
+                logger.info("schedtrace: detached by itself: {}", ended.path)
 
 
 def _require_class_method(scheduler: Any) -> None:

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
 from schedtrace import __version__
 from schedtrace.model.live import (
     AnyAnswer,
@@ -28,6 +26,7 @@ from schedtrace.model.live import (
     QueueNow,
     Refused,
     Snapshot,
+    SquattedError,
     Stacks,
     Status,
 )
@@ -40,6 +39,7 @@ from schedtrace.record.dormant import ENGINE_LOOP, LOOPS
 from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method
+from schedtrace.record.log import logger
 from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues, num_in_input_queue
 from schedtrace.record.settings import KEEP
@@ -109,6 +109,8 @@ def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[None]:
     listener = None
     try:
         listener = ControlSocket(answer)
+    except SquattedError as error:
+        logger.warning("schedtrace: nobody can attach to process {}: {}", os.getpid(), error)
     except Exception as error:
         logger.trace("schedtrace: nobody can attach to process {}: {!r}", os.getpid(), error)
     try:
@@ -168,8 +170,8 @@ class _Engine:
                 )
                 return Attached(path=str(path), present=present, held_us=held_us)
             case AskDetach():
-                path, held_us = self._attachment.detach()
-                return Detached(path=str(path), held_us=held_us)
+                ended = self._attachment.detach()
+                return Detached(path=str(ended.path), held_us=ended.held_us, stopped=ended.stopped)
             case AskQueue():
                 return self._queue()
             case AskSnapshot():
@@ -210,6 +212,8 @@ class _Engine:
 
     def _snapshot(self, folder: Path) -> AnyAnswer:
         flight, trace = self._flight, self._attachment.trace
+        if (stopped := self._attachment.stopped) is not None:
+            return Refused(why=stopped)
         if trace is None:
             later = "schedtrace attach records from now on, without a restart"
             return Refused(why=f"it keeps nothing in memory: start the server with {KEEP}=120s, or {later}")
@@ -237,6 +241,7 @@ class _Engine:
             recording=None if trace is None else str(trace),
             keeps=None if trace is None or flight is None else flight.keeps,
             attached=attachment.attached,
+            stopped=attachment.stopped,
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,

@@ -10,7 +10,6 @@ import errno
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -18,10 +17,12 @@ from pathlib import Path
 from weakref import WeakSet
 
 import msgspec
-from loguru import logger
 
 from schedtrace.model import live
-from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskStatus, AskTimes, Refused, Stacks
+from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskStatus, AskTimes, Done, Refused, Stacks
+from schedtrace.model.printable import json_of
+from schedtrace.record.control_client import AnswerError, ask, peer_of
+from schedtrace.record.log import logger
 from schedtrace.record.processes import process
 
 STACKS_S = 1.0
@@ -38,9 +39,12 @@ END_S = 1.0
 """For the thread that listens to end; it waits while no more may be asked at a time."""
 MOST_S = 5.0
 """For who connects to say what is asked, and as long again to take the answer."""
+AGAIN_S = 0.05
+"""Until it listens again after it could not, doubled each time."""
+LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
 """Who are listened to; more wait until they are accepted."""
-_CREDENTIALS = struct.Struct("3i")
+_IS_CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 _decode = msgspec.json.Decoder(AnyAsk).decode
 
 Answering = Callable[[AnyAsk], AnyAnswer]
@@ -64,6 +68,7 @@ class ControlSocket:
         self._socket, self._file = _listens_at(self.path)
         self._one_by_one = threading.Lock()
         self._free = threading.Semaphore(MOST_AT_ONCE)
+        self._closed = threading.Event()
         _sockets.add(self)
         self._thread = threading.Thread(target=self._listen, name="schedtrace-socket", daemon=True)
         self._thread.start()
@@ -72,6 +77,7 @@ class ControlSocket:
         """Listen no more."""
         if self._socket.fileno() < 0:  # in a forked child, or closed before
             return
+        self._closed.set()
         with contextlib.suppress(OSError):
             if _file(self.path) == self._file:
                 self.path.unlink()
@@ -85,12 +91,22 @@ class ControlSocket:
         self._socket.close()
 
     def _listen(self) -> None:
+        failed = 0
         while True:
             self._free.acquire()
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+                failed = 0
+            except OSError as error:
+                self._free.release()
+                if error.errno in _IS_CLOSED:
+                    return
+                if not failed:  # no descriptors, or no memory
+                    logger.warning("schedtrace: nobody can ask process {} for now: {}", os.getpid(), error)
+                failed += 1
+                if self._closed.wait(min(AGAIN_S * 2 ** min(failed, 10), LONGEST_AGAIN_S)):
+                    return
+                continue
             try:
                 name = "schedtrace-answer"
                 threading.Thread(target=self._hear, args=(connection,), name=name, daemon=True).start()
@@ -110,12 +126,12 @@ class ControlSocket:
 
     def _serve(self, connection: socket.socket) -> None:
         line = _line(connection)  # in any case: a connection closed before that would lose the answer
-        if (user := peer_of(connection)) not in {os.geteuid(), 0}:
+        if (user := peer_of(connection).user) not in {os.geteuid(), 0}:
             answer: AnyAnswer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
         else:
             answer = self._answer_to(line)
         connection.settimeout(MOST_S)
-        connection.sendall(msgspec.json.encode(answer) + b"\n")
+        connection.sendall(json_of(answer) + b"\n")
 
     def _answer_to(self, line: bytes) -> AnyAnswer:
         try:
@@ -179,13 +195,6 @@ def _file(path: Path) -> tuple[int, int]:
     return about.st_dev, about.st_ino
 
 
-def peer_of(connection: socket.socket) -> int:
-    """The user who connected, as the kernel knows."""
-    size = _CREDENTIALS.size
-    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(user)
-
-
 def _line(connection: socket.socket) -> bytes:
     """What stands before the first newline.
 
@@ -213,8 +222,8 @@ def time_in_workers(*, on: bool) -> None:
     One that does not answer goes without: its steps lack ``execute_us``.
     """
     for path in _of_workers():
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            ask(path, AskTimes(on=on), MOST_S)
+        with contextlib.suppress(OSError, AnswerError):
+            ask(path, AskTimes(on=on), Done, MOST_S)
 
 
 def stacks_of_workers() -> dict[str, list[str]]:
@@ -225,11 +234,13 @@ def stacks_of_workers() -> dict[str, list[str]]:
 def _stacks(path: Path) -> list[str]:
     pid = int(path.stem)
     try:
-        answer = ask(path, AskStacks(), STACKS_S)
-    except (OSError, msgspec.MsgspecError) as error:
+        answer = ask(path, AskStacks(), Stacks, STACKS_S)
+    except (OSError, AnswerError) as error:
         state = _STATES.get(process(pid).state, "")
         return [f"worker with pid {pid}{state} does not answer: {error}"]
-    return [f"worker with pid {pid}:", *answer.text.splitlines()] if isinstance(answer, Stacks) else []
+    if isinstance(answer, Refused):
+        return [f"worker with pid {pid}: {answer.why}"]
+    return [f"worker with pid {pid}:", *answer.text.splitlines()]
 
 
 def _of_workers() -> list[Path]:
@@ -240,21 +251,3 @@ def _of_workers() -> list[Path]:
             if process(int(path.stem)).parent == mine:
                 found.append(path)
     return found
-
-
-def ask(path: Path, question: AnyAsk, timeout_s: float) -> AnyAnswer:
-    """Ask the process that listens there.
-
-    Raises:
-        OSError: nobody listens, or no answer comes in time.
-        msgspec.MsgspecError: the answer is not understood: another version of schedtrace listens.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s)
-        connection.connect(os.fspath(path))
-        connection.sendall(msgspec.json.encode(question) + b"\n")
-        line = b""
-        while not line.endswith(b"\n") and (block := connection.recv(2**20)):
-            line += block
-    answer: AnyAnswer = msgspec.json.decode(line, type=AnyAnswer)
-    return answer

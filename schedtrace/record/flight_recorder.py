@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.model.trace import End, Header
 from schedtrace.model.trace_names import part_name
+from schedtrace.record.log import logger
 from schedtrace.record.settings import Rules, write_manifest_if_missing
 from schedtrace.record.trace_files import Begins, Parts
 

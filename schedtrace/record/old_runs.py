@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from loguru import logger
 
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace_bounds import size_of
+from schedtrace.record.log import logger
 
 VARIABLE = "SCHEDTRACE_DIR_MAX"
 """``20G``: what all recordings in ``SCHEDTRACE_DIR`` may take together; ``off``: nothing is removed."""
@@ -107,8 +107,8 @@ def _ended_run(folder: Path, now_s: float) -> Run | None:
     """A folder, if it is provably a recording of this user and host that has ended; else None.
 
     It has a name that schedtrace gives and the manifest of a recorded server of this host; the process
-    that it is named after is gone; it holds nothing but files of a recording, each an ordinary one; nothing of
-    it has changed for ``SETTLED_S``.
+    that it is named after is gone; it holds nothing but files of a recording, each an ordinary one; nothing
+    of it has changed for ``SETTLED_S``.
     """
     named, about = _NAME.fullmatch(folder.name), folder.lstat()
     if named is None or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():

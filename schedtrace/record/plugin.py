@@ -31,7 +31,7 @@ def _say(error: Exception) -> None:
     from contextlib import suppress
 
     with suppress(Exception):
-        from loguru import logger
+        from schedtrace.record.log import logger
 
         why = str(error) if isinstance(error, NotUnderstoodError) else repr(error)
         logger.warning("schedtrace: switched off, nobody can attach: {}", why)

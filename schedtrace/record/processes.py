@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import threading
 import time
 from contextlib import suppress
@@ -37,6 +38,20 @@ def age_s(pid: int) -> float | None:
         started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
     return None
+
+
+def process_id(text: str) -> int | None:
+    """Return the process id that a text is; None: it is none."""
+    return int(text) if re.fullmatch("[0-9]{1,10}", text) else None
+
+
+def pids_within(pid: int) -> list[int]:
+    """Return the process ids of one process in the PID namespaces that it is in, the outermost first."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return [int(one) for one in line.split()[1:]]
+    return []
 
 
 def above(pid: int) -> list[int]:

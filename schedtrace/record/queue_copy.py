@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.queue import EngineQueue, QueueEntry
+from schedtrace.model.queue import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import arrival_facts, queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
@@ -205,7 +205,10 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         copy()  # on this thread: each list is copied in one go
     [(found, held, free)] = copied
     now = time.time()
-    entries = [(one, _entry(one, now, held, ids)) for one in found.in_order()]
+    running, waiting = _parted(found.in_order())
+    entries = [
+        (one, _entry(one, now, held, ids)) for one in (*running[:MOST_ENTRIES], *waiting[:MOST_ENTRIES])
+    ]
     _refusals(entries, known)
     pause = queues.pause_name(scheduler)
     return EngineQueue(
@@ -224,8 +227,18 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         running=[entry for one, entry in entries if one.state == "running"],
         waiting=[entry for one, entry in entries if one.state != "running"],
         input_requests=queues.num_in_input_queue(engine),
+        more_running=max(0, len(running) - MOST_ENTRIES),
+        more_waiting=max(0, len(waiting) - MOST_ENTRIES),
         exits=list(known),
     )
+
+
+def _parted(requests: Iterable[CopiedRequest]) -> tuple[list[CopiedRequest], list[CopiedRequest]]:
+    """Return those that run and those that wait."""
+    parted: tuple[list[CopiedRequest], list[CopiedRequest]] = [], []
+    for one in requests:
+        parted[one.state != "running"].append(one)
+    return parted
 
 
 def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds) -> QueueEntry:

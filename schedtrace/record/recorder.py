@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from loguru import logger
-
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_facts import Control, ControlKind
 from schedtrace.record.capture import (
@@ -24,6 +22,7 @@ from schedtrace.record.capture import (
 from schedtrace.record.exit_lines import ended_loops, is_preemption
 from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.inference import Departures, InferredExits
+from schedtrace.record.log import logger
 from schedtrace.record.queue_copy import PresentRequests, QueueCopy
 from schedtrace.record.queues import Queues, policy
 from schedtrace.record.verdict_facts import Facts
@@ -408,4 +407,5 @@ class Recorder:
             self._inference.release()
         if self.active:
             self.active = False
+            self.writer.stops(f"{where}, {self.writer.describe(error)}")
             self._warn(f"recording stopped {where}: {self.writer.describe(error)}")

@@ -12,13 +12,12 @@ import inspect
 import pkgutil
 from typing import Any
 
-from loguru import logger
-
 from schedtrace.model.printable import described
 from schedtrace.record import settings
 from schedtrace.record.engine_hooks import wrap_engine
 from schedtrace.record.front_end_hooks import wrap_front_end
 from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.log import logger
 from schedtrace.record.worker_hooks import wrap_worker
 
 

@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 
 from schedtrace.model.causes import CAUSES, Cause, Entry
 from schedtrace.model.kv_need import KvNeed
-from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
@@ -30,6 +29,8 @@ At = Literal["idle", "request", "schedule", "output", "ranks", "between", "other
 ``schedule()``. ``output``: it waits for the executor, or is the executor. ``ranks``: it waits for other
 data-parallel ranks. ``between``: it lets other threads go first after a step without tokens."""
 
+MOST_OF_NAME = 100
+"""Characters of a thread's name."""
 _THREAD = re.compile(r"(?i)thread 0x([0-9a-f]+)")
 _RANKS = {"_has_global_unfinished_reqs", "sync_dp_state", "has_unfinished_dp", "sync_kv_cache_memory_size"}
 _EXECUTE = {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids"}
@@ -109,7 +110,7 @@ def stacks_here() -> str:
         faulthandler.dump_traceback(file, all_threads=True)  # takes no lock, and reads no source
         file.seek(0)
         text = file.read().decode(errors="replace")
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = {thread.ident: " ".join(thread.name.split())[:MOST_OF_NAME] for thread in threading.enumerate()}
     named = _THREAD.sub(lambda found: f"{found[0]} {names.get(int(found[1], 16), '')}", text)
     threads = named.strip().split("\n\n")  # the newest first
     return "\n".join(one for one in reversed(threads) if " schedtrace-" not in one.splitlines()[0])
@@ -214,21 +215,19 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | N
         cause = connecting[0].cause
         who = [one.request_id for one in connecting if one.cause == cause and one.request_id is not None]
         reason = _reason(scheduler, connecting[0])
-        return Stall(
-            "connector", f"a connector does not answer: {reason}: {_named(map(visible, who), len(who))}"
-        )
+        return Stall("connector", f"a connector does not answer: {reason}: {_named(who, len(who))}")
     decisive = _decisive(exits)
     if decisive is None:
         parked = [one.request_id for one in _waiting(scheduler) if one.status.name == _REMOTE]
         if parked and not scheduler.running:
-            waiting = _named((visible(ids[one]) for one in parked), len(parked))
+            waiting = _named((ids[one] for one in parked), len(parked))
             return Stall("connector", f"a connector does not answer: KV blocks of {waiting} have not arrived")
         often = "" if calls is None else f" {counted(calls, 'time')}"
         return Stall(
             "scheduler",
             f"the scheduler was called{often} and scheduled nothing; {_seen_from_outside(engine, ids)}",
         )
-    about = "" if decisive.request_id is None else f" (request {visible(decisive.request_id)})"
+    about = "" if decisive.request_id is None else f" (request {decisive.request_id})"
     return Stall(
         "scheduler", f"the scheduler refuses: {_reason(scheduler, decisive)}{about}{_need(engine, decisive)}"
     )
@@ -240,7 +239,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
     needed = None if first is None else _whole(engine, first.request_id)
     if first is None or needed is None or usable is None or needed <= usable:
         return "which limit it was, is not known"
-    who = f"the next request, {visible(ids[first.request_id])},"
+    who = f"the next request, {ids[first.request_id]},"
     return f"{who} needs {counted(needed, 'KV block')} and the cache has {usable:,}: it can never run"
 
 
@@ -268,9 +267,9 @@ def _row(one: Exit) -> Entry:
 def _reason(scheduler: Any, one: Exit) -> str:
     """As ``model/vocabulary.py`` has it of a trace, here of the running engine."""
     if (entry := _entry(one.cause)) is None:
-        return f"cause {visible(one.cause)}"
+        return f"cause {one.cause}"
     if one.cause == Cause.OTHER:
-        return f"a condition that schedtrace does not know, at {one.location}: {visible(one.guard or '')}"
+        return f"a condition that schedtrace does not know, at {one.location}: {one.guard or ''}"
     text = _row(one).reason(one.loop) or entry.reason(one.loop)
     active = getattr(scheduler.scheduler_config, "max_num_active_seqs", 0)
     setting = "max_num_active_seqs" if active else "max_num_seqs"
@@ -320,7 +319,7 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
         return lines
     free = f"KV blocks: {free_blocks(scheduler.kv_cache_manager):,} of {usable:,} free"
     most = [(one, blocks) for one, blocks in held.most_common(MOST_NAMED) if blocks]
-    named = [f"{visible(ids[one])} {blocks:,} ({_state(scheduler, one)})" for one, blocks in most]
+    named = [f"{ids[one]} {blocks:,} ({_state(scheduler, one)})" for one, blocks in most]
     others = sum(1 for blocks in held.values() if blocks) - len(named)
     more = f" and {others:,} more" if others > 0 else ""
     return [*lines, f"{free}; held by {', '.join(named)}{more}" if named else free]
@@ -341,7 +340,7 @@ def _waiting(scheduler: Any) -> list[Any]:
 
 
 def _after(found: Collection[str]) -> str:
-    return f": {_named(map(visible, found), len(found))}" if found else ""
+    return f": {_named(found, len(found))}" if found else ""
 
 
 def _named(found: Iterable[str], number: int) -> str:

@@ -18,13 +18,12 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
-from loguru import logger
-
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
 from schedtrace.record import queues
 from schedtrace.record.control_socket import stacks_of_workers
+from schedtrace.record.log import logger
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import hides_ids
 from schedtrace.record.stall_causes import (
@@ -246,7 +245,7 @@ class Watchdog:
     def _report(self, found: Stall, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
         if found.kind == "paused":
-            log.info("%s%s", begin, found.sentence)
+            log.info("%s", visible(f"{begin}{found.sentence}"))
             return
         held = _tried(lambda: holders(self._engine, self._ids()))
         stacks = self._known_stacks()
@@ -264,7 +263,7 @@ class Watchdog:
             if now_s - self._stacks_s.get(said, -STACKS_EVERY_S) >= STACKS_EVERY_S:
                 self._stacks_s[said] = now_s
                 lines += stack
-        log.warning("%s", "\n  ".join(lines))
+        log.warning("%s", "\n  ".join(map(visible, lines)))
 
     def _known_stacks(self) -> dict[str, list[str]]:
         try:
@@ -327,7 +326,7 @@ def watch(
         )
         watchdog.start()
     except Exception as error:
-        logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, visible(str(error)))
+        logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, error)
         return None
     return watchdog
 
@@ -429,7 +428,7 @@ class Circle:
         """It starts again and again."""
         often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
         ended = "without an output token, and no request has ended"
-        return Stall("livelock", f"request {visible(request_id)} {often} {ended}")
+        return Stall("livelock", f"request {request_id} {often} {ended}")
 
 
 _computed = attrgetter("request_id", "num_computed_tokens")

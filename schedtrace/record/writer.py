@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import msgspec
-from loguru import logger
 
 from schedtrace.model.printable import described, json_of
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Exit, Finish, Header, Notice
@@ -23,6 +22,7 @@ from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
 from schedtrace.record.flight_recorder import FlightRecorder, Ring
+from schedtrace.record.log import logger
 from schedtrace.record.processes import CpuTimes
 from schedtrace.record.queue_copy import PresentRequests
 from schedtrace.record.settings import Settings, write_manifest_if_missing
@@ -47,6 +47,9 @@ CLOCK_SET_US = 20_000
 """From where on the wall clock has been set: NTP sets it by a tenth of a second and more, else both clocks
 are slewed alike."""
 
+CLOSE_S = 10
+"""For the thread to write what is left."""
+
 MAX_PENDING = 50_000
 """Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
 
@@ -65,6 +68,8 @@ class Writer:
 
     def __init__(self, chosen: Settings, header: Header, anchor_ns: int) -> None:
         self.working = True
+        self._stopped: tuple[str, int, int] | None = None
+        """Why recording ended though nobody has ended it, when, and before which step."""
         self.arrived: deque[Arrival] = deque()
         self.finished: deque[Finish] = deque()
         self._dummies: deque[DummyPass] = deque()
@@ -195,6 +200,22 @@ class Writer:
         gone_on = "the engine goes on: " if until_us is not None else ""
         self._notices.append(Notice(at_us=self._now_us(), message=gone_on + seen.sentence, stalled=seen))
 
+    def stops(self, why: str) -> None:
+        """Note that recording ends though nobody has ended it; the first reason counts."""
+        if self._stopped is None:
+            self._stopped = why, time.monotonic_ns(), self._assembler.next_step
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the trace is not whole and what it lacks, in a sentence; None: it is, as far as is known."""
+        if self._stopped is not None:
+            why, at_ns, step = self._stopped
+            ago = f"{(time.monotonic_ns() - at_ns) / 1e9:,.0f} s ago"
+            return f"its recording stopped {ago}: {why}; the steps from about {step:,} on are missing"
+        if self._dropped:
+            return f"the disk was too slow: {self._dropped:,} of {self._steps:,} steps are missing"
+        return None
+
     def since_anchor(self, ns: int) -> int:
         """A monotonic time in the trace's microseconds."""
         return (ns - self._anchor_ns) // 1000
@@ -216,7 +237,9 @@ class Writer:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=CLOSE_S)
+        if self._thread.is_alive():
+            self.stops(f"the disk has not taken its last lines within {CLOSE_S:g} s")
         if not self.working or self._thread.is_alive():
             return
         try:
@@ -351,6 +374,7 @@ class Writer:
         return End(at_us=self._now_us(), steps=self._assembler.next_step, dropped_steps=self._dropped)
 
     def _give_up(self, error: BaseException) -> None:
+        self.stops(self.describe(error))
         self.working = False
         logger.warning(
             "schedtrace: recording to {} stopped: {}; serving goes on", self.path, self.describe(error)

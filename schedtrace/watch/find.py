@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.safe_files import expanded
 from schedtrace.model.trace_names import files_of, is_in_parts, is_trace, trace_of, traces_in
 from schedtrace.read.follow import require_header
-from schedtrace.record.processes import children
+from schedtrace.record.processes import children, process_id
 
 DIR = "SCHEDTRACE_DIR"
 GROWING_S = 30.0
@@ -66,20 +67,20 @@ def target(given: str | None, environment: dict[str, str], here: Path, *, wait: 
         UsageError: nothing was given, and nothing is found.
     """
     if given is not None:
-        path = Path(given)
+        path = Path(given) if os.path.lexists(given) else expanded(given)
         if path.is_dir():
             return Target(path, only=bool(traces_in(path)))
         if path.exists() or (is_in_parts(path) and files_of(path)):
             require_header(path)
             return Target(path, only=True)
-        if given.isdecimal():
-            return of_process(int(given))
+        if (pid := process_id(given)) is not None:
+            return of_process(pid)
         if wait and path.parent.is_dir():
             return Target(path, only=is_trace(path))
         msg = f"{given}: no such file or folder, and no process id"
         raise InputError(msg)
     if folder := environment.get(DIR):
-        return Target(Path(folder).expanduser(), only=False)
+        return Target(expanded(folder), only=False)
     growing = [path for path in _below(here, DEPTH) if grows([path])]
     if growing:
         return Target(max(growing, key=_modified_s).parent, only=True)
@@ -111,7 +112,7 @@ def of_process(pid: int) -> Target:
     if folder is None:
         msg = f"process {pid} records nothing: start it with {DIR}=DIR in its environment"
         raise InputError(msg)
-    return Target(Path(folder).expanduser(), only=False)
+    return Target(expanded(folder), only=False)
 
 
 def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]:

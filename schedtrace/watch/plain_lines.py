@@ -103,14 +103,26 @@ def line(seen: Seen) -> str:
     return " ".join(parts)
 
 
-def page(seen: Seen) -> str:
-    """Everything, as a text of some lines."""
+SCREENFUL = 10
+"""Requests and notes of a page that fits on a screen."""
+
+
+def page(seen: Seen, most: int | None = None) -> str:
+    """Return everything, as a text of some lines.
+
+    Args:
+        seen: What is seen.
+        most: Requests that are named, and notes (default: all).
+    """
     at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seen.at_s))
     total = seen.total()
     rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
-    requests = [f"{long(one.age_us):>8} {state(one)}  {visible(one.request_id)}" for one in seen.slowest]
+    shown, notes = seen.slowest[:most], seen.notes[-(most or 0) :]
+    requests = [f"{long(one.age_us):>8} {state(one)}  {visible(one.request_id)}" for one in shown]
     if requests:
         requests.insert(0, "requests (age, state): the longest waits, then the oldest")
+    if more := len(seen.slowest) - len(shown):
+        requests.append(f"and {more:,} more, as schedtrace watch without --once shows")
     parts = [
         [
             f"{visible(seen.name or f'no run yet, {seen.awaited}')}, {at}",
@@ -118,7 +130,7 @@ def page(seen: Seen) -> str:
         ],
         [_row(figures) for figures in rows],
         requests,
-        [f"{moment(note.at_s)} {visible(note.text)}" for note in seen.notes],
+        [f"{moment(note.at_s)} {visible(note.text)}" for note in notes],
     ]
     return "\n".join("".join(f"{line}\n" for line in part) for part in parts if part)
 

@@ -5,11 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schedtrace.engine.running_engines import Listening, listening, queues_of
-from schedtrace.errors import InputError
+from schedtrace.engine.running_engines import listening, queues_of
+from schedtrace.errors import InputError, engine_error
 from schedtrace.explain.request import explain_request
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import read_manifest
+from schedtrace.model.printable import visible
 from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.present.pages.queue import queue_page
 from schedtrace.present.pages.request import request_page
@@ -124,13 +125,14 @@ class Session:
             InputError: none of them listens on this machine.
         """
         pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
-        found = listening()
-        engines = [engine for engine in found.engines if engine.status.pid in pids]
-        Listening(engines, [pid for pid in found.silent if pid in pids]).require_answers()
-        if not engines:
+        found = listening().only({pid for pid in pids if pid is not None})
+        if not found.engines and not found.silent:
             msg = "no engine of this run listens on this machine"
             raise InputError(msg)
-        return renderer(Format.TEXT)(queue_page(queues_of(engines)), width=width)
+        queues, errors = queues_of(found)
+        if not queues.engines:
+            raise engine_error(errors)
+        return "\n".join([renderer(Format.TEXT)(queue_page(queues), width=width), *map(visible, errors)])
 
     def close(self) -> None:
         """Let all files go."""

@@ -1,5 +1,7 @@
 """What an engine answers over its socket: ids as they are written, and refusals with a next step."""
 
+import re
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.model.live import AskAttach, AskDetach, AskQueue, AskSnapshot, AskStatus, Refused
 from schedtrace.model.printable import hashed
-from schedtrace.record import attachment, control_answers
+from schedtrace.record import attachment, control_answers, queue_copy
 from schedtrace.simulate import Driver
 
 pytestmark = pytest.mark.vllm
@@ -118,3 +120,45 @@ def test_the_status_during_a_glance_is_that_of_an_engine_that_nobody_records(eng
     engine.answer(AskQueue())
     [status] = seen
     assert (status.recording, status.keeps, status.attached) == (None, None, False)
+
+
+def test_after_the_disk_has_filled_every_answer_says_so(engine, tmp_path, monkeypatch):
+    def full(_lines):
+        raise OSError(28, "No space left on device")
+
+    engine.answer(AskAttach(run_dir=str(tmp_path / "run")))
+    written(engine)
+    writer = engine._attachment.recorder.writer
+    assert (engine.answer(AskStatus()).stopped, writer.stopped) == (None, None)
+    monkeypatch.setattr(writer._output, "write", full)
+    while writer.working:
+        engine.driver.step()
+        time.sleep(0.01)
+    engine.driver.step()  # the recorder notices
+    said = (
+        r"its recording stopped 0 s ago: OSError\(28, 'No space left on device'\); "
+        r"the steps from about \d+ on are missing"
+    )
+    status = engine.answer(AskStatus())
+    assert (status.attached, status.recording) == (True, None)
+    assert re.fullmatch(said, status.stopped)
+    assert re.fullmatch(said, engine.answer(AskSnapshot(run_dir=str(tmp_path / "snapshot"))).why)
+    assert re.fullmatch(said, engine.answer(AskDetach()).stopped)
+
+
+@pytest.mark.parametrize("for_s", [-1.0, 1e11, float("inf"), float("nan")])
+def test_a_time_that_no_timer_can_wait_is_refused_before_anything_is_done(engine, tmp_path, for_s):
+    with pytest.raises(attachment.RefusedError, match="is no time to record for: at most 3"):
+        engine.answer(AskAttach(run_dir=str(tmp_path / "run"), for_s=for_s))
+    assert not (tmp_path / "run").exists()
+    assert not hasattr(engine.driver.scheduler, "_schedtrace_recorder")
+
+
+def test_an_answer_has_so_many_requests_and_counts_the_others(engine, monkeypatch):
+    monkeypatch.setattr(queue_copy, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(attachment.time, "sleep", lambda _s: engine.driver.step())
+    for name in ("r2", "r3"):
+        engine.driver.add(name, 40, 40)
+    found = engine.answer(AskQueue()).queue
+    assert [one.request_id for one in (*found.running, *found.waiting)] == ["r0", "r1"]
+    assert (found.more_running, found.more_waiting, found.num_waiting) == (0, 2, 3)

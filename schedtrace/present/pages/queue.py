@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message
-from schedtrace.model.queue import EngineQueue, EngineQueues, QueueEntry
+from schedtrace.model.queue import MOST_ENTRIES, EngineQueue, EngineQueues, QueueEntry
 from schedtrace.model.say import say
 from schedtrace.present.phrases import integer
 from schedtrace.present.sections import (
@@ -54,9 +54,9 @@ def _load(queue: EngineQueue) -> Message:
     return say(
         "{running:n} of {seats:n seat} taken, {waiting:n} waiting{policy}"
         "[; {held:n} of {usable:n KV block} held]",
-        running=len(queue.running),
+        running=queue.num_running,
         seats=queue.seats,
-        waiting=len(queue.waiting),
+        waiting=queue.num_waiting,
         policy=f" ({queue.policy})" if queue.policy else "",
         held=held,
         usable=usable,
@@ -66,7 +66,9 @@ def _load(queue: EngineQueue) -> Message:
 def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
     refused = Counter(one.refused_for for one in queue.waiting if one.refused_for is not None)
     causes = ", ".join(f"{cause} ({integer(count)})" for cause, count in refused.most_common())
-    if causes:
+    if causes and queue.more_waiting:
+        yield say("the first {first:n} wait for {causes}", first=len(queue.waiting), causes=causes)
+    elif causes:
         yield say("waiting for {causes}", causes=causes)
     elif queue.waiting and _came_since(queue):
         yield say("the latest step that is known left nobody waiting: they have arrived since")
@@ -87,6 +89,10 @@ UNSEEN = (
 
 
 def _warnings(queue: EngineQueue) -> Iterator[Text]:
+    for what, more in (("running", queue.more_running), ("waiting", queue.more_waiting)):
+        if more:
+            most = integer(MOST_ENTRIES)
+            yield f"{integer(more)} more {what} requests are left out: an answer has {most} at most."
     if queue.pause is not None:
         yield f"The scheduler is paused ({queue.pause})."
     if queue.input_requests:

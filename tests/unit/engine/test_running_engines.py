@@ -4,22 +4,36 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from schedtrace.cli.main import main
-from schedtrace.engine import running_engines
+from schedtrace.engine import running_engines, unprepared
 from schedtrace.engine.running_engines import chosen, listening
 from schedtrace.errors import EngineError
 from schedtrace.model import live
+from schedtrace.model.live import Detached, QueueNow, Status
+from schedtrace.model.queue import EngineQueue
+from schedtrace.record import control_client
+from schedtrace.record.control_client import Peer
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "FOLDER", tmp_path)
-    monkeypatch.setattr(running_engines, "STATUS_S", 0.05)
-    monkeypatch.setattr(running_engines, "unprepared_engines", lambda _: [])
+    monkeypatch.setattr(running_engines, "STATUS_S", 20.0)
+    monkeypatch.setattr(unprepared, "_processes", lambda _: [])
     return live.own_folder()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Of tests in which nobody answers."""
+    monkeypatch.setattr(running_engines, "STATUS_S", 0.2)
 
 
 @pytest.fixture
@@ -45,44 +59,307 @@ def ended():
     return process.pid
 
 
+ME = os.getpid()
+SILENT = f"engine process {ME} has not answered for 0.2 s"
+
+
+@pytest.mark.usefixtures("impatient")
 def test_an_engine_that_does_not_answer_is_named(bound, capsys):
-    bound(os.getpid()).listen()
-    assert listening() == ([], [os.getpid()])
-    text = f"engine process {os.getpid()} has not answered for 0.05 s"
-    for target in ("all", None, str(os.getpid()), str(os.getppid())):
-        with pytest.raises(EngineError, match=text):
+    bound(ME).listen()
+    assert listening() == ([], {ME: SILENT}, [])
+    for target in ("all", None, str(ME), str(os.getppid())):
+        with pytest.raises(EngineError, match=SILENT):
             chosen(target)
-    assert main(["engines", str(os.getpid())]) == 0
-    assert capsys.readouterr().out == f"{text}\n"
+    assert main(["engines", str(ME)]) == 0
+    assert capsys.readouterr().out == f"{SILENT}\n"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_nor_does_one_that_takes_no_more_questions(bound):
-    bound(os.getpid()).listen(0)
+    bound(ME).listen(0)
     asking = socket.socket(socket.AF_UNIX)
     with asking:
-        asking.connect(str(live.socket_of(os.getpid(), os.geteuid())))
-        assert listening() == ([], [os.getpid()])
+        asking.connect(str(live.socket_of(ME, os.geteuid())))
+        assert listening() == ([], {ME: SILENT}, [])
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_worker_that_does_not_answer_is_no_engine(bound):
-    bound(os.getpid()).listen()
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    with child:
-        bound(child.pid).listen()
-        assert listening().silent == [os.getpid()]
-        child.communicate()
+    bound(ME).listen()
+    with listener(LISTENER, live.own_folder()) as child:
+        assert live.socket_of(child.pid, os.geteuid()).exists()
+        assert listening() == ([], {ME: SILENT}, [])
 
 
-@pytest.mark.parametrize("listens", [True, False])
-def test_the_socket_of_a_process_that_ended_is_removed(listens, bound, ended, folder):
-    made = bound(ended)
-    if listens:  # a child of it may hold it open
-        made.listen()
-    assert listening() == ([], [])
+LISTENER = """
+import os, socket, sys, time
+made = socket.socket(socket.AF_UNIX)
+made.bind(f"{sys.argv[1]}/{os.getpid()}.sock")
+made.listen()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+FORKED = LISTENER.replace("sys.stdin", "os.fork() and os._exit(0)\nsys.stdin")
+"""Ends, and leaves the socket to a child."""
+
+
+@contextmanager
+def listener(code, folder):
+    command = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process
+        process.stdin.close()
+
+
+def test_the_socket_of_a_process_that_ended_is_removed(bound, ended, folder):
+    bound(ended)
+    assert listening() == ([], {}, [])
     assert not list(folder.iterdir())
 
 
+@pytest.mark.usefixtures("impatient")
+def test_also_where_a_child_that_it_forked_holds_it(folder):
+    with listener(FORKED, folder) as process:
+        process.wait()
+        assert [path.stem for path in folder.iterdir()] == [str(process.pid)]
+        assert listening() == ([], {}, [])
+        assert not list(folder.iterdir())
+
+
 def test_that_of_one_that_is_about_to_listen_stays(bound, folder):
-    bound(os.getpid())
-    assert listening() == ([], [])
-    assert [path.name for path in folder.iterdir()] == [f"{os.getpid()}.sock"]
+    bound(ME)
+    assert listening() == ([], {}, [])
+    assert [path.name for path in folder.iterdir()] == [f"{ME}.sock"]
+
+
+@pytest.mark.parametrize("pid", [0, ME])
+@pytest.mark.usefixtures("impatient")
+def test_a_socket_that_somebody_listens_on_is_left_though_no_process_has_its_number_here(
+    pid, bound, ended, folder, monkeypatch
+):
+    """A live engine in another PID namespace, whose number here is 0 or another one."""
+    monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(pid, os.geteuid()))
+    monkeypatch.setattr(running_engines, "pids_within", lambda _: [pid, ended])
+    bound(ended).listen()
+    said = f"engine process {ended} in another container has not answered for 0.2 s"
+    assert listening() == ([], {ended: said}, [])
+    assert [path.stem for path in folder.iterdir()] == [str(ended)]
+
+
+def test_what_is_no_socket_is_neither_asked_nor_removed(folder):
+    for name in ("1.sock", "x.sock", f"{'9' * 200}.sock"):
+        (folder / name).touch()
+    (folder / "2.sock").mkdir()
+    assert listening() == ([], {}, [])
+    assert len(list(folder.iterdir())) == 4
+
+
+def status(pid=ME, **fields):
+    given = {"role": "engine", "pid": pid, "engine_pid": pid, "rank": 0, "model": "tiny"}
+    return Status(**{**given, "schedtrace_version": "1", "vllm_version": "0.32.0", **fields})
+
+
+@pytest.fixture
+def answering(bound):
+    """``answering(pid, bytes)``: whoever connects to that socket is sent this at once."""
+    threads = []
+
+    def answer(pid, data):
+        listens = bound(pid)
+        listens.listen()
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    connection, _ = listens.accept()
+                    with connection, suppress(BrokenPipeError, ConnectionResetError):
+                        connection.recv(2**16)
+                        connection.sendall(data)
+
+        threads.append((threading.Thread(target=serve), listens))
+        threads[-1][0].start()
+
+    yield answer
+    for thread, listens in threads:
+        with suppress(OSError):
+            listens.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_who_listens_and_says_to_be_another_process_is_no_engine(answering, ended, folder):
+    answering(ME, msgspec.json.encode(status(1)) + b"\n")
+    answering(ended, msgspec.json.encode(status(ended)) + b"\n")
+    assert listening() == (
+        [],
+        {},
+        sorted(
+            [
+                f"{folder}/{ME}.sock is left out: its process says that it is process 1",
+                f"{folder}/{ended}.sock is left out: process {ME} listens there, not process {ended}",
+            ],
+            key=lambda note: note.split("/")[-1],
+        ),
+    )
+
+
+def test_the_socket_of_another_user_is_not_asked(answering, folder, monkeypatch):
+    monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(ME, 12345))
+    answering(ME, msgspec.json.encode(status()) + b"\n")
+    note = f"{folder}/{ME}.sock is left out: user 12345 listens there, not user {os.geteuid()}"
+    assert listening() == ([], {}, [note])
+
+
+@pytest.mark.parametrize("pid", [0, 54321])
+def test_an_engine_in_another_container_answers_and_is_called_so(pid, answering, ended, capsys, monkeypatch):
+    monkeypatch.setattr(control_client, "peer_of", lambda _: Peer(pid, os.geteuid()))
+    monkeypatch.setattr(running_engines, "pids_within", lambda _: [54321, ended])
+    answering(ended, msgspec.json.encode(status(ended)) + b"\n")
+    assert main(["engines"]) == 0
+    said = f"engine 0 (pid {ended} in another container): tiny, vLLM 0.32.0, 0 running, 0 waiting\n  not rec"
+    assert capsys.readouterr().out.startswith(said)
+
+
+DEEP = b"[" * 100_000
+FAULTS = [
+    (b"", "it closed the connection without an answer"),
+    (b"half", "it closed the connection after 4 bytes, within its answer"),
+    (b'{"answer":"status","x":' + DEEP + b"\n", "its answer is nested too deep"),
+    (DEEP + b"\n", "its answer is not understood (Expected `object`, got `array`)"),
+    (
+        msgspec.json.encode(Detached(path="x", held_us=0)) + b"\n",
+        "its answer is not understood (Invalid value 'det",
+    ),
+    (b"\xff\n", "its answer is not understood (JSON is malformed"),
+    (msgspec.json.encode(status(model="x" * 5_000_000)) + b"\n", "its answer is longer than 1 MiB"),
+    (msgspec.json.encode(status(running=10**30)) + b"\n", "its answer has a number that cannot be"),
+    (b'{"answer":"refused","why":"no"}\n', "no"),
+]
+
+
+@pytest.mark.parametrize(("data", "fault"), FAULTS)
+def test_one_that_misbehaves_is_named_with_what_it_does(data, fault, answering, capsys):
+    answering(ME, data)
+    assert main(["engines"]) == 0
+    assert capsys.readouterr().out.startswith(f"engine process {ME} does not answer: {fault}")
+    for command in ("queue", "attach", "snapshot", "detach"):
+        assert main([command]) == 4
+        assert f"engine process {ME} does not answer: {fault}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_has_one_deadline_however_it_trickles(bound, capsys):
+    listens = bound(ME)
+    listens.listen()
+    over = threading.Event()
+
+    def trickle():
+        connection, _ = listens.accept()
+        with connection, suppress(OSError):
+            while not over.wait(0.01):
+                connection.sendall(b" ")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    assert main(["engines"]) == 0
+    over.set()
+    thread.join()
+    assert capsys.readouterr().out == f"{SILENT}\n"
+
+
+def test_long_texts_are_cut_and_made_visible(answering, capsys):
+    answering(ME, msgspec.json.encode(status(model="\x1b[2J" + "x" * 500_000)) + b"\n")
+    assert main(["engines"]) == 0
+    out = capsys.readouterr().out
+    assert r": \x1b[2Jxxx" in out
+    assert len(out) < 1000
+
+
+def test_others_are_answered_beside_one_that_misbehaves(answering, capsys, monkeypatch, folder):
+    """Each of the two is a process of its own to who asks."""
+    with listener(LISTENER, folder) as child:
+        live.socket_of(child.pid, os.geteuid()).unlink()
+        monkeypatch.setattr(
+            control_client,
+            "peer_of",
+            lambda of: Peer(int(of.getpeername()[-10:-5].split("/")[-1]), os.geteuid()),
+        )
+        monkeypatch.setattr(running_engines, "_is_worker", lambda *_: False)
+        queue = EngineQueue(
+            rank=0,
+            pid=ME,
+            model="tiny",
+            unix_s=1,
+            held_us=1,
+            between_steps=True,
+            policy=None,
+            seats=1,
+            token_budget=1,
+            blocks_usable=None,
+            blocks_free=None,
+            running=[],
+            waiting=[],
+            exits=[],
+        )
+        answering(child.pid, DEEP + b"\n")
+        monkeypatch.setattr(running_engines.RunningEngine, "ask", lambda *_: QueueNow(queue=queue))
+        answering(ME, msgspec.json.encode(status()) + b"\n")
+        assert main(["queue", "all"]) == 4
+        out, err = capsys.readouterr()
+    assert out.startswith(f"Engine 0 (pid {ME}): tiny\n")
+    assert err.startswith(
+        f"schedtrace: engine process {child.pid} does not answer: its answer is not understood"
+    )
+
+
+def test_a_folder_that_is_somebody_elses_is_named(folder, tmp_path, capsys):
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    why = live.squatted(folder, os.geteuid())
+    assert why.startswith(f"{folder} is a link: no engine of user ")
+    assert main(["engines"]) == 0
+    assert capsys.readouterr().out == f"no engine of vLLM runs here\n{why}\n"
+    assert main(["attach"]) == 3
+    assert (
+        capsys.readouterr().err == f"schedtrace: no engine of vLLM runs here that can be attached to; {why}\n"
+    )
+
+
+def test_engines_of_other_users_are_named_and_disturb_nobody(capsys, monkeypatch):
+    monkeypatch.setattr(unprepared, "_processes", lambda _: [ME])
+    monkeypatch.setattr(unprepared, "_user", lambda _: 12345)
+
+    def lstat(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    said = f"the engine of vLLM with pid {ME} is of user 12345: only that user and root may ask it"
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Path, "lstat", lambda path: lstat(path) if "12345" in path.parent.name else os.lstat(path)
+        )
+        assert main(["engines"]) == 0
+        assert capsys.readouterr().out == f"{said}\n"
+        for command in ("queue", "attach", "snapshot", "detach"):
+            assert main([command]) == 3
+            assert capsys.readouterr().err == f"schedtrace: {said}\n"
+            assert main([command, str(ME)]) == 3
+            assert capsys.readouterr().err == f"schedtrace: {said}\n"
+
+
+def test_a_process_id_of_many_digits_is_none(capsys):
+    assert main(["attach", "9" * 5000]) == 2
+    assert "expected a process id, or all" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("impatient")
+def test_so_many_sockets_are_asked_and_the_others_counted(bound, folder, monkeypatch):
+    monkeypatch.setattr(running_engines, "MOST_SOCKETS", 2)
+    for pid in (1, 2, 3, 4, 5):
+        bound(pid).listen()
+    strangers = [
+        f"{folder}/{pid}.sock is left out: process {ME} listens there, not process {pid}" for pid in (1, 2)
+    ]
+    notes = [f"3 more sockets in {folder} are left out: too many to ask", *strangers]
+    assert listening() == ([], {}, notes)
+    monkeypatch.setattr(running_engines, "MOST_NOTES", 1)
+    assert listening().notes == [notes[0], "2 more are left out for such reasons"]

@@ -15,7 +15,7 @@ SERVERS = {100: 10, 101: 10, 200: 20}
 
 
 class Engine:
-    def __init__(self, pid, rank, asked, *, attached=False, **raises):
+    def __init__(self, pid, rank, asked, *, attached=False, stopped=None, **raises):
         self.status = Status(
             role="engine",
             pid=pid,
@@ -27,9 +27,10 @@ class Engine:
             attached=attached,
         )
         self.name = f"engine {rank} (pid {pid})"
+        self.server, self.stopped = SERVERS[pid], stopped
         self.asked, self.raises = asked, raises
 
-    def ask(self, question, timeout_s=60.0):
+    def ask(self, question, _expected, timeout_s=None):
         kind = type(question).__name__
         self.asked.append((kind, self.status.pid, timeout_s))
         if kind in self.raises:
@@ -40,7 +41,7 @@ class Engine:
                     path=f"{question.run_dir}/engine-{self.status.rank}.jsonl", present=2, held_us=300
                 )
             case AskDetach():
-                return Detached(path="trace", held_us=10)
+                return Detached(path="logs/run/trace", held_us=10, stopped=self.stopped)
             case AskSnapshot():
                 return Snapshot(path=f"{question.run_dir}/engine-0.*.jsonl.zst")
 
@@ -55,11 +56,10 @@ def run_here(monkeypatch):
     """``run_here(engine, ..., silent=[pid])``."""
 
     def run(*engines, silent=()):
-        monkeypatch.setattr(running_recordings, "server_of", SERVERS.get)
+        said = {pid: f"engine process {pid} has not answered for 2 s" for pid in silent}
         for module in (running_recordings, running_engines):
-            monkeypatch.setattr(module, "meant", lambda _: Listening(list(engines), list(silent)))
-        for name in ("reached", "chosen"):
-            monkeypatch.setattr(running_recordings, name, lambda _: list(engines))
+            monkeypatch.setattr(module, "meant", lambda _: Listening(list(engines), said))
+        monkeypatch.setattr(running_recordings, "reached", lambda _: list(engines))
 
     return run
 
@@ -78,7 +78,7 @@ def test_the_ranks_of_each_server_record_into_a_folder(run_here, asked):
     assert [one, other] == [f"recording to {folder}" for folder in attached.folders]
     assert attached.next_command(ended=False) == "schedtrace detach all"
     assert attached.next_command(ended=True) == "schedtrace analyze {} {}".format(*attached.folders)
-    assert [folder.name[-3:] for folder in snapshot_of("all", Path("/logs"))] == ["100", "200"]
+    assert [folder.name[-3:] for folder in snapshot_of("all", Path("/logs"))[0]] == ["100", "200"]
 
 
 def test_engines_of_one_rank_and_process_do_not_share_a_folder(run_here, asked):
@@ -104,7 +104,7 @@ def test_where_it_fails_at_all_are_detached_from(raised, attached, more, run_her
     with pytest.raises(type(raised)) as error:
         attach()
     assert str(error.value) == str(raised)
-    assert asked[3:] == [("AskDetach", 100, 60.0), ("AskDetach", 101, 60.0), *more]
+    assert asked[3:] == [("AskDetach", 100, None), ("AskDetach", 101, None), *more]
 
 
 def test_one_that_is_not_detached_is_named_and_keeps_no_other_from_it(run_here, asked):
@@ -115,7 +115,7 @@ def test_one_that_is_not_detached_is_named_and_keeps_no_other_from_it(run_here, 
     )
     with pytest.raises(EngineError, match=r"^engine 0 \(pid 200\): no; engine 0 \(pid 100\) may still be "):
         attach()
-    assert asked[-1] == ("AskDetach", 101, 60.0)
+    assert asked[-1] == ("AskDetach", 101, None)
 
 
 def test_all_are_detached_from_but_those_that_do_not_answer(run_here, asked):
@@ -123,7 +123,39 @@ def test_all_are_detached_from_but_those_that_do_not_answer(run_here, asked):
     run_here(fails, Engine(101, 1, asked, attached=True), silent=[200])
     lines = detach_from("all")
     assert next(lines).startswith("detached from engine 1 (pid 101)")
-    with pytest.raises(
-        EngineError, match=r"^engine process 200 has not answered for 2 s; engine 0 \(pid 100\): no$"
-    ):
+    with pytest.raises(EngineError, match=r"^engine process 200 has not answered for 2 s$") as error:
         next(lines)
+    assert error.value.details == ("schedtrace: engine 0 (pid 100): no",)
+
+
+def test_a_snapshot_that_fails_keeps_no_other_engine_from_it(run_here, asked):
+    fails = Engine(100, 0, asked, AskSnapshot=EngineError("engine 0 (pid 100): the disk is full"))
+    run_here(fails, Engine(200, 0, asked), silent=[300])
+    folders, errors = snapshot_of("all", Path("/logs"))
+    assert [folder.name[-3:] for folder in folders] == ["200"]
+    assert errors == ["engine process 300 has not answered for 2 s", "engine 0 (pid 100): the disk is full"]
+
+
+STOPPED = "its recording stopped 3 s ago: no space; the steps from about 9 on are missing"
+
+
+def test_a_recording_that_is_not_whole_is_an_error(run_here, asked, cli):
+    run_here(Engine(100, 0, asked, attached=True, stopped=STOPPED), Engine(200, 0, asked, attached=True))
+    assert cli("detach", "all") == (
+        4,
+        "".join(
+            f"detached from engine 0 (pid {pid}), held up for 0.01 ms: logs/run/trace\n" for pid in (100, 200)
+        ),
+        f"schedtrace: engine 0 (pid 100): {STOPPED}\nto see what was recorded: schedtrace analyze logs/run\n",
+    )
+
+
+def test_attach_for_a_while_ends_with_what_the_recorders_know(run_here, asked, cli):
+    lost = EngineError("engine 1 (pid 101) does not answer: nobody listens there any more")
+    run_here(Engine(100, 0, asked, stopped=STOPPED), Engine(101, 1, asked, AskDetach=lost))
+    code, out, err = cli("attach", "all", "--for", "0s")
+    assert code == 4
+    assert "next: " not in out
+    assert err.startswith(
+        f"schedtrace: engine 0 (pid 100): {STOPPED}\nschedtrace: {lost}\nto see what was recorded: "
+    )

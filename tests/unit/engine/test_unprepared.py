@@ -12,8 +12,9 @@ import pytest
 
 from schedtrace.engine import unprepared
 from schedtrace.errors import InputError
-from schedtrace.model.live import AskDetach, Refused
-from schedtrace.record.control_socket import ask
+from schedtrace.model import live
+from schedtrace.model.live import AskDetach, Detached, Refused
+from schedtrace.record.control_client import ask
 
 TITLE = "VLLM::EngineCore_DP0"
 HERE = {"PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -42,7 +43,7 @@ def engine(*arguments, title=TITLE):
     finally:
         process.kill()
         process.wait()
-        unprepared._socket(process.pid).unlink(missing_ok=True)
+        live.socket_of(process.pid, os.geteuid()).unlink(missing_ok=True)
 
 
 def test_engines_by_name_whose_process_or_one_above_is_meant():
@@ -72,12 +73,12 @@ def test_the_script_has_an_engine_listen_that_is_in_its_loop(tmp_path):
     script = tmp_path / "listen.py"
     script.write_text(unprepared.SCRIPT.format(place=str(Path(unprepared.__file__).parents[2])))
     with engine(script) as pid:
-        socket = unprepared._socket(pid)
+        socket = live.socket_of(pid, os.geteuid())
         until = time.monotonic() + 60
         while not socket.exists():
             assert time.monotonic() < until
             time.sleep(0.05)
-        assert ask(socket, AskDetach(), 20) == Refused(why="nothing is attached to it")
+        assert ask(socket, AskDetach(), Detached, 20) == Refused(why="nothing is attached to it")
         assert unprepared.unprepared_engines(str(pid)) == []
 
 
@@ -116,11 +117,12 @@ def test_older_pythons_cannot_and_it_is_said_what_can_be_done(monkeypatch):
     monkeypatch.delattr(sys, "remote_exec", raising=False)
     with engine() as pid:
         unprepared.make_listen(str(pid))
-        starting = unprepared.nobody_listens([pid])
+        starting = unprepared.nobody_listens(str(pid))
         assert f"pid {pid} does not listen yet: it began " in starting
         assert "Else schedtrace must be installed" in starting
         assert unprepared.without_socket(pid).startswith("an engine of vLLM that is starting (for ")
         monkeypatch.setattr(unprepared, "STARTS_S", 0.0)
         assert unprepared.without_socket(pid) == "an engine of vLLM that does not listen"
-        assert f"pid {pid} does not listen: schedtrace must be installed" in unprepared.nobody_listens([pid])
-        assert "from Python 3.14 on" in unprepared.nobody_listens([pid])
+        old = unprepared.nobody_listens(str(pid))
+        assert f"pid {pid} does not listen: schedtrace must be installed" in old
+        assert "from Python 3.14 on" in old

@@ -104,3 +104,10 @@ def test_what_is_not_known_and_what_holds_all_up():
     assert "what they wait for is not known: the latest step refused nobody, or was not" in shown
     assert "The scheduler is paused (PAUSED_ALL)." in shown
     assert "The engine has been within one step for 5 s and was read meanwhile." in shown
+
+
+def test_requests_that_are_left_out_are_counted():
+    shown = text(queue(waiting=[entry("r2", refused_for="kv_blocks")], more_waiting=299_999), most=1)
+    assert "0 of 2 seats taken, 300,000 waiting (fcfs)" in shown
+    assert "the first 1 wait for kv_blocks (1)" in shown
+    assert "299,999 more waiting requests are left out: an answer has 10,000 at most." in shown

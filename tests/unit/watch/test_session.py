@@ -17,7 +17,7 @@ from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target
 from schedtrace.watch.judge import LINES_LOST
-from schedtrace.watch.plain_lines import age, line, page
+from schedtrace.watch.plain_lines import SCREENFUL, age, line, page
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import Session
 from tests.makers import arrival, finish, step
@@ -342,6 +342,17 @@ def test_hostile_ids_are_text(folder):
     assert "\x1b" not in session.life(session.look().slowest[0], 80)
 
 
+def test_a_page_for_one_screen_counts_the_requests_that_it_leaves_out(folder):
+    growing = Growing(folder, waiting=tuple(f"w{number}" for number in range(15)))
+    growing.grow(5)
+    seen = session_of(folder, growing).look()
+    rows = page(seen, SCREENFUL).splitlines()
+    begin = rows.index("requests (age, state): the longest waits, then the oldest")
+    more = len(seen.slowest) - SCREENFUL
+    assert rows[begin + 1 + SCREENFUL] == f"and {more} more, as schedtrace watch without --once shows"
+    assert sum(" w" in row or "waiting" in row for row in page(seen).splitlines()[begin:]) >= 15
+
+
 def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_path):
     growing = Growing(tmp_path)
     growing.grow(3)
@@ -394,12 +405,15 @@ def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session
         def __init__(self, pid):
             self.status = SimpleNamespace(pid=pid)
 
-        def ask(self, _):
+        def ask(self, *_):
             return QueueNow(queue=queue(pid=self.status.pid, waiting=[entry("w1", refused_for="kv_blocks")]))
 
     def found(*engines, silent=()):
         monkeypatch.setattr(
-            "schedtrace.watch.session.listening", lambda: Listening(list(engines), list(silent))
+            "schedtrace.watch.session.listening",
+            lambda: Listening(
+                list(engines), {pid: f"engine process {pid} has not answered for 2 s" for pid in silent}
+            ),
         )
 
     found(Engine(2), Engine(1), silent=[3])
