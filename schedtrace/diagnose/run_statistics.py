@@ -121,9 +121,9 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
         "draft_tokens": int(steps["draft_tokens"].sum()),
         "used_tokens": int(steps["used_tokens"].sum()),
         "steps": steps.height,
-        "dummy_batches": int(steps["dummy_batches"].sum()),
-        "dummy_us": int(steps["dummy_us"].sum()),
-        "preemptions": preemptions if timeline.header.preemptions_recorded else None,
+        "dummy_batches": _recorded(steps, "dummy_batches"),
+        "dummy_us": _recorded(steps, "dummy_us"),
+        "preemptions": preemptions if Fact.PREEMPTIONS in timeline.facts else None,
         "requests_finished": done.height,
         "output_tokens": sampled_tokens(steps, done),
         "input_tokens": int(done["prompt_tokens"].sum()),
@@ -160,7 +160,7 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
 
 def _recorded(frame: pl.DataFrame, column: str) -> int | None:
     """The sum of a column; None where no row has a value."""
-    if column not in frame.columns or frame[column].null_count() == frame.height:
+    if column not in frame.columns or (frame.height and frame[column].null_count() == frame.height):
         return None
     return int(frame[column].sum())
 
@@ -307,8 +307,8 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
         preemptions=sums["preemptions"] if preempted else None,
         mean_running=_at_a_time(engines, "running_us") if lives else None,
         mean_waiting=_at_a_time(engines, "queued_us") if lives else None,
-        dummy_batches=sums["dummy_batches"],
-        dummy_ms=sums["dummy_us"] / 1e3,
+        dummy_batches=sums.get("dummy_batches"),
+        dummy_ms=sums["dummy_us"] / 1e3 if "dummy_us" in sums else None,
         kv_used_frac=_mean([engine.kv_used for engine in engines if engine.kv_used is not None]),
     )
 

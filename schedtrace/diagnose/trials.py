@@ -100,7 +100,8 @@ def _report(
     finishes = _together([one.of_trial(one.finishes, trial) for one in timelines])  # times only differ
     steps = _together([_on_clock_of(first, one, one.of_trial(one.steps, trial)) for one in timelines])
     working = steps.filter(pl.col("total_requests") > 0)
-    begin = working.row(0, named=True) if working.height else None
+    begins = trial is not None or all(one.begins for one in timelines)
+    begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     lives = Fact.LIVES in first.facts
     report = TrialReport(
@@ -177,7 +178,7 @@ def _use(steps: pl.DataFrame) -> float | None:
 
 
 def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
-    if not timeline.header.preemptions_recorded:
+    if Fact.PREEMPTIONS not in timeline.facts:
         return None
     return timeline.of_trial(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
 

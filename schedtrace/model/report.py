@@ -334,6 +334,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     trials: list[TrialReport]
     findings: list[Finding]
     """Root causes by gain, each with its symptoms; then what is no symptom of any."""
+    lacks: list[str] = []
+    """Kinds of facts that the record does not hold, and that no figure, finding or sentence is about."""
     not_judged: list[NotJudged]
     """Rules that the record lacks facts for."""
     causes: list[CauseRow]

@@ -128,10 +128,10 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     of them had a request."""
     mean_waiting: float | None
     """Likewise, in the waiting queue; of several engines only those that were refused."""
-    dummy_batches: int
+    dummy_batches: int | None
     """Only to keep other ranks company. Of ranks in lock-step: between the first and the last common step of
-    a wave in which any rank computed something; else all that steps report."""
-    dummy_ms: float
+    a wave in which any rank computed something; else all that steps report. None: not recorded."""
+    dummy_ms: float | None
     """Time that these took."""
     kv_used_frac: float | None = None
     """Mean share of the KV blocks in use after a step, over all engines' steps; None: not recorded."""

@@ -185,6 +185,8 @@ def _as_json(text: str) -> str:
     return "".join(out)
 
 
+PHASES = {"unknown": "running"}
+"""Who has computed tokens in the first record was there before it, or found them in the prefix cache."""
 RECORD = "log of a patched schedule(), one dict a call"
 
 
@@ -254,6 +256,7 @@ class _Steps:
         if self.max_num_running_reqs is None:
             self.max_num_running_reqs = record.max_num_running_reqs
         phases = [self._phase(one.request_id, one.computed_tokens) for one in record.requests or []]
+        known = listed and "unknown" not in phases
         self.rows.add(
             step=self._count,
             start_us=None if logged_us is None or self._began_us is None else logged_us - self._began_us,
@@ -261,10 +264,10 @@ class _Steps:
             remaining_budget=record.left,
             total_requests=record.scheduled_requests,
             max_num_running_reqs=record.max_num_running_reqs,
-            num_new=phases.count("new") if listed else None,
-            num_continued=phases.count("running") if listed else None,
+            num_new=phases.count("new") if known else None,
+            num_continued=phases.count("running") if known else None,
             requests=[
-                (str(one.request_id), one.computed_tokens, one.scheduled_tokens, phase)
+                (str(one.request_id), one.computed_tokens, one.scheduled_tokens, PHASES.get(phase, phase))
                 for one, phase in zip(record.requests or [], phases, strict=True)
             ],
         )
@@ -290,6 +293,6 @@ class _Steps:
         before = self._computed.get(name)
         self._computed[name] = computed
         if before is None:
-            return "new"
+            return "new" if self._count or not computed else "unknown"
         self._went_back += computed < before
         return "running"

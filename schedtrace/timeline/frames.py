@@ -188,7 +188,7 @@ class Frames:
     @property
     def begins(self) -> bool:
         """Whether its first steps may be the engine's: it was not attached to, and nobody was there."""
-        return not self.header.attached and self.present.is_empty()
+        return not (self.header.attached or self.header.first_step) and self.present.is_empty()
 
     @property
     def active_limit(self) -> int | None:

@@ -20,6 +20,7 @@ from schedtrace.engine.vllm_config import import_vllm
 from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.trace import Trace
 from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
@@ -70,7 +71,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
 
 def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
     """Fill in what the traces of a replay show; they have one clock."""
-    if traces[0].header.preemptions_recorded:
+    if Fact.PREEMPTIONS in traces[0].facts:
         outcome.preemptions = sum(
             trace.preemptions().filter("in_schedule").collect().height for trace in traces
         )

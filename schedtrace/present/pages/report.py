@@ -12,9 +12,10 @@ from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Distribution, Percentiles
+from schedtrace.model.trace_facts import Fact
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import engines_table, trials_table
-from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy
+from schedtrace.present.pages.run_header import header, log_figures, noteworthy
 from schedtrace.present.phrases import integer, plain
 from schedtrace.present.sections import (
     Cause,
@@ -93,11 +94,10 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     if full:
         yield from details(run)
         return
-    if run.not_judged:  # a log: little is known, and that little is shown
+    if run.config["exits_via"] is None:  # a log: little is known, and that little is shown
         yield trials_table(run.trials, log=True)
         yield from log_figures(run)
         yield from finding_sections([finding for finding in run.findings if not finding.title], engines=1)
-        yield from not_judged(run)
     yield from _others(named, 1 + room + OTHERS_LINES - sum(map(_height, shown)))  # no blank line at the top
     if notes := noteworthy(run.settings):
         yield Note(notes, "Settings:")
@@ -231,13 +231,13 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
     """What to run next: all details, one step, one request, the page; names come from strangers."""
     commands = [["analyze", run.path, "--details"]]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
-    if first is not None:
+    if first is not None and Fact.TIMES not in run.lacks:
         engine = ["--engine", str(first.engine_rank)] if first.engine_rank else []
         commands.append(["step", run.path, str(first.steps[len(first.steps) // 2]), *engine])
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
     if known := next((name for name in names if name), None):
         commands.append(["request", run.path, known])
-    if run.config["engines"] == 1:  # the table of several needs the line
+    if run.config["engines"] == 1 and Fact.TIMES not in run.lacks:  # the table of several needs the line
         commands.append(["report", run.path])
     return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
 
