@@ -10,14 +10,11 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.latencies import (
-    DECODE_US,
-    E2E_US,
     FINISHED,
-    TTFT_US,
     counted,
     distribution,
     inter_token,
-    per_output_token,
+    request_latencies,
     single,
 )
 from schedtrace.diagnose.throughput import counted_s, counted_spans, sampled_tokens, throughput
@@ -49,8 +46,8 @@ class EngineSums:
     not recorded."""
     requests: pl.DataFrame | None
     """One row per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
-    time in the engine and in the queue), ``done``; of those that ended well the columns of latencies. None:
-    lives of requests are not recorded."""
+    time in the engine and in the queue), ``has_token``, ``done``, ``ttft_us``, ``tpot_us`` and
+    ``e2e_us``. None: lives of requests are not recorded."""
     device: pl.DataFrame
     apart: pl.DataFrame
     """How long steps took on the device, and from start to start: ``us`` and ``weight``, each value once."""
@@ -169,19 +166,18 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     own = LENGTH_US.filter(pl.col("state") != "front_end").sum()
     queued = LENGTH_US.filter(pl.col("state").is_in(QUEUED)).sum()
     spent = timeline.request_states.group_by("request_id").agg(own_us=own, queued_us=queued)
-    ended = (
-        timeline.finishes.filter(pl.col("status").is_in(FINISHED))
+    latencies = (
+        request_latencies(timeline)
         .unique("request_id", keep="last")
-        .select("request_id", "first_token_us", "last_token_us", "output_tokens", done=pl.lit(value=True))
+        .select("request_id", "has_token", "done", "ttft_us", "tpot_us", "e2e_us")
     )
     queue = queue_times(timeline).select("request_id", "queue_us")
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
-        .select("request_id", "arrived_us", "priority", "lora")
+        .select("request_id", "priority", "lora")
         .join(queue, on="request_id", how="left", maintain_order="left")
         .join(spent, on="request_id", how="left", maintain_order="left")
-        .join(ended, on="request_id", how="left", maintain_order="left")
-        .with_columns(pl.col("done").fill_null(value=False))
+        .join(latencies, on="request_id", how="left", maintain_order="left")
     )
 
 
@@ -237,17 +233,17 @@ def _latency(requests: pl.DataFrame) -> list[ClassLatency]:
 
 def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
     own_us = int(requests["own_us"].sum())
-    done = requests.filter("done")
     return ClassLatency(
         by=by,
         name=name,
         requests=requests.height,
-        finished=done.height,
+        finished=int(requests["done"].sum()),
+        without_first_token=int((~requests["has_token"]).sum()),
         waiting_frac=int(requests["queued_us"].sum()) / own_us if own_us else None,
         queue_ms=distribution(single(requests, pl.col("queue_us"))),
-        ttft_ms=distribution(single(done, TTFT_US)),
-        tpot_ms=distribution(single(done, per_output_token(DECODE_US))),
-        e2e_ms=distribution(single(done, E2E_US)),
+        ttft_ms=distribution(single(requests, pl.col("ttft_us"))),
+        tpot_ms=distribution(single(requests, pl.col("tpot_us"))),
+        e2e_ms=distribution(single(requests, pl.col("e2e_us"))),
     )
 
 

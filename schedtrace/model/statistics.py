@@ -21,7 +21,7 @@ class Distribution(Percentiles, kw_only=True):
 
 
 class ClassLatency(msgspec.Struct, kw_only=True):
-    """Requests of one class over all engines; times are of those that finished, unless noted."""
+    """Requests of one class over all engines."""
 
     by: str
     """``all``, ``priority`` or ``lora``."""
@@ -31,16 +31,19 @@ class ClassLatency(msgspec.Struct, kw_only=True):
     """That arrived."""
     finished: int
     """With what they asked for."""
+    without_first_token: int = 0
+    """Aborted before they had one, or without one when the trace ended: no time is theirs but the queue's."""
     waiting_frac: float | None
     """Of their time in the scheduler: in the waiting queue, unfinished requests included."""
     queue_ms: Distribution | None
     """Arrival at the scheduler to the first step that scheduled it; unfinished requests included."""
     ttft_ms: Distribution | None
-    """Arrival at the front end to the first token's output in the engine."""
+    """Arrival at the front end to the first token's output in the engine, of all that had a first token:
+    aborted and unfinished ones count."""
     tpot_ms: Distribution | None
-    """Time per output token after the first."""
+    """Time per output token after the first, of those that finished."""
     e2e_ms: Distribution | None
-    """Arrival at the front end to the last token's output in the engine."""
+    """Arrival at the front end to the last token's output in the engine, of those that finished."""
 
 
 class PrefixCacheUse(msgspec.Struct, kw_only=True):
