@@ -18,6 +18,8 @@ from schedtrace.diagnose.latencies import (
     single,
 )
 from schedtrace.diagnose.throughput import counted_s, counted_spans, sampled_tokens, throughput
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.say import say
 from schedtrace.model.statistics import (
     ClassLatency,
     DraftUse,
@@ -33,6 +35,9 @@ from schedtrace.timeline.rank import RankLoads, kv_used_frac
 from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
+
+MANY_FRAC = 0.05
+"""Of the requests: as many without a first token make TTFT a figure of the others only."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +249,19 @@ def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
         ttft_ms=distribution(single(requests, pl.col("ttft_us"))),
         tpot_ms=distribution(single(requests, pl.col("tpot_us"))),
         e2e_ms=distribution(single(requests, pl.col("e2e_us"))),
+    )
+
+
+def survivors(statistics: Statistics | None) -> Message:
+    """That TTFT leaves out many requests, since they had no first token; nothing if it is of nearly all."""
+    if statistics is None or not statistics.latency:
+        return NOTHING
+    whole = statistics.latency[0]
+    none, of = whole.without_first_token, whole.requests
+    if not none or none < MANY_FRAC * of:
+        return NOTHING
+    return say(
+        "TTFT of {had:n} of {of:n request}; {none:n} had no first token", had=of - none, of=of, none=none
     )
 
 

@@ -214,7 +214,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     yield from decisions_sections(comparison.decisions)
     yield _causes(comparison.causes)
     if not comparison.findings:
-        yield Note("No findings on either side.")
+        shown = " that both records can show" if comparison.unjudged else ""
+        yield Note(f"No finding{shown or 's'} on either side.")
     yield from (_finding(change) for change in comparison.findings)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import mean
 
+from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import NOTHING, Message, Number, joined
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
-from schedtrace.model.statistics import Distribution, Percentiles, Statistics
+from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.model.trace_facts import Fact
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import engines_table, trials_table
@@ -42,8 +43,6 @@ SHOWN_FROM_FRAC = 0.05
 NAMED_FROM_FRAC = 0.01
 """What weighs less is only counted among what was looked at."""
 MOST_PARTS, FEWER_PARTS = 7, 5
-MANY_FRAC = 0.05
-"""Of the requests: as many without a first token make TTFT a figure of the others only."""
 MOST_ENGINES, EXTREMES = 4, 2
 """Rows of the engines; of more only those with the most and the fewest requests."""
 OTHERS_LINES = 6
@@ -127,19 +126,6 @@ def _figures(run: RunReport) -> Iterator[Message]:
         yield joined(known, ", ")
     if none := survivors(statistics):
         yield none
-
-
-def survivors(statistics: Statistics | None) -> Message:
-    """That TTFT leaves out many requests, since they had no first token; nothing if it is of nearly all."""
-    if statistics is None or not statistics.latency:
-        return NOTHING
-    whole = statistics.latency[0]
-    none, of = whole.without_first_token, whole.requests
-    if not none or none < MANY_FRAC * of:
-        return NOTHING
-    return say(
-        "TTFT of {had:n} of {of:n request}; {none:n} had no first token", had=of - none, of=of, none=none
-    )
 
 
 def _mean(values: list[float | None]) -> float | None:
