@@ -56,7 +56,9 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
             if (root.share_frac or 0.0) >= EXPLAINS_FROM_FRAC and not KINDS[root.code].only_if_avoidable
         ]
         found = sorted(found, key=lambda root: -(root.share_frac or 0.0))[:1]
-    quiet = [(place, root) for root in roots if (place := KINDS[root.code].quiet) is not None]
+    quiet = [
+        (place, root) for root in roots if root.verdict and (place := KINDS[root.code].quiet) is not None
+    ]
     return found or [root for _, root in sorted(quiet, key=lambda one: one[0])][:1]
 
 
@@ -131,7 +133,9 @@ def verdict(
     if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
         holder = on_engine(first.engine_rank, holder)
     grows = main.load.summary if main.load.grows and len(engines) == 1 else NOTHING
-    return [sentence for sentence in (first.verdict, grows, holder, also) if sentence][:3]
+    few_clients = client_limited.RULE.code in {root.code for root in findings if root is not first}
+    loop = main.load.summary if few_clients and len(engines) == 1 else NOTHING
+    return [sentence for sentence in (first.verdict, grows, holder, loop, also) if sentence][:3]
 
 
 def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Message]:

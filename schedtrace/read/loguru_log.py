@@ -211,6 +211,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
         notices=steps.notices(),
         token_budget=steps.token_budget,
         max_num_running_reqs=steps.max_num_running_reqs,
+        attached=steps.begins_later,
     )
     return [trace]
 
@@ -228,6 +229,8 @@ class _Steps:
 
     def __init__(self) -> None:
         self.rows = StepRows()
+        self.begins_later = False
+        """Requests of the first record had computed tokens: the log may not have the run's first steps."""
         self.unlisted = 0
         """Records that do not list all requests."""
         self.token_budget: int | None = None
@@ -257,6 +260,7 @@ class _Steps:
             self.max_num_running_reqs = record.max_num_running_reqs
         phases = [self._phase(one.request_id, one.computed_tokens) for one in record.requests or []]
         known = listed and "unknown" not in phases
+        self.begins_later |= "unknown" in phases
         self.rows.add(
             step=self._count,
             start_us=None if logged_us is None or self._began_us is None else logged_us - self._began_us,

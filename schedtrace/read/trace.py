@@ -142,6 +142,8 @@ def _unseen(header: Header, steps: pl.DataFrame) -> Iterator[Fact]:
     """What vLLM's scheduler does not show where another class stands in its place."""
     if not header.preemptions_recorded:
         yield Fact.PREEMPTIONS
+        if steps["num_resumed"].sum():  # requests waited again, and nobody knows since when
+            yield Fact.LIVES
     if steps.height and steps["kv_blocks_free_after"].is_null().all():
         yield Fact.BLOCKS
 

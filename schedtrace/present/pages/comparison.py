@@ -206,7 +206,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     if comparison.config:
         yield table(comparison.config, SETTINGS, most=MOST_SETTINGS)
     else:
-        yield Note("No setting differs.")
+        both = " that both records have" if comparison.unjudged else ""
+        yield Note(f"No setting{both} differs.")
     yield table(comparison.metrics, METRICS)
     if floors := noise_floors(comparison.metrics):
         yield Note(floors)
