@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.model.message import Message
+from schedtrace.diagnose.rules import KINDS
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.present.phrases import plain
 from schedtrace.read.chain import expanded
@@ -72,7 +72,6 @@ FACTS: dict[str, Weaken] = {
     "kv": _no_kv,
     "preemptions": _no_preemptions,
     "engine stamps": _without("received_us", "input_queue_us", "abort_us"),
-    "worker times": _without("execute_after_us", "execute_us"),
     "queued tokens": _without("waiting_tokens_after"),
     "cache lookups": _without("admitted", "prefix_hashes"),
     "holders": _without("refusals"),
@@ -119,8 +118,8 @@ def iteration_log(lines: Iterable[bytes], *, usage: bool = True) -> bytes:
             else ""
         )
         made.append(
-            f"INFO 11-25 12:00:00 [loggers.py:199] Engine 000: Iteration({len(made)}): {len(context)} context "
-            f"requests, {tokens} context tokens, {others} generation requests, {rest} generation tokens, "
+            f"INFO 11-25 12:00:00 [loggers.py:199] Engine 000: Iteration({len(made)}): {len(context)} "
+            f"context requests, {tokens} context tokens, {others} generation requests, {rest} generation tokens, "
             f"iteration elapsed time: {took:.2f} ms{kv}"
         )
     return "\n".join(made).encode() + b"\n"
@@ -154,39 +153,62 @@ def report_of(record: Path) -> RunReport:
     return analyze_run(read_run(record))
 
 
-ABOUT_THE_RECORD = re.compile(r"This record |To know, record the engine: |It shows \d|New requests: |! ")
+ABOUT_THE_RECORD = re.compile(r"This record |To know, record the engine: |It shows \d|New requests: ")
 """How sentences begin that are about what a record holds."""
+CANNOT_TELL = re.compile(r"[^.]*\bdoes not (?:record|show)\b[^.]*\.")
+OTHERWISE = {
+    (
+        "aborted-requests",
+        "message",
+    ): "prompts of the same length, where nobody knows whether they are the same",
+    ("never-fits", "verdict"): "what was seen of a request, where nobody knows how many blocks it needs",
+}
+"""Sentences that say less in other words than those for which the facts are missing."""
+ROUGHLY_FRAC = 0.01
 
 
 def flat(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Root causes and their symptoms."""
     for finding in findings:
         yield finding
         yield from flat(finding.symptoms)
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"[\w.,%]*\w%?|<?>?\d+ ?%", text)
-
-
 def is_part_of(less: str, more: str) -> bool:
     """Whether a sentence is another one without some of its words."""
-    words = iter(_words(more))
-    return all(word in words for word in _words(less))
+    words = iter(re.findall(r"[\w.,%'()-]+", more))
+    return all(word in words for word in re.findall(r"[\w.,%'()-]+", less))
+
+
+def _unnumbered(text: str) -> str:
+    return re.sub(r"\d[\d,.]*", "N", re.sub(r"[<>]\d", "N", text))
 
 
 def sentences(finding: Finding) -> Iterator[tuple[str, str]]:
     """Each sentence of a finding, after the word for its field."""
     fields = {name: getattr(finding, name) for name in ("title", "verdict", "holder", "message", "example")}
     for name, sentence in fields.items():
-        if sentence:
-            yield name, plain(sentence)
+        if sentence and (text := CANNOT_TELL.sub("", plain(sentence)).strip()):
+            yield name, text
     for advice in finding.advice:
         yield "advice", plain(advice.message)
 
 
-def contradictions(weak: RunReport, full: RunReport) -> list[str]:
-    """What is said of a weaker record and not, or otherwise, of the full one."""
-    return [*_of_findings(weak, full), *_of_verdict(weak, full), *_of_figures(weak, full)]
+def contradictions(weak: RunReport, full: RunReport, *, log: bool = False) -> list[str]:
+    """What is said of a weaker record and not, or otherwise, of the full one.
+
+    Args:
+        weak: Of the record.
+        full: Of the trace.
+        log: The record is another program's, which counts only steps that scheduled something, and has
+            figures of its own.
+    """
+    found = [*_of_findings(weak, full), *_of_verdict(weak, full)]
+    return found if log else [*found, *_of_figures(weak, full)]
+
+
+def _said_of(findings: Iterable[Finding]) -> list[str]:
+    return [text for one in findings for _, text in sentences(one)]
 
 
 def _of_findings(weak: RunReport, full: RunReport) -> Iterator[str]:
@@ -200,22 +222,41 @@ def _of_findings(weak: RunReport, full: RunReport) -> Iterator[str]:
         if same is None:
             yield f"new: {finding.code} {finding.cause}: {plain(finding.message)}"
             continue
-        said = [text for one in same for _, text in sentences(one)]
+        said = _said_of(same)
         for name, text in sentences(finding):
-            if not any(is_part_of(text, other) for other in said):
+            if not (
+                _is_said(text, said)
+                or (finding.code, name) in OTHERWISE
+                or _is_charged_more(finding, text, said, full)
+            ):
                 yield f"{finding.code} {name}: {text!r} is none of {said}"
 
 
+def _is_said(text: str, said: Iterable[str]) -> bool:
+    return any(is_part_of(text, other) for other in said)
+
+
+def _is_charged_more(finding: Finding, text: str, said: Iterable[str], full: RunReport) -> bool:
+    """Whether its figures are larger for want of who else a wait could be charged to: never than the bar."""
+    if not KINDS[finding.code].charges or finding.share_frac is None:
+        return False
+    waits = sum(part.share_frac for part in full.time_split if part.cause == finding.cause)
+    again = sum(part.share_frac for part in full.time_split if part.part == "recompute")
+    within = finding.share_frac <= waits + 2 * again + ROUGHLY_FRAC
+    return within and _is_said(_unnumbered(text), map(_unnumbered, said))
+
+
 def _of_verdict(weak: RunReport, full: RunReport) -> Iterator[str]:
-    said = [plain(one) for one in full.verdict]
-    said += [text for finding in flat(full.findings) for _, text in sentences(finding)]
+    said = [*map(plain, full.verdict), *_said_of(flat(full.findings))]
+    led = weak.findings[0] if weak.findings else None
     for sentence in map(plain, weak.verdict):
-        if not ABOUT_THE_RECORD.match(sentence) and not any(is_part_of(sentence, other) for other in said):
+        of_lead = led is not None and sentence in dict(sentences(led)).values()
+        if not (of_lead or ABOUT_THE_RECORD.match(sentence) or _is_said(sentence, said)):
             yield f"verdict: {sentence!r} is none of {said}"
 
 
 def _of_figures(weak: RunReport, full: RunReport) -> Iterator[str]:
-    for name in ("time_split", "trials", "statistics", "request_time", "engine_time", "causes", "caps"):
+    for name in ("time_split", "trials", "statistics", "request_time", "engine_time"):
         yield from _differences(name, *(to_builtins(getattr(one, name)) for one in (weak, full)))
 
 
@@ -230,15 +271,3 @@ def _differences(at: str, weak: Any, full: Any) -> Iterator[str]:
             yield from _differences(f"{at}.{place}", mine, other)
     elif weak != full:
         yield f"{at}: {weak!r} instead of {full!r}"
-
-
-__all__ = [
-    "FACTS",
-    "Message",
-    "contradictions",
-    "iteration_log",
-    "lines_of",
-    "report_of",
-    "thread_log",
-    "weakened",
-]

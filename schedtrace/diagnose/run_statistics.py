@@ -162,7 +162,7 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
 
 def _recorded(frame: pl.DataFrame, column: str) -> int | None:
     """The sum of a column; None where no row has a value."""
-    if column not in frame.columns or (frame.height and frame[column].null_count() == frame.height):
+    if column not in frame.columns or frame[column].null_count() == frame.height:
         return None
     return int(frame[column].sum())
 

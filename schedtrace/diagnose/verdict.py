@@ -135,7 +135,8 @@ def verdict(
     grows = main.load.summary if main.load.grows and len(engines) == 1 else NOTHING
     few_clients = client_limited.RULE.code in {root.code for root in findings if root is not first}
     loop = main.load.summary if few_clients and len(engines) == 1 else NOTHING
-    return [sentence for sentence in (first.verdict, grows, holder, loop, also) if sentence][:3]
+    open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
+    return [sentence for sentence in (first.verdict, grows, holder, open_, loop, also) if sentence][:3]
 
 
 def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Message]:

@@ -60,7 +60,7 @@ def _find(timeline: Timeline) -> Findings:
         message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"largest": largest},
-        advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
+        advice=_advice(timeline, evidence, drafts=drafts, paced=paced and _knows_tokens(waits.steps)),
     )
 
 
@@ -92,6 +92,11 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     )
 
 
+def _knows_tokens(steps: pl.DataFrame) -> bool:
+    """Whether the trace records how many tokens waited."""
+    return not steps["waiting_tokens_after"].null_count()
+
+
 def _proposed(budget: int, wanted: int) -> int:
     """A power of two that holds what was wanted at once: at least twice the budget, at most about 8 times."""
     value = 1 << (2 * budget - 1).bit_length()
@@ -111,10 +116,10 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
     not grow more slowly there than among smaller ones.
     """
     fixed_us = most_step_us(timeline)
-    if fixed_us is None or evidence.prefill_frac <= 0:
+    if fixed_us is None or evidence.prefill_frac <= 0 or not _knows_tokens(waits.steps):
         return None
     used, more = pl.col("used_tokens"), evidence.proposed - batched_tokens(timeline)
-    wanted = used + pl.min_horizontal(pl.col("waiting_tokens_after").fill_null(more), more)
+    wanted = used + pl.min_horizontal("waiting_tokens_after", more)
     return fixed_us * float(waits.steps.select((1 - used / wanted).sum()).item())
 
 
