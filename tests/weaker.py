@@ -5,6 +5,7 @@ What is said of the weaker record may be less than what is said of the trace, an
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,22 @@ def weakened(lines: Iterable[bytes], names: Iterable[str]) -> bytes:
     return "\n".join(made).encode() + b"\n"
 
 
+def weaker_run(run: Path, target: Path, names: Iterable[str]) -> Path:
+    """The whole run without these of ``FACTS``."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for file in run.iterdir():
+        if file.name.startswith("engine-"):
+            (target / file.name).write_bytes(weakened(lines_of(file), names))
+        else:
+            shutil.copy(file, target)
+    return target
+
+
+LOGS: dict[str, Callable[[list[bytes]], bytes]] = {}
+"""The run as another program's log, by the kind of log."""
+
+
 def iteration_log(lines: Iterable[bytes], *, usage: bool = True) -> bytes:
     """The same run as vLLM's iteration lines, which stand for steps that scheduled something."""
     made = []
@@ -119,8 +136,8 @@ def iteration_log(lines: Iterable[bytes], *, usage: bool = True) -> bytes:
         )
         made.append(
             f"INFO 11-25 12:00:00 [loggers.py:199] Engine 000: Iteration({len(made)}): {len(context)} "
-            f"context requests, {tokens} context tokens, {others} generation requests, {rest} generation tokens, "
-            f"iteration elapsed time: {took:.2f} ms{kv}"
+            f"context requests, {tokens} context tokens, {others} generation requests, "
+            f"{rest} generation tokens, iteration elapsed time: {took:.2f} ms{kv}"
         )
     return "\n".join(made).encode() + b"\n"
 
@@ -153,15 +170,20 @@ def report_of(record: Path) -> RunReport:
     return analyze_run(read_run(record))
 
 
+LOGS |= {
+    "iteration lines": iteration_log,
+    "thread": thread_log,
+    "thread, from step 5 on": lambda lines: thread_log(lines, since=5),
+}
+
 ABOUT_THE_RECORD = re.compile(r"This record |To know, record the engine: |It shows \d|New requests: ")
 """How sentences begin that are about what a record holds."""
 CANNOT_TELL = re.compile(r"[^.]*\bdoes not (?:record|show)\b[^.]*\.")
 OTHERWISE = {
-    (
-        "aborted-requests",
-        "message",
-    ): "prompts of the same length, where nobody knows whether they are the same",
-    ("never-fits", "verdict"): "what was seen of a request, where nobody knows how many blocks it needs",
+    ("aborted-requests", "message"),  # prompts of the same length, if not known to be the same
+    ("never-fits", "verdict"),  # what was seen of a request, if not known how many blocks it needs
+    ("front-end", "message"),  # front end and transport as one
+    *(("token-budget-bound", name) for name in ("title", "verdict", "advice")),  # no limit, only a wait
 }
 """Sentences that say less in other words than those for which the facts are missing."""
 ROUGHLY_FRAC = 0.01
@@ -174,10 +196,14 @@ def flat(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield from flat(finding.symptoms)
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip(".,;:") for word in text.split()]
+
+
 def is_part_of(less: str, more: str) -> bool:
     """Whether a sentence is another one without some of its words."""
-    words = iter(re.findall(r"[\w.,%'()-]+", more))
-    return all(word in words for word in re.findall(r"[\w.,%'()-]+", less))
+    words = iter(_words(more))
+    return all(word in words for word in _words(less))
 
 
 def _unnumbered(text: str) -> str:
@@ -224,11 +250,9 @@ def _of_findings(weak: RunReport, full: RunReport) -> Iterator[str]:
             continue
         said = _said_of(same)
         for name, text in sentences(finding):
-            if not (
-                _is_said(text, said)
-                or (finding.code, name) in OTHERWISE
-                or _is_charged_more(finding, text, said, full)
-            ):
+            another = name == "example" and _is_said(_unnumbered(text), map(_unnumbered, said))
+            otherwise = another or (finding.code, name) in OTHERWISE
+            if not (otherwise or _is_said(text, said) or _is_charged_more(finding, name, text, said, full)):
                 yield f"{finding.code} {name}: {text!r} is none of {said}"
 
 
@@ -236,14 +260,15 @@ def _is_said(text: str, said: Iterable[str]) -> bool:
     return any(is_part_of(text, other) for other in said)
 
 
-def _is_charged_more(finding: Finding, text: str, said: Iterable[str], full: RunReport) -> bool:
-    """Whether its figures are larger for want of who else a wait could be charged to: never than the bar."""
-    if not KINDS[finding.code].charges or finding.share_frac is None:
+def _is_charged_more(finding: Finding, name: str, text: str, said: list[str], full: RunReport) -> bool:
+    """Whether its figures are larger since nobody else is there to be charged: at most the bar's share."""
+    if not KINDS[finding.code].charges or finding.share_frac is None or name == "title":
         return False
     waits = sum(part.share_frac for part in full.time_split if part.cause == finding.cause)
     again = sum(part.share_frac for part in full.time_split if part.part == "recompute")
-    within = finding.share_frac <= waits + 2 * again + ROUGHLY_FRAC
-    return within and _is_said(_unnumbered(text), map(_unnumbered, said))
+    if finding.share_frac > waits + 2 * again + ROUGHLY_FRAC:
+        return False
+    return name != "verdict" or _is_said(_unnumbered(text), map(_unnumbered, said))
 
 
 def _of_verdict(weak: RunReport, full: RunReport) -> Iterator[str]:

@@ -6,7 +6,7 @@ from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
 from schedtrace.diagnose.rules.common import LongestWaited, advise
-from schedtrace.diagnose.rules.full_device import limit_finding
+from schedtrace.diagnose.rules.full_device import knows_waiting_tokens, limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice
@@ -37,7 +37,7 @@ def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *CHARGES)
     if waits is None or not timeline.token_budget:
         return
-    evidence = _evidence(timeline, waits)
+    evidence, known = _evidence(timeline, waits), knows_waiting_tokens(waits.steps)
     most_us = _most_saved_us(timeline, evidence, waits)
     paced = sets_pace(timeline)
     gain = throughput_gain(timeline, 0, most_us) if most_us and paced else None
@@ -49,9 +49,12 @@ def _find(timeline: Timeline) -> Findings:
         timeline,
         waits,
         evidence=evidence,
-        title="Token budget too small",
+        title="Token budget too small" if known else "Waits for the token budget",
         verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
-        "({token_budget:n token} per step).",
+        "({token_budget:n token} per step)."
+        if known
+        else "Requests spent {share:%} of their time waiting for the token budget ({token_budget:n token} per "
+        "step); how many tokens waited is not recorded, and so not what a larger one would do.",
         holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
         "[, {largest:id} {largest_prefill_frac:%} of these]"
         "[; {draft_slots:n token} of the budget are kept for drafts].",
@@ -60,7 +63,7 @@ def _find(timeline: Timeline) -> Findings:
         message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"largest": largest},
-        advice=_advice(timeline, evidence, drafts=drafts, paced=paced and _knows_tokens(waits.steps)),
+        advice=_advice(timeline, evidence, drafts=drafts, paced=paced and known),
     )
 
 
@@ -92,11 +95,6 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     )
 
 
-def _knows_tokens(steps: pl.DataFrame) -> bool:
-    """Whether the trace records how many tokens waited."""
-    return not steps["waiting_tokens_after"].null_count()
-
-
 def _proposed(budget: int, wanted: int) -> int:
     """A power of two that holds what was wanted at once: at least twice the budget, at most about 8 times."""
     value = 1 << (2 * budget - 1).bit_length()
@@ -116,7 +114,7 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
     not grow more slowly there than among smaller ones.
     """
     fixed_us = most_step_us(timeline)
-    if fixed_us is None or evidence.prefill_frac <= 0 or not _knows_tokens(waits.steps):
+    if fixed_us is None or evidence.prefill_frac <= 0 or not knows_waiting_tokens(waits.steps):
         return None
     used, more = pl.col("used_tokens"), evidence.proposed - batched_tokens(timeline)
     wanted = used + pl.min_horizontal("waiting_tokens_after", more)
