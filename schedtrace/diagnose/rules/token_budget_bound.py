@@ -53,8 +53,8 @@ def _find(timeline: Timeline) -> Findings:
         verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
         "({token_budget:n token} per step)."
         if known
-        else "Requests spent {share:%} of their time waiting for the token budget ({token_budget:n token} per "
-        "step); how many tokens waited is not recorded, and so not what a larger one would do.",
+        else "Requests spent {share:%} of their time waiting for the token budget ({token_budget:n token} "
+        "per step); how many tokens waited is not recorded, and so not what a larger one would do.",
         holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
         "[, {largest:id} {largest_prefill_frac:%} of these]"
         "[; {draft_slots:n token} of the budget are kept for drafts].",
