@@ -211,8 +211,8 @@ def _unnumbered(text: str) -> str:
 
 
 def sentences(finding: Finding) -> Iterator[tuple[str, str]]:
-    """Each sentence of a finding, after the word for its field."""
-    fields = {name: getattr(finding, name) for name in ("title", "verdict", "holder", "message", "example")}
+    """Each sentence of a finding but its example, which may be another one; after the word for its field."""
+    fields = {name: getattr(finding, name) for name in ("title", "verdict", "holder", "message")}
     for name, sentence in fields.items():
         if sentence and (text := CANNOT_TELL.sub("", plain(sentence)).strip()):
             yield name, text
@@ -250,8 +250,7 @@ def _of_findings(weak: RunReport, full: RunReport) -> Iterator[str]:
             continue
         said = _said_of(same)
         for name, text in sentences(finding):
-            another = name == "example" and _is_said(_unnumbered(text), map(_unnumbered, said))
-            otherwise = another or (finding.code, name) in OTHERWISE
+            otherwise = (finding.code, name) in OTHERWISE
             if not (otherwise or _is_said(text, said) or _is_charged_more(finding, name, text, said, full)):
                 yield f"{finding.code} {name}: {text!r} is none of {said}"
 

@@ -166,10 +166,12 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
     )
     if not bar or abs(bar - first.share_frac) < APART_FRAC:
         return NOTHING
-    if bar < first.share_frac:
+    if bar < first.share_frac:  # a verdict about a cause names what else it counts
         return say(
-            "The verdict's {share_frac:%} include other waits in that time, which have bars of their own.",
+            "[{part:?}The verdict's {share_frac:%} include what requests waited for in that time, which has "
+            "bars of its own.]",
             first,
+            part=part,
         )
     charged = [one for root in roots for one in (root, *root.symptoms) if one is not first]
     others = dict.fromkeys(one.code for one in charged if one.share_frac and KINDS[one.code].charges)

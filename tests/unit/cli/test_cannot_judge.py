@@ -79,3 +79,9 @@ def test_a_log_that_begins_later_has_no_first_step(cli, tmp_path):
     assert "It shows 2 steps of 1 request and 1 token." in out
     assert "all 2 - / - - " in out
     assert "New requests" not in out
+
+
+def test_a_table_that_a_record_cannot_fill_is_not_written(cli, tmp_path):
+    """An empty table of arrivals would mean that none came."""
+    assert cli("export", FIRST, "--to", "csv", "--output", tmp_path / "out")[0] == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"steps.csv", "requests.csv"}

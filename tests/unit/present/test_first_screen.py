@@ -210,22 +210,29 @@ def test_ttft_of_survivors_is_said_to_be_that(none, says):
     assert plain(survivors(statistics)) == (says or "")
 
 
+OF_INTERRUPTION = {"code": "interruption", "part": "interrupted", "cause": None}
+OF_KV = {"code": "kv-bound", "part": "waiting", "cause": "kv_blocks"}
+MEANWHILE = "The verdict's 50 % include what requests waited for in that time, which has bars of its own."
+CHARGED = "Of the 90 % above, 50 % are the verdict's; the rest is charged to head-of-line."
+
+
 @pytest.mark.parametrize(
-    ("bar", "says"),
+    ("about", "bar", "says"),
     [
-        (0.47, ""),
-        (0.9, "Of the 90 % above, 50 % are the verdict's; the rest is charged to head-of-line."),
-        (0.2, "The verdict's 50 % include other waits in that time, which have bars of their own."),
+        (OF_KV, 0.47, ""),
+        (OF_KV, 0.9, CHARGED),
+        (OF_KV, 0.2, ""),
+        (OF_INTERRUPTION, 0.2, MEANWHILE),
+        (OF_INTERRUPTION, 0.47, ""),
     ],
 )
-def test_two_shares_that_differ_have_a_reason(bar, says):
-    first = root(0.5, cause="kv_blocks", words=3, advice=0)
-    first.verdict = say("KV cache: {share:%}.", share=0.5)
+def test_two_shares_that_differ_have_a_reason(about, bar, says):
+    first = root(0.5, code=about["code"], cause=about["cause"], words=3, advice=0)
+    first.verdict = say("It took {share:%}.", share=0.5)
     first.symptoms = [root(0.4, code="head-of-line", cause="kv_blocks")]
     shown = page(first)
-    shown.document.runs[0].time_split = [
-        TimePart(part="waiting", cause="kv_blocks", time_ms=1, share_frac=bar)
-    ]
+    part = TimePart(part=about["part"], cause=about["cause"], time_ms=1, share_frac=bar)
+    shown.document.runs[0].time_split = [part]
     text = " ".join(text_of(shown).split())
     assert says in text
     assert ("verdict's" in text) == bool(says)
