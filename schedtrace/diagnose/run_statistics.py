@@ -260,6 +260,8 @@ def survivors(statistics: Statistics | None) -> Message:
     none, of = whole.without_first_token, whole.requests
     if not none or none < MANY_FRAC * of:
         return NOTHING
+    if none == of:
+        return say("none of {of:n request} had a first token", of=of)
     return say(
         "TTFT of {had:n} of {of:n request}; {none:n} had no first token", had=of - none, of=of, none=none
     )
