@@ -231,7 +231,7 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
     notes += [
         say("{side}: {survivors}", side=side, survivors=none)
         for side, run in sides.items()
-        if (none := survivors(run.statistics))
+        if any(trial.ttft_ms for trial in run.trials) and (none := survivors(run.statistics))
     ]
     sources = [{t.throughput_from for t in report.trials if t.throughput_from} for report in (base, new)]
     if all(sources) and sources[0] != sources[1]:
