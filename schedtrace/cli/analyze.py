@@ -68,7 +68,7 @@ def analyze(
 
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
-    from schedtrace.diagnose.catalogue import choose, keep
+    from schedtrace.diagnose.catalogue import choose, keep, require_judged
     from schedtrace.present.pages.report import report_page
     from schedtrace.present.progress import CountBar
     from schedtrace.read.run import find_runs, runs_without_trace
@@ -90,6 +90,8 @@ def analyze(
     show(report_page(report, full=details, replays=replays), output_format)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)
+    if fail_on is not None:
+        require_judged(report, f"--fail-on {fail_on}")
 
 
 def _replay(

@@ -53,6 +53,7 @@ def diff(
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.compare.compare import compare
+    from schedtrace.compare.metric_changes import require_compared
     from schedtrace.present.pages.comparison import comparison_page
 
     of_base, of_new = runs_at(folders, several=InputError)
@@ -65,6 +66,7 @@ def diff(
         print_line(f"schedtrace: --fail-on: {why}", err=True)
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)
+    require_compared(fail_on or [], comparison)
 
 
 def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":

@@ -26,6 +26,7 @@ from schedtrace.compare.significance import fewest_trials
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rule import Threshold, share_frac
 from schedtrace.diagnose.rules import KINDS, budget_underused
+from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.errors import InputError
@@ -183,6 +184,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
             same_work=alike,
             most_tests=most_tests(metrics),
             in_turn=taken_in_turn(**timelines),
+            whole=not _unjudged(**reports),
         ),
         base_path=reports["base"].path,
         new_path=reports["new"].path,
@@ -198,6 +200,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
         metrics=metrics,
         causes=refusal_changes(**reports) if refusals_known else None,
         findings=findings,
+        unjudged=[code for code in KINDS if code in _unjudged(**reports)],
         compared_by="requests" if by_requests else "trials",
         tests=tests,
         trials_least=least,
@@ -224,6 +227,11 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
         say("{side}: its only trial was cut", side=side)
         for side, run in sides.items()
         if not any(trial.complete for trial in run.trials)
+    ]
+    notes += [
+        say("{side}: {survivors}", side=side, survivors=none)
+        for side, run in sides.items()
+        if any(trial.ttft_ms for trial in run.trials) and (none := survivors(run.statistics))
     ]
     sources = [{t.throughput_from for t in report.trials if t.throughput_from} for report in (base, new)]
     if all(sources) and sources[0] != sources[1]:
@@ -266,19 +274,18 @@ def _require_common_ground(*, base: RunReport, new: RunReport, alike: bool) -> N
 
 def _not_compared(sides: dict[str, RunReport]) -> list[Message]:
     """What a side could not be judged for, and why; once where both are alike."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    found: dict[tuple[str, str, int], list[str]] = {}
     for side, run in sides.items():
         if run.not_judged:
-            missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
-            codes = ", ".join(rule.code for rule in run.not_judged)
-            found.setdefault((run.config["record"], ", ".join(missing), codes), []).append(side)
+            key = run.config["record"], ", ".join(run.lacks), len(run.not_judged)
+            found.setdefault(key, []).append(side)
     return [
         say(
-            "{sides}: {record:code}; it does not record {missing}: not compared are {codes}",
+            "{sides}: {record:code}; it lacks {missing}: {rules:n finding} cannot be compared",
             sides=" and ".join(names),
             record=record,
             missing=missing,
-            codes=codes,
+            rules=rules,
         )
-        for (record, missing, codes), names in found.items()
+        for (record, missing, rules), names in found.items()
     ]

@@ -18,6 +18,7 @@ def verdict(
     same_work: bool,
     most_tests: int,
     in_turn: bool | None,
+    whole: bool = True,
 ) -> Message:
     """Findings that went or appeared, then the largest changes beyond chance, or that none was found.
 
@@ -27,6 +28,7 @@ def verdict(
         same_work: Whether both runs had the same to do.
         most_tests: Metrics that may vary once there are more trials.
         in_turn: Whether the machine was the same for both; None: unknown.
+        whole: Whether both records show all that is compared.
     """
     parts = [] if same_work else [say("different workloads: the figures say little")]
     parts += _findings(findings)
@@ -37,7 +39,9 @@ def verdict(
     parts += figures or _nothing_found(metrics, most_tests, other=bool(parts))
     if figures and same_work and in_turn is False:
         parts.append(say("not made in turn: may be the machine"))
-    return joined(parts, "; ") if parts else say(SAME)
+    return (
+        joined(parts, "; ") if parts else say("{same}[{whole:!} in what both record]", same=SAME, whole=whole)
+    )
 
 
 def _findings(findings: list[FindingChange]) -> list[Message]:

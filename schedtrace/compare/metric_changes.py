@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from schedtrace.compare import servers, significance
 from schedtrace.compare.significance import effective_count
-from schedtrace.errors import UsageError
-from schedtrace.model.comparison import MetricChange, Outcome, Sample
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.comparison import Comparison, MetricChange, Outcome, Sample
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.model.statistics import Percentiles
 
@@ -33,11 +33,13 @@ METRICS = [
     Metric("output", "tok/s", True, lambda t: t.output_tokens_per_s),
     Metric("total", "tok/s", True, lambda t: t.total_tokens_per_s),
     Metric("requests", "req/s", True, lambda t: t.requests_per_s),
+    Metric("queue mean", "ms", False, lambda t: _p(t.queue_ms, "mean"), _mean),
     Metric("TTFT p50", "ms", False, lambda t: _p(t.ttft_ms, "p50"), _mean),
     Metric("TTFT p99", "ms", False, lambda t: _p(t.ttft_ms, "p99"), _mean),
     Metric("TPOT p50", "ms", False, lambda t: _p(t.tpot_ms, "p50"), _mean),
     Metric("E2E p50", "ms", False, lambda t: _p(t.e2e_ms, "p50"), _mean),
     Metric("E2E p99", "ms", False, lambda t: _p(t.e2e_ms, "p99"), _mean),
+    Metric("E2E mean", "ms", False, lambda t: _p(t.e2e_ms, "mean"), _mean),
     Metric("steps", "", None, lambda t: t.steps),
     Metric("first-step requests", "", None, lambda t: t.first_step_requests),
     Metric("first-step tokens", "", None, lambda t: t.first_step_tokens),
@@ -225,7 +227,40 @@ def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
     return lambda change: any(condition(change) for condition in conditions)
 
 
+def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
+    """Refuse an answer about what the two records do not both have.
+
+    Args:
+        asked: As for ``regressed``.
+        comparison: Of the two.
+
+    Raises:
+        InputError: none of the metrics of a condition is in both.
+    """
+    compared = {change.name for change in comparison.metrics}
+    for condition in asked:
+        names, _ = _parsed(condition)
+        if not compared.intersection(names):
+            what = names[0] if len(names) == 1 else "a metric that can be worse"
+            msg = (
+                f"--fail-on {condition} cannot be judged: {comparison.base_path} and {comparison.new_path} "
+                f"do not both record {what}"
+            )
+            raise InputError(msg)
+
+
 def _condition(asked: str) -> Callable[[MetricChange], bool]:
+    names, least_frac = _parsed(asked)
+
+    def is_met(change: MetricChange) -> bool:
+        large = change.change_frac is None or abs(change.change_frac) >= least_frac
+        return change.name in names and change.worsened and large
+
+    return is_met
+
+
+def _parsed(asked: str) -> tuple[list[str], float]:
+    """The metrics that a condition is about, and the least change."""
     kind, *rest = asked.split(":")
     if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
         msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"
@@ -235,13 +270,7 @@ def _condition(asked: str) -> Callable[[MetricChange], bool]:
         listed = ", ".join(name.replace(" ", "-") for name in NAMES)
         msg = f"--fail-on {asked}: no metric {rest[0]} that can be worse; there are {listed}"
         raise UsageError(msg)
-    least_frac = _percent(asked, rest[1]) if rest[1:] else 0.0
-
-    def is_met(change: MetricChange) -> bool:
-        large = change.change_frac is None or abs(change.change_frac) >= least_frac
-        return change.name in names and change.worsened and large
-
-    return is_met
+    return names, _percent(asked, rest[1]) if rest[1:] else 0.0
 
 
 def _percent(asked: str, text: str) -> float:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm, t
 
 from schedtrace.compare.significance import ALPHA, CONFIDENCE, POWER, holm
-from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token
+from schedtrace.diagnose.latencies import request_latencies
 from schedtrace.diagnose.throughput import counted_spans
 from schedtrace.model.report import RunReport
 from schedtrace.model.trace_facts import Fact
@@ -39,6 +39,8 @@ STATISTICS: dict[str, Callable[..., Series]] = {
     "E2E p50": np.median,
 }
 """Metrics that are compared, and the statistic of their series; no tails of a few hundred requests."""
+LATENCIES = {"TTFT p50": "ttft_us", "TPOT p50": "tpot_us", "E2E p50": "e2e_us"}
+"""Those of requests, by their columns."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,8 @@ class Served:
             return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
             return None
-        done = (
-            timeline.finishes.filter(pl.col("status").is_in(FINISHED))
-            .sort("arrived_us")
-            .select(
-                **{
-                    "TTFT p50": TTFT_US / 1e3,
-                    "TPOT p50": per_output_token(DECODE_US / 1e3),
-                    "E2E p50": E2E_US / 1e3,
-                }
-            )
-        )
-        series = {name: done[name].drop_nulls().to_numpy() for name in done.columns}
+        latencies = {name: request_latencies(timeline)[column] / 1e3 for name, column in LATENCIES.items()}
+        series = {name: values.drop_nulls().to_numpy() for name, values in latencies.items()}
         return cls({"output": _output(timeline), **series})
 
 

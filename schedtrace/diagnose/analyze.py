@@ -8,18 +8,19 @@ from msgspec.structs import asdict
 from schedtrace.diagnose.effective_settings import effective_settings, without_followed
 from schedtrace.diagnose.one_engine import cap_table, cause_table, one_engine
 from schedtrace.diagnose.root_causes import Judged, ranked
-from schedtrace.diagnose.rules import RANK_RULES, RULES
+from schedtrace.diagnose.rules import RANK_RULES
 from schedtrace.diagnose.run_statistics import statistics
 from schedtrace.diagnose.throughput import counted_s
 from schedtrace.diagnose.time_split import time_split
 from schedtrace.diagnose.trials import over_all_engines
 from schedtrace.diagnose.verdict import lead_first, verdict
+from schedtrace.diagnose.weak_records import unjudged
 from schedtrace.errors import UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
+from schedtrace.model.report import Finding, Report, RunReport, Severity
 from schedtrace.model.say import say
-from schedtrace.model.trace_facts import ALL_FACTS, Fact
+from schedtrace.model.trace_facts import ALL_FACTS, Fact, in_order
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import Ranks, offset
@@ -128,7 +129,8 @@ def analyze_run(
     if test is not None:
         findings = test(run, findings)
     findings = lead_first(findings)
-    split = time_split([engine.split for engine in engines]) if Fact.TIMES in engines[0].rank.facts else []
+    splits = [engine.split for engine in engines if engine.split is not None]
+    split = time_split(splits) if len(splits) == len(engines) else []
     of_queues = [problem for engine in engines for problem in engine.problems]
     of_files = [say("{problem}", problem=text) for text in run.problems]
     return RunReport(
@@ -140,7 +142,8 @@ def analyze_run(
         time_split=split,
         trials=trials,
         findings=findings,
-        not_judged=_not_judged(facts, len(engines)),
+        lacks=in_order(ALL_FACTS - facts),
+        not_judged=unjudged(facts, len(engines)),
         causes=cause_table([engine.exits for engine in engines]),
         caps=cap_table([engine.caps for engine in engines]),
         request_time=[share for engine in engines for share in engine.request_time],
@@ -249,13 +252,3 @@ def _of_run(manifest: Manifest | None) -> list[Message]:
         sentence = "The prefix cache could not be emptied before trial {trials}."
         problems.append(say(sentence, trials=", ".join(dirty)))
     return problems
-
-
-def _not_judged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
-    """The rules that need facts which this record lacks."""
-    rules = RULES | RANK_RULES if engines > 1 else RULES
-    return [
-        NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - facts])
-        for rule in rules.values()
-        if rule.needs - facts
-    ]

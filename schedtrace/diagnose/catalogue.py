@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from schedtrace.diagnose.rules import KINDS
-from schedtrace.errors import UsageError
+from schedtrace.errors import InputError, UsageError
 from schedtrace.model.report import Finding, Report
 
 CATALOGUE_SCHEMA_VERSION = 1
@@ -19,7 +19,7 @@ class FindingKind(msgspec.Struct, kw_only=True):
     summary: str
     """What it means when this is found."""
     needs: list[str]
-    """What a record must hold for it to be judged; every trace of schedtrace holds all of it."""
+    """What a record must hold for it to be judged; a trace of vLLM's own scheduler holds all of it."""
 
 
 class Catalogue(msgspec.Struct, kw_only=True):
@@ -57,6 +57,38 @@ def keep(report: Report, codes: frozenset[str]) -> Report:
         run.findings = [*_kept(run.findings, codes)]
         run.not_judged = [rule for rule in run.not_judged if rule.code in codes]
     return report
+
+
+def require_judged(report: Report, what: str) -> None:
+    """Refuse an answer where a finding could not have been found.
+
+    Args:
+        report: Without what its reader left out.
+        what: Needs the answer.
+
+    Raises:
+        InputError: a run has no step, or its record lacks facts.
+    """
+    for run in report.runs:
+        if not any(trial.steps for trial in run.trials):
+            msg = f"{what} cannot be judged: {run.path} has no step"
+            raise InputError(msg)
+        if codes := [rule.code for rule in run.not_judged]:
+            missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
+            msg = (
+                f"{what} cannot be judged: {run.path} does not record {', '.join(missing)}, which "
+                f"{listed(codes)} need; leave them out (--ignore) or record the engine with schedtrace"
+            )
+            raise InputError(msg)
+
+
+MOST_CODES = 3
+
+
+def listed(codes: list[str]) -> str:
+    """The first codes, and how many more there are."""
+    more = len(codes) - MOST_CODES
+    return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _kept(findings: list[Finding], codes: frozenset[str]) -> Iterator[Finding]:

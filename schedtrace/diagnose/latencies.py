@@ -4,21 +4,68 @@ import polars as pl
 
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.timeline.computing import with_work
+from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.spans import at_steps, level, place_of
 from schedtrace.timeline.timeline import Timeline
 
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
 """``RequestStatus`` names of requests that got what they asked for."""
-TTFT_US = pl.col("first_token_us") - pl.col("arrived_us")
-DECODE_US = pl.col("last_token_us") - pl.col("first_token_us")
-E2E_US = pl.col("last_token_us") - pl.col("arrived_us")
-"""Of rows with the columns of ``Finish``: from the arrival at the front end, as far as it is known."""
+_DONE = pl.col("status").is_in(FINISHED).fill_null(value=False)
+_DECODE_US = pl.col("last_token_us") - pl.col("first_token_us")
+ENDS = ("arrived_us", "first_token_us", "last_token_us", "output_tokens")
+"""Columns of ``Finish`` that latencies are made of."""
 
 
-def per_output_token(decode: pl.Expr) -> pl.Expr:
-    """Time per output token after the first (TPOT), in the unit of ``decode``; null for a single token."""
+def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
+    """Add latencies to rows with the columns of ``Finish``; null where one has none, or it is not known.
+
+    * ``done``: it ended with what it asked for,
+    * ``ttft_us``: from the arrival at the front end to the first token, of whoever had one, however it ended,
+    * ``tpot_us``: time per output token after the first, and
+    * ``e2e_us``: from the arrival to the last token, both of those that are ``done``.
+    """
     tokens = pl.col("output_tokens")
-    return pl.when(tokens > 1).then(decode / (tokens - 1))
+    return requests.with_columns(
+        done=_DONE,
+        ttft_us=pl.col("first_token_us") - pl.col("arrived_us"),
+        tpot_us=pl.when(_DONE & (tokens > 1)).then(_DECODE_US / (tokens - 1)),
+        e2e_us=pl.when(_DONE).then(pl.col("last_token_us") - pl.col("arrived_us")),
+    )
+
+
+@computed_once
+def request_latencies(timeline: Timeline) -> pl.DataFrame:
+    """One row per request that ended or is still there, in the order in which they came to the front end.
+
+    Columns: ``request_id``, ``trial``, those of ``ENDS``, ``has_token`` (it had a first token, if only before
+    what the trace shows) and those of ``with_latencies``.
+    """
+    columns = ["request_id", "trial", *ENDS, "status"]
+    ended = timeline.finishes.select(columns)
+    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    there = asked.join(ended, on="request_id", how="anti", maintain_order="left").select(
+        "request_id", "trial", "arrived_us"
+    )
+    first = _first_tokens(timeline, there["request_id"])
+    there = there.join(first, on="request_id", how="left", maintain_order="left")
+    rows = pl.concat([ended, there], how="diagonal_relaxed").sort("arrived_us", maintain_order=True)
+    decodes = timeline.request_states.filter(pl.col("state") == "decode")["request_id"].unique()
+    had = pl.col("first_token_us").is_not_null() | (pl.col("output_tokens") > 0)
+    had |= pl.col("request_id").is_in(decodes.implode())
+    return with_latencies(rows.with_columns(has_token=had.fill_null(value=False))).drop("status")
+
+
+def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
+    """``request_id`` and ``first_token_us`` of requests that have not ended, as far as they have one."""
+    steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
+    opens = _outputs(timeline, steps, ids).filter("opens")
+    seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
+    before = timeline.present.filter(pl.col("request_id").is_in(ids.implode()))
+    return (
+        pl.concat([before.select("request_id", "first_token_us"), seen])
+        .group_by("request_id")
+        .agg(pl.col("first_token_us").min())
+    )
 
 
 def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
@@ -91,19 +138,27 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
     return pl.concat([within, between])
 
 
-def _outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
     """``request_id``, and the places ``first`` and ``last`` of the steps of each stretch that gave a token.
 
     A step gives one if it computes the last token that the request had: of its prompt or, after a preemption,
-    the one that it had sampled last.
+    the one that it had sampled last. ``opens``: the first of them is the request's first token.
+
+    Args:
+        timeline: Of one engine.
+        steps: Its steps, with ``output_us``.
+        ids: Only of these requests.
     """
     stretches = timeline.stretches.join(
         timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
     )
+    if ids is not None:
+        stretches = stretches.filter(pl.col("request_id").is_in(ids.implode()))
     lost = pl.col("lost_tokens")
     known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
     each = pl.col("scheduled_tokens").clip(1)
     silent = (-(-(known - pl.col("computed_tokens")) // each) - 1).clip(0)
+    of_prompt = pl.col("computed_tokens") + pl.col("silent") * each < pl.col("prompt_tokens")
     found = (
         with_work(timeline, stretches.collect())
         .drop_nulls("prompt_tokens")
@@ -117,6 +172,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
         found.join(_last_outputs(timeline, steps), on="request_id", how="left", maintain_order="left")
         .select(
             "request_id",
+            opens=of_prompt & (lost < pl.col("prompt_tokens")),
             first=pl.col("first") + pl.col("silent"),
             last=pl.min_horizontal(pl.col("first") + length, "end"),
         )

@@ -17,7 +17,7 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
 from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
 from schedtrace.model.say import say
-from schedtrace.model.trace_facts import Fact
+from schedtrace.model.trace_facts import SHOWS_LIMITS, Fact
 from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.rank import Rank, rank_of
 from schedtrace.timeline.timeline import Timeline
@@ -101,7 +101,8 @@ class OneEngine:
     request_time: list[RequestTime]
     engine_time: list[EngineTime]
     strip: list[StripCell]
-    split: pl.DataFrame
+    split: pl.DataFrame | None
+    """None: its record does not show where the requests' time went."""
     exits: pl.DataFrame
     caps: pl.DataFrame
     sums: EngineSums
@@ -118,15 +119,16 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         manifest: Has the front end's figures; None: they are of something else.
         engines: Of the run.
     """
+    times, limits = Fact.TIMES in timeline.facts, timeline.facts >= SHOWS_LIMITS
     return OneEngine(
         rank=rank_of(timeline),
         judged=judge(timeline),
         unlimited=unlimited(timeline),
         trials=trial_reports(timeline, manifest, engines=engines),
         strip=strip(timeline),
-        split=engine_split(timeline),
-        request_time=request_time(timeline),
-        engine_time=engine_time(timeline),
+        split=engine_split(timeline) if limits else None,
+        request_time=request_time(timeline) if limits else [],
+        engine_time=engine_time(timeline) if times else [],
         sums=engine_sums(timeline),
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),

@@ -10,17 +10,16 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.latencies import (
-    DECODE_US,
-    E2E_US,
     FINISHED,
-    TTFT_US,
     counted,
     distribution,
     inter_token,
-    per_output_token,
+    request_latencies,
     single,
 )
 from schedtrace.diagnose.throughput import counted_s, counted_spans, sampled_tokens, throughput
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.say import say
 from schedtrace.model.statistics import (
     ClassLatency,
     DraftUse,
@@ -38,6 +37,9 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.unrecorded import gone, recorded
 
+MANY_FRAC = 0.05
+"""Of the requests: as many without a first token make TTFT a figure of the others only."""
+
 
 @dataclass(frozen=True)
 class EngineSums:
@@ -50,8 +52,8 @@ class EngineSums:
     not recorded."""
     requests: pl.DataFrame | None
     """One row per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
-    time in the engine and in the queue), ``done``; of those that ended well the columns of latencies. None:
-    lives of requests are not recorded."""
+    time in the engine and in the queue), ``has_token``, ``done``, ``ttft_us``, ``tpot_us`` and
+    ``e2e_us``. None: lives of requests are not recorded."""
     device: pl.DataFrame
     apart: pl.DataFrame
     """How long steps took on the device, and from start to start: ``us`` and ``weight``, each value once."""
@@ -128,9 +130,9 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
         "draft_tokens": int(steps["draft_tokens"].sum()),
         "used_tokens": int(steps["used_tokens"].sum()),
         "steps": steps.height,
-        "dummy_batches": int(steps["dummy_batches"].sum()),
-        "dummy_us": int(steps["dummy_us"].sum()),
-        "preemptions": preemptions if timeline.header.preemptions_recorded else None,
+        "dummy_batches": _recorded(steps, "dummy_batches"),
+        "dummy_us": _recorded(steps, "dummy_us"),
+        "preemptions": preemptions if Fact.PREEMPTIONS in timeline.facts else None,
         "requests_finished": done.height,
         "output_tokens": sampled_tokens(steps, done),
         "input_tokens": int(done["prompt_tokens"].sum()),
@@ -176,19 +178,18 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     own = LENGTH_US.filter(pl.col("state") != "front_end").sum()
     queued = LENGTH_US.filter(pl.col("state").is_in(QUEUED)).sum()
     spent = recorded(timeline.request_states).group_by("request_id").agg(own_us=own, queued_us=queued)
-    ended = (
-        timeline.finishes.filter(pl.col("status").is_in(FINISHED))
+    latencies = (
+        request_latencies(timeline)
         .unique("request_id", keep="last")
-        .select("request_id", "first_token_us", "last_token_us", "output_tokens", done=pl.lit(value=True))
+        .select("request_id", "has_token", "done", "ttft_us", "tpot_us", "e2e_us")
     )
     queue = queue_times(timeline).select("request_id", "queue_us")
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
-        .select("request_id", "arrived_us", "priority", "lora")
+        .select("request_id", "priority", "lora")
         .join(queue, on="request_id", how="left", maintain_order="left")
         .join(spent, on="request_id", how="left", maintain_order="left")
-        .join(ended, on="request_id", how="left", maintain_order="left")
-        .with_columns(pl.col("done").fill_null(value=False))
+        .join(latencies, on="request_id", how="left", maintain_order="left")
     )
 
 
@@ -248,17 +249,32 @@ def _latency(requests: pl.DataFrame) -> list[ClassLatency]:
 
 def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
     own_us = int(requests["own_us"].sum())
-    done = requests.filter("done")
     return ClassLatency(
         by=by,
         name=name,
         requests=requests.height,
-        finished=done.height,
+        finished=int(requests["done"].sum()),
+        without_first_token=int((~requests["has_token"]).sum()),
         waiting_frac=int(requests["queued_us"].sum()) / own_us if own_us else None,
         queue_ms=distribution(single(requests, pl.col("queue_us"))),
-        ttft_ms=distribution(single(done, TTFT_US)),
-        tpot_ms=distribution(single(done, per_output_token(DECODE_US))),
-        e2e_ms=distribution(single(done, E2E_US)),
+        ttft_ms=distribution(single(requests, pl.col("ttft_us"))),
+        tpot_ms=distribution(single(requests, pl.col("tpot_us"))),
+        e2e_ms=distribution(single(requests, pl.col("e2e_us"))),
+    )
+
+
+def survivors(statistics: Statistics | None) -> Message:
+    """That TTFT leaves out many requests, since they had no first token; nothing if it is of nearly all."""
+    if statistics is None or not statistics.latency:
+        return NOTHING
+    whole = statistics.latency[0]
+    none, of = whole.without_first_token, whole.requests
+    if not none or none < MANY_FRAC * of:
+        return NOTHING
+    if none == of:
+        return say("none of {of:n request} had a first token", of=of)
+    return say(
+        "TTFT of {had:n} of {of:n request}; {none:n} had no first token", had=of - none, of=of, none=none
     )
 
 
@@ -318,8 +334,8 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
         preemptions=sums["preemptions"] if preempted else None,
         mean_running=_at_a_time(engines, "running_us") if lives else None,
         mean_waiting=_at_a_time(engines, "queued_us") if lives else None,
-        dummy_batches=sums["dummy_batches"],
-        dummy_ms=sums["dummy_us"] / 1e3,
+        dummy_batches=sums.get("dummy_batches"),
+        dummy_ms=sums["dummy_us"] / 1e3 if "dummy_us" in sums else None,
         kv_used_frac=_mean([engine.kv_used for engine in engines if engine.kv_used is not None]),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token, percentiles
+from schedtrace.diagnose.latencies import FINISHED, percentiles, request_latencies
 from schedtrace.diagnose.throughput import (
     Throughput,
     counted_s,
@@ -17,6 +17,7 @@ from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import StripCell, TrialReport
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 60
@@ -100,8 +101,11 @@ def _report(
     finishes = _together([one.of_trial(one.finishes, trial) for one in timelines])  # times only differ
     steps = _together([_on_clock_of(first, one, one.of_trial(one.steps, trial)) for one in timelines])
     working = steps.filter(pl.col("total_requests") > 0)
-    begin = working.row(0, named=True) if working.height else None
+    begins = trial is not None or all(one.begins for one in timelines)
+    begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
+    latencies = _together([one.of_trial(request_latencies(one), trial) for one in timelines])
+    queued = _together([one.of_trial(queue_times(one), trial) for one in timelines])
     lives = Fact.LIVES in first.facts
     report = TrialReport(
         trial=trial,
@@ -123,9 +127,10 @@ def _report(
         throughput_from=None,
         throughput_over=None,
         throughput_s=None,
-        ttft_ms=percentiles(done, TTFT_US / 1e3),
-        tpot_ms=percentiles(done, per_output_token(DECODE_US / 1e3)),
-        e2e_ms=percentiles(done, E2E_US / 1e3),
+        queue_ms=percentiles(queued, pl.col("queue_us") / 1e3),
+        ttft_ms=percentiles(latencies, pl.col("ttft_us") / 1e3),
+        tpot_ms=percentiles(latencies, pl.col("tpot_us") / 1e3),
+        e2e_ms=percentiles(latencies, pl.col("e2e_us") / 1e3),
         iteration_ms=percentiles(steps, pl.col("elapsed_us") / 1e3)
         if "elapsed_us" in steps.columns
         else None,
@@ -177,7 +182,7 @@ def _use(steps: pl.DataFrame) -> float | None:
 
 
 def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
-    if not timeline.header.preemptions_recorded:
+    if Fact.PREEMPTIONS not in timeline.facts:
         return None
     return timeline.of_trial(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
 

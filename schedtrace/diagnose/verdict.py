@@ -10,10 +10,12 @@ from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.root_causes import on_engine, quotes_share
 from schedtrace.diagnose.rules import KINDS, RULES, client_limited
 from schedtrace.diagnose.rules.allowed_settings import threshold
+from schedtrace.diagnose.weak_records import RECORD_IT, cannot_tell, contents, left_open
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, TimePart
 from schedtrace.model.say import say
+from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
@@ -55,7 +57,9 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
             if (root.share_frac or 0.0) >= EXPLAINS_FROM_FRAC and not KINDS[root.code].only_if_avoidable
         ]
         found = sorted(found, key=lambda root: -(root.share_frac or 0.0))[:1]
-    quiet = [(place, root) for root in roots if (place := KINDS[root.code].quiet) is not None]
+    quiet = [
+        (place, root) for root in roots if root.verdict and (place := KINDS[root.code].quiet) is not None
+    ]
     return found or [root for _, root in sorted(quiet, key=lambda one: one[0])][:1]
 
 
@@ -70,26 +74,37 @@ class Unlimited:
     """What is said of an engine that nothing limits."""
 
     steps: int
-    requests_us: int
-    busy_us: int
-    idle_us: int
-    missing_us: int
+    rank: int
+    facts: frozenset[Fact]
+    """What its record holds; without ``SHOWS_LIMITS``, nothing below says anything but ``contents``."""
+    contents: Message
+    """What it shows where it cannot tell what limits the engine."""
+    requests_us: int = 0
+    busy_us: int = 0
+    idle_us: int = 0
+    missing_us: int = 0
     """Time of which nothing is recorded, and the length of all of the trace."""
-    missing_steps: int
-    length_us: int
-    capped: Message
+    missing_steps: int = 0
+    length_us: int = 0
+    capped: Message = NOTHING
     """A threshold that held long prompts back, as it is meant to; empty: none did."""
-    nothing: Message
-    load: OfferedLoad
+    nothing: Message = NOTHING
+    load: OfferedLoad = OfferedLoad("unknown", 0.0)
     stalled: Message = NOTHING
     """The watchdog's words, where the trace ends without progress; empty: it does not."""
 
 
 def unlimited(timeline: Timeline) -> Unlimited:
     """Take from a timeline what the verdict may need."""
+    steps, rank, facts = timeline.steps.height, timeline.rank, timeline.facts
+    if not facts >= SHOWS_LIMITS:
+        return Unlimited(steps, rank, facts, contents(timeline))
     idle = timeline.engine_states.filter(pl.col("state") == "idle")
     return Unlimited(
-        steps=timeline.steps.height,
+        steps=steps,
+        rank=rank,
+        facts=facts,
+        contents=NOTHING,
         requests_us=timeline.requests_us,
         busy_us=timeline.busy_us,
         idle_us=int(idle.select(LENGTH_US.sum()).item()),
@@ -140,25 +155,45 @@ def _missing(engines: Sequence[Unlimited]) -> list[Message]:
 def _verdict(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str
 ) -> list[Message]:
-    main = max(engines, key=lambda engine: engine.requests_us)
     found = leading(findings, before)
-    load = engines[0].load.summary if len(engines) == 1 else NOTHING
+    main = max(engines, key=lambda engine: engine.requests_us)
     if not found or (found[0].code in RULES and KINDS[found[0].code].quiet is not None):
-        if load and main.load.grows:
-            return [say("The engine is the limit: no setting held requests back for long."), load]
-        explained = main.capped or (found[0].verdict if found else NOTHING)
-        sentences = (explained,) if explained else (main.nothing, _split(split))
-        if found and found[0].code == client_limited.RULE.code and not main.capped:
-            return [*sentences]
-        return [sentence for sentence in (*sentences, load or _idle(engines)) if sentence]
+        facts = ALL_FACTS.intersection(*(engine.facts for engine in engines))
+        return _untold(engines, facts) if not facts >= SHOWS_LIMITS else _nothing_leads(engines, found, split)
     first, *others = found
     equal = [root for root in others if root.weight >= NEARLY * first.weight and not first.leads]
     also = say("[Nearly as much: {title}.]", title=_lowered(equal[0].title) if equal else None)
     holder = first.holder
     if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
         holder = on_engine(first.engine_rank, holder)
-    grows = load if main.load.grows else NOTHING
-    return [sentence for sentence in (first.verdict, grows, holder, also) if sentence][:3]
+    grows = main.load.summary if main.load.grows and len(engines) == 1 else NOTHING
+    few_clients = client_limited.RULE.code in {root.code for root in findings if root is not first}
+    loop = main.load.summary if few_clients and len(engines) == 1 else NOTHING
+    open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
+    return [sentence for sentence in (first.verdict, grows, holder, open_, loop, also) if sentence][:3]
+
+
+def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Message]:
+    """What a record shows that cannot tell what limits the engines."""
+    longest = max(engines, key=lambda engine: engine.steps)
+    shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
+    return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
+
+
+def _nothing_leads(
+    engines: Sequence[Unlimited], found: list[Finding], split: list[TimePart]
+) -> list[Message]:
+    """That no setting limits the engines: what explains the run, or where the requests' time went."""
+    main = max(engines, key=lambda engine: engine.requests_us)
+    load = engines[0].load.summary if len(engines) == 1 else NOTHING
+    if load and main.load.grows:
+        return [say("The engine is the limit: no setting held requests back for long."), load]
+    explained = main.capped or (found[0].verdict if found else NOTHING)
+    sentences = [explained] if explained else [main.nothing, _split(split)]
+    open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
+    of_client = found and found[0].code == client_limited.RULE.code and not main.capped
+    last = open_ or (NOTHING if of_client else load or _idle(engines))
+    return [sentence for sentence in (*sentences, last) if sentence]
 
 
 def _stalled(timeline: Timeline) -> Message:

@@ -73,8 +73,10 @@ def explain_request(run: Run, text: str) -> Life:
     Raises:
         UsageError: no request matches, or several do, or the record does not tell enough.
     """
+    for trace in run.traces:
+        for fact in (Fact.REQUESTS, Fact.TIMES):
+            trace.require(fact, "request")
     trace, request_id = find_request(run, text)
-    trace.require(Fact.TIMES, "request")
     return request_life(run, make_timeline(trace, run.manifest, whole=True), request_id)
 
 

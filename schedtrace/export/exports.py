@@ -13,7 +13,7 @@ from schedtrace.export import Kind
 from schedtrace.export.mooncake import mooncake_loads, write_mooncake
 from schedtrace.model import safe_files
 from schedtrace.model.printable import encodable, visible, visible_json
-from schedtrace.model.trace_facts import ALL_FACTS, Fact
+from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact
 from schedtrace.model.trace_names import plain_of
 from schedtrace.read.chain import expanded
 from schedtrace.read.run import Run
@@ -46,17 +46,35 @@ def _safe(cells: pl.Series) -> pl.Series:
     return cells.replace(suspect, pl.Series([safe_cell(text) for text in suspect], dtype=pl.String))
 
 
+NEEDS = {
+    "requests": frozenset({Fact.REQUESTS}),
+    "exits": frozenset({Fact.EXITS}),
+    "caps": frozenset({Fact.EXITS}),
+    "preemptions": frozenset({Fact.PREEMPTIONS}),
+    "present": frozenset({Fact.LIVES}),
+    "arrivals": frozenset({Fact.LIVES}),
+    "finishes": frozenset({Fact.LIVES}),
+    "request_states": SHOWS_LIMITS,
+    "engine_states": frozenset({Fact.TIMES}),
+}
+"""What a trace must hold for a table of its own."""
+
+
 def tables(run: Run) -> dict[str, pl.LazyFrame]:
     """Name to table, the warm-up (trial 0) included; all engines, told apart by ``engine_rank``.
 
     Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own, and
-    ``present`` is left out where nobody was there when a trace began, and ``gaps`` where no step is missing.
+    ``present`` is left out where nobody was there when a trace began, ``gaps`` where no step is missing, and
+    so is a table whose facts a trace does not hold (``NEEDS``): an empty one would mean that there were none.
     ``request_states`` and ``engine_states`` divide the time (``timeline/``).
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
     first = of_traces[0][1]
+    known = ALL_FACTS.intersection(*(trace.facts for trace in run.traces))
+    for name in [name for name, needs in NEEDS.items() if not needs <= known]:
+        del first[name]
     for name in ("present", "gaps"):
-        if all(getattr(trace, name).is_empty() for trace in run.traces):
+        if name in first and all(getattr(trace, name).is_empty() for trace in run.traces):
             del first[name]
     return {
         name: pl.concat(

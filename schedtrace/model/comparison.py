@@ -202,6 +202,8 @@ class Comparison(msgspec.Struct, kw_only=True):
     causes: list[CauseChange] | None
     """Every kind of refusal of either run, the largest change first; None: a side does not tell them."""
     findings: list[FindingChange]
+    unjudged: list[str] = []
+    """Codes of findings that one of the records cannot show: what is said of findings is without them."""
     compared_by: Literal["trials", "requests"]
     """``requests``: two servers, which have no trials, by blocks of their requests and of time."""
     tests: int

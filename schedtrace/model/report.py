@@ -206,12 +206,15 @@ class TrialReport(msgspec.Struct, kw_only=True):
     requests, as of a server, and of a part of a trace."""
     throughput_s: float | None
     """That time. Of several engines it is the time of all of them together, so their figures add up."""
+    queue_ms: Percentiles | None = None
+    """Arrival at the scheduler to the first step that scheduled it, of all that were scheduled."""
     ttft_ms: Percentiles | None
-    """Arrival at the front end to the first token's output in the engine."""
+    """Arrival at the front end to the first token's output in the engine, of all requests that had a first
+    token: aborted and unfinished ones count."""
     tpot_ms: Percentiles | None
-    """Time per output token after the first."""
+    """Time per output token after the first, of those that finished."""
     e2e_ms: Percentiles | None
-    """Arrival at the front end to the last token's output in the engine."""
+    """Arrival at the front end to the last token's output in the engine, of those that finished."""
     iteration_ms: Percentiles | None = None
     """vLLM's own "iteration elapsed time" over steps: mostly waiting for the model's result; only from
     its iteration lines."""
@@ -335,6 +338,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     trials: list[TrialReport]
     findings: list[Finding]
     """Root causes by gain, each with its symptoms; then what is no symptom of any."""
+    lacks: list[str] = []
+    """Kinds of facts that the record does not hold, and that no figure, finding or sentence is about."""
     not_judged: list[NotJudged]
     """Rules that the record lacks facts for."""
     causes: list[CauseRow]

@@ -21,7 +21,7 @@ class Distribution(Percentiles, kw_only=True):
 
 
 class ClassLatency(msgspec.Struct, kw_only=True):
-    """Requests of one class over all engines; times are of those that finished, unless noted."""
+    """Requests of one class over all engines."""
 
     by: str
     """``all``, ``priority`` or ``lora``."""
@@ -31,16 +31,19 @@ class ClassLatency(msgspec.Struct, kw_only=True):
     """That arrived."""
     finished: int
     """With what they asked for."""
+    without_first_token: int = 0
+    """Aborted before they had one, or without one when the trace ended: no time is theirs but the queue's."""
     waiting_frac: float | None
     """Of their time in the scheduler: in the waiting queue, unfinished requests included."""
     queue_ms: Distribution | None
     """Arrival at the scheduler to the first step that scheduled it; unfinished requests included."""
     ttft_ms: Distribution | None
-    """Arrival at the front end to the first token's output in the engine."""
+    """Arrival at the front end to the first token's output in the engine, of all that had a first token:
+    aborted and unfinished ones count."""
     tpot_ms: Distribution | None
-    """Time per output token after the first."""
+    """Time per output token after the first, of those that finished."""
     e2e_ms: Distribution | None
-    """Arrival at the front end to the last token's output in the engine."""
+    """Arrival at the front end to the last token's output in the engine, of those that finished."""
 
 
 class PrefixCacheUse(msgspec.Struct, kw_only=True):
@@ -130,10 +133,10 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     of them had a request."""
     mean_waiting: float | None
     """Likewise, in the waiting queue; of several engines only those that were refused."""
-    dummy_batches: int
+    dummy_batches: int | None
     """Only to keep other ranks company. Of ranks in lock-step: between the first and the last common step of
-    a wave in which any rank computed something; else all that steps report."""
-    dummy_ms: float
+    a wave in which any rank computed something; else all that steps report. None: not recorded."""
+    dummy_ms: float | None
     """Time that these took."""
     kv_used_frac: float | None = None
     """Mean share of the KV blocks in use after a step, over all engines' steps; None: not recorded."""

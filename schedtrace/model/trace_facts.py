@@ -3,6 +3,7 @@
 A field is absent where the running vLLM does not have the fact; a count of 0 is written as such.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal
 
@@ -208,9 +209,9 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Fact(StrEnum):
-    """A kind of facts that a record can tell, in the words in which its absence is told.
+    """A kind of facts that a record can hold, in the words in which a report names it where it is absent.
 
-    Foreign logs tell less than a trace of schedtrace.
+    ``Trace.facts`` has those of a record: every sentence, figure and exit code about it asks there.
     """
 
     REQUESTS = "what each request got"
@@ -225,3 +226,11 @@ class Fact(StrEnum):
 
 
 ALL_FACTS = frozenset(Fact)
+SHOWS_LIMITS = frozenset({Fact.REQUESTS, Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES})
+"""What a record must hold to show where its requests' time went, and so what limits an engine."""
+
+
+def in_order(facts: Iterable[Fact]) -> list[str]:
+    """Names of facts, always in the same order."""
+    wanted = {*facts}
+    return [str(fact) for fact in Fact if fact in wanted]

@@ -71,6 +71,7 @@ def read_iteration_log(path: Path) -> list[Trace]:
             engine_rank=rank,
             model=about.get("model", UNKNOWN),
             vllm_version=about.get("vllm_version", UNKNOWN),
+            first_step=engine.first_index,
         )
         for at, (rank, engine) in enumerate(sorted(engines.items()))
     ]
@@ -83,6 +84,8 @@ class _Engine:
         self.rows = StepRows()
         self._count = 0
         self._dummies = 0
+        self.first_index = 0
+        """Iterations before the first one that the log has."""
         self._last_index = -1
         self._missing = 0
         self._starts = 0
@@ -91,7 +94,9 @@ class _Engine:
         index = int(found["index"])
         if index <= self._last_index:
             self._starts += 1
-        elif self._last_index >= 0:
+        elif self._last_index < 0:
+            self.first_index = index
+        else:
             self._missing += index - self._last_index - 1
         self._last_index = index
         if found["dummy"]:

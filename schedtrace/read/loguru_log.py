@@ -185,6 +185,8 @@ def _as_json(text: str) -> str:
     return "".join(out)
 
 
+PHASES = {"unknown": "running"}
+"""Who has computed tokens in the first record was there before it, or found them in the prefix cache."""
 RECORD = "log of a patched schedule(), one dict a call"
 
 
@@ -209,6 +211,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
         notices=steps.notices(),
         token_budget=steps.token_budget,
         max_num_running_reqs=steps.max_num_running_reqs,
+        attached=steps.begins_later,
     )
     return [trace]
 
@@ -226,6 +229,8 @@ class _Steps:
 
     def __init__(self) -> None:
         self.rows = StepRows()
+        self.begins_later = False
+        """Requests of the first record had computed tokens: the log may not have the run's first steps."""
         self.unlisted = 0
         """Records that do not list all requests."""
         self.token_budget: int | None = None
@@ -254,6 +259,8 @@ class _Steps:
         if self.max_num_running_reqs is None:
             self.max_num_running_reqs = record.max_num_running_reqs
         phases = [self._phase(one.request_id, one.computed_tokens) for one in record.requests or []]
+        known = listed and "unknown" not in phases
+        self.begins_later |= "unknown" in phases
         self.rows.add(
             step=self._count,
             start_us=None if logged_us is None or self._began_us is None else logged_us - self._began_us,
@@ -261,10 +268,10 @@ class _Steps:
             remaining_budget=record.left,
             total_requests=record.scheduled_requests,
             max_num_running_reqs=record.max_num_running_reqs,
-            num_new=phases.count("new") if listed else None,
-            num_continued=phases.count("running") if listed else None,
+            num_new=phases.count("new") if known else None,
+            num_continued=phases.count("running") if known else None,
             requests=[
-                (str(one.request_id), one.computed_tokens, one.scheduled_tokens, phase)
+                (str(one.request_id), one.computed_tokens, one.scheduled_tokens, PHASES.get(phase, phase))
                 for one, phase in zip(record.requests or [], phases, strict=True)
             ],
         )
@@ -290,6 +297,6 @@ class _Steps:
         before = self._computed.get(name)
         self._computed[name] = computed
         if before is None:
-            return "new"
+            return "new" if self._count or not computed else "unknown"
         self._went_back += computed < before
         return "running"

@@ -8,6 +8,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from schedtrace.errors import UsageError
+from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Fact
 from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.cache import read_by_files
@@ -101,14 +102,19 @@ class Trace(Parsed):
     """What requests got (``stretches``), and the entries of each list of a step; on disk where they are many,
     so never collected as a whole."""
     facts: frozenset[Fact] = ALL_FACTS
-    """Other records than schedtrace's tell less."""
+    """What the record holds: the one place that knows. A foreign log's reader says what its kind has; what
+    the recorder could not see of an engine is taken out."""
     record: str = "trace of schedtrace"
     """What kind of record it was read from."""
+
+    def __post_init__(self) -> None:
+        """Take out the facts that the recorder could not see."""
+        self.facts -= {*_unseen(self.header, self.steps)}
 
     def require(self, fact: Fact, what: str) -> None:
         """Raises UsageError where the record lacks what somebody needs."""
         if fact not in self.facts:
-            msg = f"{self.path}: a {self.record} does not tell {fact}, which {what} needs"
+            msg = f"{self.path} ({self.record}) does not record {fact}, which {what} needs"
             raise UsageError(msg)
 
     def stretches(self) -> pl.LazyFrame:
@@ -130,6 +136,16 @@ class Trace(Parsed):
     def preemptions(self) -> pl.LazyFrame:
         """Every preemption: one row each."""
         return self.large["preempted"]
+
+
+def _unseen(header: Header, steps: pl.DataFrame) -> Iterator[Fact]:
+    """What vLLM's scheduler does not show where another class stands in its place."""
+    if not header.preemptions_recorded:
+        yield Fact.PREEMPTIONS
+        if steps["num_resumed"].sum():  # requests waited again, and nobody knows since when
+            yield Fact.LIVES
+    if steps.height and steps["kv_blocks_free_after"].is_null().all():
+        yield Fact.BLOCKS
 
 
 EXPANDS = 8

@@ -218,7 +218,7 @@ class Frames:
     @property
     def begins(self) -> bool:
         """Whether its first steps may be the engine's: it was not attached to, and nobody was there."""
-        return not self.header.attached and self.there_first.is_empty()
+        return not (self.header.attached or self.header.first_step) and self.there_first.is_empty()
 
     @cached_property
     def there_first(self) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import lead_first, leading, unlimited, verdict
 from schedtrace.model.message import NOTHING
 from schedtrace.model.say import say
-from schedtrace.model.trace_facts import ALL_FACTS
+from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed
@@ -146,8 +146,9 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
     if not windows:
         nothing = [say("No step in this time: nothing to judge.")]
         return Verdict(span_s, now_s, standing or nothing, NOTHING, judged=False)
-    findings = lead_first(all_findings([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
-    split = time_split([engine_split(one) for one in windows])
+    facts = ALL_FACTS.intersection(*(one.facts for one in windows))
+    findings = lead_first(all_findings([judge_engine(one) for one in windows], Ranks.of(windows), facts))
+    split = time_split([engine_split(one) for one in windows]) if facts >= SHOWS_LIMITS else []
     unlimiteds = [replace(unlimited(one), stalled=NOTHING) for one in windows]
     sentences = [*standing, *verdict(unlimiteds, findings, split, before)]
     if any(_lost(engine, now_s, span_s) for engine in engines):

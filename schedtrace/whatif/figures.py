@@ -17,13 +17,9 @@ from schedtrace.timeline.timeline import Timeline
 
 COVERAGE = 0.9
 MAKESPAN = Metric("makespan", "s", False, lambda trial: trial.duration_s)
-TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99")
+TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99", "E2E mean")
 """Metrics of ``compare`` that follow in time."""
-METRICS = [
-    *(metric for metric in COMPARED if metric.name in TIMED),
-    Metric("E2E mean", "ms", False, lambda trial: None if trial.e2e_ms is None else trial.e2e_ms.mean),
-    MAKESPAN,
-]
+METRICS = [*(metric for metric in COMPARED if metric.name in TIMED), MAKESPAN]
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from typing import Any, Protocol, TypeVar
 import polars as pl
 from loguru import logger
 
-from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token
+from schedtrace.diagnose.latencies import with_latencies
 from schedtrace.diagnose.throughput import seconds
 from schedtrace.engine.vllm_config import import_vllm
 from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
+from schedtrace.model.trace_facts import Fact
 from schedtrace.read.trace import Trace
 from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
@@ -70,7 +71,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
 
 def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
     """Fill in what the traces of a replay show; they have one clock."""
-    if traces[0].header.preemptions_recorded:
+    if Fact.PREEMPTIONS in traces[0].facts:
         outcome.preemptions = sum(
             trace.preemptions().filter("in_schedule").collect().height for trace in traces
         )
@@ -82,10 +83,10 @@ def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload
     numbers = pl.DataFrame({"request_id": load_of.keys(), "load": load_of.values()})
     came = arrivals.join(numbers, on="request_id").group_by("load").agg(pl.col("arrived_us").min())
     done = (
-        finishes.filter(pl.col("status").is_in(FINISHED))
+        with_latencies(finishes)
+        .filter("done")
         .join(numbers, on="request_id", maintain_order="left")
-        .with_columns(ttft=TTFT_US / 1e3, tpot=per_output_token(DECODE_US / 1e3), e2e=E2E_US / 1e3)
-        .with_columns(pl.col("ttft", "tpot", "e2e").round(DIGITS))
+        .with_columns((pl.col("ttft_us", "tpot_us", "e2e_us") / 1e3).round(DIGITS))
     )
     ended = done.group_by("load").agg(pl.col("last_token_us").max()).join(came, on="load")
     outcome.duration_s = ended.select((pl.col("last_token_us") - pl.col("arrived_us")).sum()).item() / 1e6
@@ -93,7 +94,7 @@ def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload
         outcome.counted_s = seconds(done.select(begin_us="arrived_us", end_us="last_token_us"))
     outcome.output_tokens = int(done["output_tokens"].sum())
     outcome.ttft_ms, outcome.tpot_ms, outcome.e2e_ms = (
-        done[name].to_list() for name in ("ttft", "tpot", "e2e")
+        done[name].to_list() for name in ("ttft_us", "tpot_us", "e2e_us")
     )
 
 

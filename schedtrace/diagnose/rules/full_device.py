@@ -81,12 +81,26 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | No
     model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
     if model is None or working.is_empty() or not timeline.busy_us:
         return None
+    if cause in OF_TOKENS and not knows_waiting_tokens(waits.steps):
+        return None
     of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
     base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
     each_us = _saved(timeline, cause) * (base_us + host_us(timeline) / working.height)
     again_us = int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us
     saved_us = waits.steps.filter(pl.col("total_requests") > 0).select(each_us.sum()).item() + again_us
     return saved_us / (timeline.busy_us - saved_us) if saved_us < timeline.busy_us else None
+
+
+LEAST_KNOWN_FRAC = 0.9
+
+
+def knows_waiting_tokens(steps: pl.DataFrame) -> bool:
+    """Whether nearly all of these steps tell how many tokens waited: else nobody knows what more would do."""
+    return steps["waiting_tokens_after"].count() >= LEAST_KNOWN_FRAC * steps.height
+
+
+OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
+"""What a larger limit would save depends on how many tokens waited."""
 
 
 def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
@@ -97,9 +111,9 @@ def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
     if cause != Cause.KV_BLOCKS:
         free, total = pl.col("kv_blocks_free_after"), pl.col("kv_blocks_total")
         joining = pl.min_horizontal(joining, pl.col("num_running_after") * free / (total - free))
-    if cause in (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET):
+    if cause in OF_TOKENS:
         waiting = pl.col("num_waiting_after")
-        ran, joining = pl.col("used_tokens"), pl.col("waiting_tokens_after").fill_null(0) * joining / waiting
+        ran, joining = pl.col("used_tokens"), pl.col("waiting_tokens_after") * joining / waiting
     return (joining / (joining + ran)).fill_nan(0)
 
 

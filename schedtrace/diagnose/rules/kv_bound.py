@@ -178,12 +178,12 @@ def largest_holder(held: Need | KvSpace) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[Advice]:
-    need, blocks = evidence.blocks_for_all, "now {total:n} blocks"
+    need, blocks = evidence.blocks_for_all, "[: now {total:n} blocks]"
     if need is not None:
-        blocks = "{value:n} blocks instead of {total:n} hold all at once"
+        blocks = ": {value:n} blocks[ instead of {total:n}] hold all at once"
     found = [
         advise(
-            "{space}: " + blocks,
+            "{space}" + blocks,
             space=kv_space(timeline, need),
             total=evidence.blocks_total,
             setting="num_gpu_blocks_override",

@@ -139,11 +139,11 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
         return _other_limit_first(timeline, fit=fit, most=most, wanted=wanted)
     return [
         advise(
-            "{option} {value:n} (now {seats:n}): {wanted:n request} were there at once, the KV cache has "
-            "room for about {fit:n}",
+            "{option} {value:n} (now {seats:n}): {wanted:n request} were there at once[, the KV cache has "
+            "room for about {fit:n}]",
             seats=timeline.seats,
             wanted=wanted,
-            fit=fit,
+            fit=evidence.seats_that_fit,
             setting=timeline.seats_name,
             value=value,
             costs=seats_cost(timeline),

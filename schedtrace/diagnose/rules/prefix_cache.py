@@ -85,6 +85,7 @@ def _find(timeline: Timeline) -> Findings:
     if not missed and not nothing and not evidence.evicted_tokens:
         return
     shown = _shown(use, back, nothing=nothing)
+    alone = nothing and evidence.shareable_tokens == 0 and not _hides_shared(evidence)  # no cache would help
     again = evidence.evicted_tokens + (evidence.missed_tokens or 0 if missed else 0)
     share = _share(timeline, shown, evidence.missed_tokens or 0) if missed else None
     yield step_finding(
@@ -95,7 +96,7 @@ def _find(timeline: Timeline) -> Findings:
         verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
         "computed again[, which took {felt:%} of the requests' time]."
         if again
-        else "The prefix cache gave nothing: none of the prompts found a block in it.",
+        else ("" if alone else "The prefix cache gave nothing: none of the prompts found a block in it."),
         share_frac=share,
         holder=_holder(evidence),
         count=shown["step"].n_unique(),
@@ -147,6 +148,11 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
 def _felt(share: float | None) -> float | None:
     """A share of the requests' time that is worth stating."""
     return share if share is not None and share >= LEAST_FRAC else None
+
+
+def _hides_shared(evidence: PrefixCache) -> bool:
+    """Whether prompts may begin alike although no full block of them is the same."""
+    return evidence.salted > 0 or bool(evidence.without_hit.get("short"))
 
 
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:

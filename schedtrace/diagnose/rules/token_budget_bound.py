@@ -6,7 +6,7 @@ from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
 from schedtrace.diagnose.rules.common import LongestWaited, advise, severity_by_weight, wait_finding
-from schedtrace.diagnose.rules.full_device import limit_finding
+from schedtrace.diagnose.rules.full_device import knows_waiting_tokens, limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice, Finding
@@ -42,7 +42,7 @@ def _find(timeline: Timeline) -> Findings:
     if less.height > waits.steps.height / 2:
         yield _lowered(timeline, waits, less)
         return
-    evidence = _evidence(timeline, waits)
+    evidence, known = _evidence(timeline, waits), knows_waiting_tokens(waits.steps)
     most_us = _most_saved_us(timeline, evidence, waits)
     paced = sets_pace(timeline)
     gain = throughput_gain(timeline, 0, most_us) if most_us and paced else None
@@ -54,9 +54,12 @@ def _find(timeline: Timeline) -> Findings:
         timeline,
         waits,
         evidence=evidence,
-        title="Token budget too small",
+        title="Token budget too small" if known else "Waits for the token budget",
         verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
-        "({token_budget:n token} per step).",
+        "({token_budget:n token} per step)."
+        if known
+        else "Requests spent {share:%} of their time waiting for the token budget ({token_budget:n token} "
+        "per step); how many tokens waited is not recorded, and so not what a larger one would do.",
         holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
         "[, {largest:id} {largest_prefill_frac:%} of these]"
         "[; {draft_slots:n token} of the budget are kept for drafts].",
@@ -65,7 +68,7 @@ def _find(timeline: Timeline) -> Findings:
         message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"largest": largest},
-        advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
+        advice=_advice(timeline, evidence, drafts=drafts, paced=paced and known),
     )
 
 
@@ -167,10 +170,10 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
     not grow more slowly there than among smaller ones.
     """
     fixed_us = most_step_us(timeline)
-    if fixed_us is None or evidence.prefill_frac <= 0:
+    if fixed_us is None or evidence.prefill_frac <= 0 or not knows_waiting_tokens(waits.steps):
         return None
     used, more = pl.col("used_tokens"), evidence.proposed - batched_tokens(timeline)
-    wanted = used + pl.min_horizontal(pl.col("waiting_tokens_after").fill_null(more), more)
+    wanted = used + pl.min_horizontal("waiting_tokens_after", more)
     return fixed_us * float(waits.steps.select((1 - used / wanted).sum()).item())
 
 

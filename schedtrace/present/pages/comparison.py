@@ -206,7 +206,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     if comparison.config:
         yield table(comparison.config, SETTINGS, most=MOST_SETTINGS)
     else:
-        yield Note("No setting differs.")
+        both = " that both records have" if comparison.unjudged else ""
+        yield Note(f"No setting{both} differs.")
     yield table(comparison.metrics, METRICS)
     if floors := noise_floors(comparison.metrics):
         yield Note(floors)
@@ -214,7 +215,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     yield from decisions_sections(comparison.decisions)
     yield _causes(comparison.causes)
     if not comparison.findings:
-        yield Note("No findings on either side.")
+        shown = " that both records can show" if comparison.unjudged else ""
+        yield Note(f"No finding{shown or 's'} on either side.")
     yield from (_finding(change) for change in comparison.findings)
 
 

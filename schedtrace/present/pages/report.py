@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import mean
 
+from schedtrace.diagnose.root_causes import QUOTED
+from schedtrace.diagnose.rules import KINDS
+from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import NOTHING, Message, Number, joined
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Distribution, Percentiles
+from schedtrace.model.trace_facts import Fact
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import engines_table, trials_table
-from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy
+from schedtrace.present.pages.run_header import header, log_figures, noteworthy
 from schedtrace.present.phrases import integer, plain
 from schedtrace.present.sections import (
     Cause,
@@ -40,6 +44,10 @@ SHOWN_FROM_FRAC = 0.05
 """What weighs less is named, not described."""
 NAMED_FROM_FRAC = 0.01
 """What weighs less is only counted among what was looked at."""
+PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
+"""Findings whose time is a part without a cause."""
+APART_FRAC = 0.04
+"""Of the requests' time: two shares that differ by more need a word."""
 MOST_PARTS, FEWER_PARTS = 7, 5
 MOST_ENGINES, EXTREMES = 4, 2
 """Rows of the engines; of more only those with the most and the fewest requests."""
@@ -79,6 +87,8 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
             )
         )
     roots = [finding for finding in run.findings if finding.title]
+    if apart := _apart(run.time_split, roots):
+        first.append(Note(Styled(apart, Style.DIM)))
     commands = [*([_replay(run)] if replays else []), _commands(run, roots)]
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, *commands]))
     if several:
@@ -93,11 +103,11 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     if full:
         yield from details(run)
         return
-    if run.not_judged:  # a log: little is known, and that little is shown
+    if run.config["exits_via"] is None:  # a log: little is known, and that little is shown
         yield trials_table(run.trials, log=True)
         yield from log_figures(run)
         yield from finding_sections([finding for finding in run.findings if not finding.title], engines=1)
-        yield from not_judged(run)
+    named = [root for root in named if not root.verdict or root.verdict not in run.verdict]
     yield from _others(named, 1 + room + OTHERS_LINES - sum(map(_height, shown)))  # no blank line at the top
     if notes := noteworthy(run.settings):
         yield Note(notes, "Settings:")
@@ -123,6 +133,8 @@ def _figures(run: RunReport) -> Iterator[Message]:
             known.append(say("{name} p50 {p50:n} ms", name=name, p50=p50))
     if known:
         yield joined(known, ", ")
+    if none := survivors(statistics):
+        yield none
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -141,6 +153,34 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
     if rest >= NAMED_FROM_FRAC:
         parts.append(Part("other", rest, Style.DIM))
     return parts
+
+
+def _apart(split: list[TimePart], roots: list[Found]) -> Message:
+    """Why the verdict quotes another share than the bar of the same name; nothing where they are near."""
+    first = roots[0] if roots else None
+    if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
+        return NOTHING
+    part = PARTS_OF.get(first.code)
+    bar = sum(
+        one.share_frac for one in split if (one.part == part if part else one.cause == (first.cause or 0))
+    )
+    if not bar or abs(bar - first.share_frac) < APART_FRAC:
+        return NOTHING
+    if bar < first.share_frac:  # a verdict about a cause names what else it counts
+        return say(
+            "[{part:?}The verdict's {share_frac:%} include what requests waited for in that time, which has "
+            "bars of its own.]",
+            first,
+            part=part,
+        )
+    charged = [one for root in roots for one in (root, *root.symptoms) if one is not first]
+    others = dict.fromkeys(one.code for one in charged if one.share_frac and KINDS[one.code].charges)
+    return say(
+        "Of the {bar:%} above, {share_frac:%} are the verdict's[; the rest is charged to {others}].",
+        first,
+        bar=bar,
+        others=", ".join(others),
+    )
 
 
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
@@ -213,14 +253,14 @@ def _change(gain: Gain) -> Message:
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
-    """What was found too small to be described; what does not fit into these lines is counted."""
+    """What was found too small to be described; what does not fit into these lines has its code only."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [say("{title} ({code}[, {gain}])", root, gain=_gain(root)) for root in named]
     rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
-        more = [say("{count:n} more", count=len(parts) - most)] if most < len(parts) else []
-        found = [*parts[:most], *more, *rest]
+        codes = ", ".join(dict.fromkeys(root.code for root in named[most:]))
+        found = [*parts[:most], *([say("{codes}", codes=codes)] if codes else []), *rest]
         note = Note(say("{found}.", found=joined(found, "; ")), "Also found:")
         if found and (_height(note) <= room or not most):
             yield note
@@ -231,13 +271,13 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
     """What to run next: all details, one step, one request, the page; names come from strangers."""
     commands = [["analyze", run.path, "--details"]]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
-    if first is not None:
+    if first is not None and Fact.TIMES not in run.lacks:
         engine = ["--engine", str(first.engine_rank)] if first.engine_rank else []
         commands.append(["step", run.path, str(first.steps[len(first.steps) // 2]), *engine])
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
     if known := next((name for name in names if name), None):
         commands.append(["request", run.path, known])
-    if run.config["engines"] == 1:  # the table of several needs the line
+    if run.config["engines"] == 1 and Fact.TIMES not in run.lacks:  # the table of several needs the line
         commands.append(["report", run.path])
     return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
 

@@ -93,11 +93,11 @@ def _summary(run: RunReport) -> Iterator[str]:
         work += f" in {counted(trials, 'trial')}"
     work = f"{least}{work}{engines}" if work else ""
     inferred = "; causes inferred" if config["exits_via"] == "inferred" else ""
-    seats, blocks = integer(config["max_num_running_reqs"]), integer(config["kv_blocks_total"])
+    limits = {"seats": config["max_num_running_reqs"], "KV blocks": config["kv_blocks_total"]}
+    known = [f", {integer(value)} {name}" for name, value in limits.items() if value is not None]
     yield (
         f"{work}{', ' if work else ''}{number(busy / 1e3)} s busy; vLLM {config['vllm_version']} on "
-        f"{config['device']}, budget {integer(config['token_budget'])}, "
-        f"{seats} seats, {blocks} KV blocks{inferred}"
+        f"{config['device']}, budget {integer(config['token_budget'])}{''.join(known)}{inferred}"
     )
 
 
@@ -174,9 +174,8 @@ def not_judged(run: RunReport) -> Iterator[Section]:
     """The rules that could not be judged and what is missing; nothing if all were."""
     if not run.not_judged:
         return
-    missing = list(dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing))
     yield Note(", ".join(rule.code for rule in run.not_judged), "not judged:")
-    why = f"This log does not record {', '.join(missing)}."
+    why = f"This record lacks {', '.join(run.lacks)}."
     if {"arrival-limited", "blocked-budget"} <= {rule.code for rule in run.not_judged}:
         why += (
             " Without queue lengths it does not show whether requests had not arrived yet or were refused; "

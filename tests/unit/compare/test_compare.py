@@ -50,7 +50,7 @@ def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_finding
     assert ("blocked-budget", "kv_blocks") in {(one.code, one.cause) for one in comparison.findings}
     verdict = plain(comparison.verdict)
     assert verdict.startswith("new: blocked-budget kv_blocks")
-    assert verdict.endswith("; output +122.2 %, but 2 trials a side cannot tell: 5 needed")
+    assert verdict.endswith("; output +122.2 %, but 2 trials a side cannot tell: 6 needed")
 
 
 def test_a_run_does_not_differ_from_itself(run_of):

@@ -3,9 +3,10 @@ import random
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.latencies import distribution, inter_token
+from schedtrace.diagnose.latencies import distribution, inter_token, request_latencies
 from schedtrace.model.trace import Preemption, ScheduledRequest
-from tests.makers import arrival, step
+from schedtrace.timeline.window import Window, windowed
+from tests.makers import arrival, finish, step
 
 
 def weighted(*rows):
@@ -96,3 +97,56 @@ def test_an_output_that_is_not_back(view_of):
     steps = [got(n, ("a", 99 + n, 1)) for n in range(1, 4)]
     steps[1].output_us = None
     assert rows(view_of(got(0, ("a", 0, 100, "new"), **came("a")), *steps)) == {10.0: 1}
+
+
+def latencies(view, *columns):
+    return dict(request_latencies(view).select("request_id", pl.concat_list(columns)).iter_rows())
+
+
+SURVIVORS = [
+    got(
+        0,
+        ("done", 0, 100, "new"),
+        ("gone", 0, 100, "new"),
+        ("stays", 0, 100, "new"),
+        ("chunk", 0, 50, "new"),
+        arrived=[arrival(one, -20) for one in ("done", "gone", "stays", "chunk", "never")],
+        waiting=1,
+    ),
+    got(
+        1,
+        ("done", 100, 1),
+        ("gone", 100, 1),
+        ("stays", 100, 1),
+        ("chunk", 50, 10),
+        waiting=1,
+        finished=[
+            finish(
+                "done", arrived_us=-20, first_token_us=1000, last_token_us=11_000, output_tokens=2,
+                finished_us=11_000,
+            ),
+            finish(
+                "gone", "ABORTED", arrived_us=-20, first_token_us=1000, last_token_us=1000, output_tokens=1,
+                finished_us=11_000,
+            ),
+            finish("never", "ABORTED", arrived_us=-20, output_tokens=0, finished_us=11_000),
+        ],
+    ),
+]  # fmt: skip
+
+
+def test_who_had_a_first_token_counts_for_ttft_however_it_ended(view_of):
+    """``chunk`` has computed 60 of its 100 prompt tokens when the trace ends."""
+    found = latencies(view_of(*SURVIVORS), "ttft_us", "tpot_us", "e2e_us")
+    assert found == {
+        "done": [1020, 10_000, 11_020],
+        "gone": [1020, None, None],
+        "never": [None] * 3,
+        "stays": [1020, None, None],
+        "chunk": [None] * 3,
+    }
+
+
+def test_a_first_token_before_the_window_is_one(view_of):
+    window = windowed(view_of(*SURVIVORS[:1], got(1, ("stays", 100, 1))), Window(begin_us=5000))
+    assert latencies(window, "ttft_us", "has_token")["stays"] == [None, True]

@@ -1,5 +1,6 @@
 import pytest
 
+from schedtrace.diagnose.verdict import leading
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import Admission
 from schedtrace.present.phrases import plain
@@ -214,3 +215,14 @@ def test_one_request_that_comes_back_three_times_is_one_request(found):
     [finding] = found(CODE, *lines)
     assert (finding.evidence.returned, finding.evidence.returned_requests) == (3, 1)
     assert plain(finding.message).startswith("1 preempted request came back 3 times for 141 computed tokens")
+
+
+@pytest.mark.parametrize(
+    ("lines", "block_size", "leads"),
+    [(different(prompt=200), 128, False), (shorter(10), 10, True), (different(salted=True), 10, True)],
+    ids=["no block shared", "shorter than a block", "salted"],
+)
+def test_prompts_of_which_no_two_share_a_block_are_no_verdict(found, lines, block_size, leads):
+    """No cache would have given them anything; it stays a finding, with what vLLM does not look for."""
+    [finding] = found(CODE, *lines, block_size=block_size)
+    assert (leading([finding]) == [finding]) == leads

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.model.report import Advice, Evidence, Finding, Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
+from schedtrace.model.statistics import ClassLatency, Durations, Statistics
 from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
+from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format
 from tests.samples import FINDINGS
 from tests.unit.present.test_goldens import text_of
@@ -162,3 +165,74 @@ def test_a_cause_that_is_only_named_says_what_its_share_is_of():
     assert (
         "(long-prompt, 4 % of requests' time); KV cache too small (kv-bound, ~+10 % output tok/s)." in lines
     )
+
+
+def test_what_else_was_found_is_named_where_there_is_no_room_for_its_title():
+    found = [root(0.5, words=60, advice=2), *(root(0.04, code=code) for code in FINDINGS_NAMED)]
+    shown = " ".join(text_of(page(*found, parts=12)).split())
+    also = shown[shown.index("Also found:") :]
+    assert all(code in also for code in FINDINGS_NAMED)
+    assert " more" not in also
+
+
+FINDINGS_NAMED = [
+    "long-prompt",
+    "head-of-line",
+    "priority-inversion",
+    "long-tail",
+    "other-limit",
+    "front-end",
+]
+
+
+def test_what_the_verdict_says_is_not_named_again():
+    client = root(None, code="client-limited", severity="info", words=3)
+    assert "Also found" not in text_of(page(client))
+
+
+@pytest.mark.parametrize(
+    ("none", "says"),
+    [
+        (234, "TTFT of 10 of 244 requests; 234 had no first token"),
+        (244, "none of 244 requests had a first token"),
+        (10, None),
+    ],
+)
+def test_ttft_of_survivors_is_said_to_be_that(none, says):
+    latency = ClassLatency(
+        **dict.fromkeys(ClassLatency.__struct_fields__),
+    )
+    latency.requests, latency.without_first_token = 244, none
+    durations = Durations(device_ms=None, start_to_start_ms=None, inter_token_ms=None)
+    statistics = Statistics(
+        latency=[latency], prefix_cache=None, drafts=None, outcomes=None, durations=durations, engines=[]
+    )
+    assert plain(survivors(statistics)) == (says or "")
+
+
+OF_INTERRUPTION = {"code": "interruption", "part": "interrupted", "cause": None}
+OF_KV = {"code": "kv-bound", "part": "waiting", "cause": "kv_blocks"}
+MEANWHILE = "The verdict's 50 % include what requests waited for in that time, which has bars of its own."
+CHARGED = "Of the 90 % above, 50 % are the verdict's; the rest is charged to head-of-line."
+
+
+@pytest.mark.parametrize(
+    ("about", "bar", "says"),
+    [
+        (OF_KV, 0.47, ""),
+        (OF_KV, 0.9, CHARGED),
+        (OF_KV, 0.2, ""),
+        (OF_INTERRUPTION, 0.2, MEANWHILE),
+        (OF_INTERRUPTION, 0.47, ""),
+    ],
+)
+def test_two_shares_that_differ_have_a_reason(about, bar, says):
+    first = root(0.5, code=about["code"], cause=about["cause"], words=3, advice=0)
+    first.verdict = say("It took {share:%}.", share=0.5)
+    first.symptoms = [root(0.4, code="head-of-line", cause="kv_blocks")]
+    shown = page(first)
+    part = TimePart(part=about["part"], cause=about["cause"], time_ms=1, share_frac=bar)
+    shown.document.runs[0].time_split = [part]
+    text = " ".join(text_of(shown).split())
+    assert says in text
+    assert ("verdict's" in text) == bool(says)
