@@ -16,6 +16,7 @@ from schedtrace.timeline.request_states import QUEUED, request_states
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
+from schedtrace.timeline.starvation import lost_spans, starved
 
 LEAST_FRAC = 0.002
 """Of the engine's time: what all of one kind have to take to be kept."""
@@ -33,8 +34,8 @@ FEWEST_EPISODE = 3
 
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 FIRST, PERIODIC, EPISODE, SCATTERED = "first_steps", "periodic", "episode", "scattered"
-SLOWER = "slower"
-KINDS = (PAUSED, ASLEEP, CALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER)
+SLOWER, STARVED = "slower", "starved"
+KINDS = (PAUSED, ASLEEP, CALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER, STARVED)
 SCHEMA = {
     "kind": pl.String,
     **OF_SPANS,
@@ -54,7 +55,8 @@ def events(frames: Frames) -> pl.DataFrame:
       engine's thread did what it was asked for: a call of the workers, an adapter, a reset), ``no_call`` (no
       call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
       ``periodic``, ``episode`` (in a row), ``scattered``, and ``slower``: the steps of a time in which the
-      device took longer for the same work (``slow_spans.py``),
+      device took longer for the same work (``slow_spans.py``); ``starved``: what the engine and its workers
+      lost for want of a processor, which nothing else explains as well (``starvation.py``),
     * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
     * ``step``: the slow one, else the first one afterwards,
     * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
@@ -67,12 +69,14 @@ def events(frames: Frames) -> pl.DataFrame:
         return none
     slow, slower = slow_spans(frames)
     asked = _asked(frames)
-    slow = _without(slow, asked)
+    starving = lost_spans(frames).with_columns(kind=pl.lit(STARVED))
+    starving = starving.filter(overlap_us(starving, merged(asked)) < 0.5 * LENGTH_US)
+    slow = _without(_outside(slow, frames), asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
-    slower = _without(slower, pl.concat([asked, slow], how="diagonal"))
+    slower = _without(_outside(slower, frames), pl.concat([asked, slow], how="diagonal"))
     slower = slower.with_columns(kind=pl.lit(SLOWER))
-    found = pl.concat([none, asked, *_by_position(frames, slow), slower], how="diagonal_relaxed")
+    found = pl.concat([none, asked, *_by_position(frames, slow), slower, starving], how="diagonal_relaxed")
     cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * engine_busy_us(frames)
     return found.select(*SCHEMA).filter(cost | pl.col("kind").is_in([PAUSED, ASLEEP])).sort("begin_us")
 
@@ -172,6 +176,11 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
         ):
             taken.insert(at, one)
     return pl.DataFrame(taken, schema=slow.schema)
+
+
+def _outside(slow: pl.DataFrame, frames: Frames) -> pl.DataFrame:
+    """The slow spans that are mostly outside of the times in which processors were short."""
+    return slow.filter(overlap_us(slow, starved(frames)) < 0.5 * LENGTH_US)
 
 
 def _by_position(frames: Frames, slow: pl.DataFrame) -> list[pl.DataFrame]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from schedtrace.timeline.starvation import starved
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -65,6 +66,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         waits=timeline.waits,
         end_us=end_us,
         demand=timeline.demand,
+        starved=starved(timeline),
     )
     return cut
 
