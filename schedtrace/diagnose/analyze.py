@@ -17,7 +17,7 @@ from schedtrace.diagnose.verdict import lead_first, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
+from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity, Tested
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, Fact
 from schedtrace.read.run import Run
@@ -26,8 +26,8 @@ from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.window import Window, windowed
 
-Test = Callable[[Run, list[Finding]], list[Finding]]
-"""Puts the advice of a run's findings to a test: gives them with what came of it, in their new order."""
+Test = Callable[[Run, list[Finding]], tuple[list[Finding], Tested]]
+"""Puts the advice of a run's findings to a test: gives them in their new order, and what it was tested on."""
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
@@ -124,8 +124,9 @@ def analyze_run(
     findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
     findings = without_followed(findings, settings)
+    tested = None
     if test is not None:
-        findings = test(run, findings)
+        findings, tested = test(run, findings)
     findings = lead_first(findings)
     split = time_split([engine.split for engine in engines]) if Fact.TIMES in engines[0].rank.facts else []
     of_queues = [problem for engine in engines for problem in engine.problems]
@@ -149,6 +150,7 @@ def analyze_run(
         warmup_steps=sum(engine.warmup_steps for engine in engines),
         requests_missing=any(engine.requests_missing for engine in engines),
         settings=settings,
+        tested=tested,
     )
 
 
