@@ -9,7 +9,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, INTERRUPTED, OF_KV
 from schedtrace.timeline.engine_states import STATES, with_engine_time
-from schedtrace.timeline.events import interrupted_us
+from schedtrace.timeline.events import interrupted_us, starved_us
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, until
 from schedtrace.timeline.timeline import Timeline
@@ -43,8 +43,11 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     states = with_engine_time(timeline.request_states, timeline.engine_states)
     computing = pl.col("state").is_in(COMPUTING)
     next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
-    lost = pl.when(computing | next_step).then(interrupted_us(timeline, states)).otherwise(0)
-    states = states.with_columns(lost_us=lost)
+    lost, starved = interrupted_us(timeline, states), starved_us(timeline, states)
+    own = computing | next_step
+    states = states.with_columns(
+        lost_us=pl.when(own).then(lost).otherwise(0), starved_us=pl.when(own).then(starved).otherwise(0)
+    )
     host = pl.when(computing).then(pl.max_horizontal("host_us", "lost_us")).otherwise(0)
     none = pl.lit(None, pl.String)
     others = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
@@ -66,12 +69,12 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
         others.select(
             part=pl.when(next_step).then("cause").otherwise("state"),
             cause=none,
-            us=LENGTH_US - pl.max_horizontal(host, "lost_us"),
+            us=LENGTH_US - pl.max_horizontal(host, "lost_us") - pl.col("starved_us"),
         ),
         states.filter(computing).select(
             part=pl.lit("between_steps"), cause=none, us=host - pl.col("lost_us")
         ),
-        states.select(part=pl.lit(INTERRUPTED), cause=none, us="lost_us"),
+        states.select(part=pl.lit(INTERRUPTED), cause=none, us=pl.col("lost_us") + pl.col("starved_us")),
     ]
     rows = pl.concat([part.cast({"us": pl.Int64}) for part in parts])
     return rows.group_by("part", "cause").agg(pl.col("us").sum())

@@ -135,6 +135,12 @@ def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
     return overlap_us(rows, host_spans(frames))
 
 
+def starved_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
+    """How much of each row's time a worker waited for a processor while it had the batch."""
+    found = events(frames)
+    return overlap_us(rows, merged(found.filter(kind=STARVED, part="device")))
+
+
 def _asked(frames: Frames) -> pl.DataFrame:
     """Interruptions that somebody asked for, by what was recorded of it."""
     controls = frames.controls

@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.present.phrases import plain
@@ -102,6 +103,16 @@ def test_steps_without_processors_are_taken_from_all_other_explanations(view_of,
     )
     assert finding.cost_ms == pytest.approx(3000, abs=0.1)
     assert "raise the container's CPU limit" in plain(finding.advice[0].message)
+
+
+def test_the_bars_say_what_the_verdict_says(run_of):
+    """3,000 ms of 7,998, the last output's end."""
+    [part] = [
+        one
+        for one in analyze_run(run_of("run", *steps(), *cpu(short))).time_split
+        if one.part == "interrupted"
+    ]
+    assert part.time_ms == pytest.approx(3000, abs=0.1)
 
 
 def test_less_than_a_fifth_is_how_a_shared_machine_is(view_of):
