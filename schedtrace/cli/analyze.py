@@ -24,7 +24,7 @@ from schedtrace.model.prediction import Objective
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
-    from schedtrace.model.report import Finding
+    from schedtrace.model.report import Finding, Tested
     from schedtrace.read.run import Run
     from schedtrace.whatif.search import Progress
 
@@ -100,14 +100,20 @@ def _replay(
     objective: Objective | None = None,
     clients: int | None = None,
     progress: "Progress" = lambda *_: None,
-) -> "list[Finding]":
+) -> "tuple[list[Finding], Tested]":
     """Try changes on replays; what cannot be replayed is left as it is, and said."""
     require_vllm()
+    from schedtrace.model.report import Tested
     from schedtrace.whatif.advice import judged
+    from schedtrace.whatif.part import part_of
     from schedtrace.whatif.prediction import recorded
 
+    tested = Tested()
     try:
-        return judged(findings, recorded(run, clients=clients), objective=objective, progress=progress)
+        base = part_of(recorded(run, clients=clients), findings)
+        tested.part = base.part
+        return judged(findings, base, objective=objective, progress=progress), tested
     except SchedtraceError as error:
         print_line(f"schedtrace: not predicted: {error}", err=True)
-        return findings
+        tested.refused = str(error)
+        return findings, tested

@@ -18,7 +18,7 @@ from schedtrace.diagnose.weak_records import unjudged
 from schedtrace.errors import UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.report import Finding, Report, RunReport, Severity
+from schedtrace.model.report import Finding, Report, RunReport, Severity, Tested
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, Fact, in_order
 from schedtrace.read.run import Run
@@ -27,8 +27,8 @@ from schedtrace.timeline.engine_ranks import Ranks, offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.window import Window, windowed
 
-Test = Callable[[Run, list[Finding]], list[Finding]]
-"""Puts the advice of a run's findings to a test: gives them with what came of it, in their new order."""
+Test = Callable[[Run, list[Finding]], tuple[list[Finding], Tested]]
+"""Puts the advice of a run's findings to a test: gives them in their new order, and what it was tested on."""
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
@@ -126,8 +126,9 @@ def analyze_run(
     findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
     findings = without_followed(findings, settings)
+    tested = None
     if test is not None:
-        findings = test(run, findings)
+        findings, tested = test(run, findings)
     findings = lead_first(findings)
     splits = [engine.split for engine in engines if engine.split is not None]
     split = time_split(splits) if len(splits) == len(engines) else []
@@ -153,6 +154,7 @@ def analyze_run(
         warmup_steps=sum(engine.warmup_steps for engine in engines),
         requests_missing=any(engine.requests_missing for engine in engines),
         settings=settings,
+        tested=tested,
     )
 
 

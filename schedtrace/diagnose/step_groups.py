@@ -12,6 +12,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.timeline.events import SLOWER
+from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 from schedtrace.timeline.timeline import Timeline
 
@@ -119,9 +120,13 @@ def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
-    """Steps whose length and work are known; without those that recompute, whose work the model lacks."""
+    """Steps whose length and work are known.
+
+    Without those that recompute, whose work the model lacks, and those for which processors were short.
+    """
     return (
-        timeline.steps.filter(
+        unstarved(timeline, timeline.steps)
+        .filter(
             (pl.col("busy_us") > 0)
             & (pl.col("total_requests") > 0)
             & (pl.col("recomputed_tokens").fill_null(0) == 0)

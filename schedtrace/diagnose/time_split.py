@@ -9,7 +9,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, INTERRUPTED, OF_KV
 from schedtrace.timeline.engine_states import BUSY, STATES, with_engine_time
-from schedtrace.timeline.events import interrupted_us
+from schedtrace.timeline.events import interrupted_us, starved_us
 from schedtrace.timeline.interrupted_states import interrupted_states
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, until
@@ -45,10 +45,12 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     states = with_engine_time(recorded(timeline.request_states), timeline.engine_states)
     computing = pl.col("state").is_in(COMPUTING)
     next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
-    taken = pl.when(computing | next_step).then(interrupted_us(timeline, states))
+    own = computing | next_step
+    taken = pl.when(own).then(interrupted_us(timeline, states))
     on_its_way = pl.col("state") == "front_end"
     kept = pl.when(on_its_way).then(interrupted_us(timeline, _at_the_engine(timeline, states)))
-    states = states.with_columns(lost_us=pl.coalesce(taken, kept, 0))
+    starved = pl.when(own).then(starved_us(timeline, states)).otherwise(0)
+    states = states.with_columns(lost_us=pl.coalesce(taken, kept, 0), starved_us=starved)
     host = pl.when(computing).then(pl.max_horizontal("host_us", "lost_us")).otherwise(0)
     none = pl.lit(None, pl.String)
     others = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
@@ -70,12 +72,12 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
         others.select(
             part=pl.when(next_step).then("cause").otherwise("state"),
             cause=none,
-            us=LENGTH_US - pl.max_horizontal(host, "lost_us"),
+            us=LENGTH_US - pl.max_horizontal(host, "lost_us") - pl.col("starved_us"),
         ),
         states.filter(computing).select(
             part=pl.lit("between_steps"), cause=none, us=host - pl.col("lost_us")
         ),
-        states.select(part=pl.lit(INTERRUPTED), cause=none, us="lost_us"),
+        states.select(part=pl.lit(INTERRUPTED), cause=none, us=pl.col("lost_us") + pl.col("starved_us")),
     ]
     rows = pl.concat([part.cast({"us": pl.Int64}) for part in parts])
     return rows.group_by("part", "cause").agg(pl.col("us").sum())

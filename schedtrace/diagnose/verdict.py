@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -89,7 +89,7 @@ class Unlimited:
     capped: Message = NOTHING
     """A threshold that held long prompts back, as it is meant to; empty: none did."""
     nothing: Message = NOTHING
-    load: OfferedLoad = OfferedLoad("unknown", 0.0)
+    load: OfferedLoad = field(default_factory=lambda: OfferedLoad("unknown", 0.0))
     stalled: Message = NOTHING
     """The watchdog's words, where the trace ends without progress; empty: it does not."""
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.numbers import number
 from schedtrace.model.statistics import Percentiles, Statistics
 
 Origin = Literal["given", "default", "derived", "overridden", "reduced", "unknown"]
@@ -322,6 +323,34 @@ class NotJudged(msgspec.Struct, kw_only=True):
     """What the record lacks, of what the rule needs."""
 
 
+class LoadPart(msgspec.Struct, kw_only=True):
+    """The part of a recorded load that is replayed, where the whole would take too long."""
+
+    requests: int
+    """That are replayed."""
+    whole_requests: int
+    """Of the whole load."""
+    begin_s: float
+    """Seconds into the recording at which the first of them came."""
+    end_s: float
+    """Seconds into the recording at which most of them had been answered."""
+
+    @property
+    def words(self) -> str:
+        """As it stands in a sentence."""
+        seconds = f"{number(self.begin_s)} to {number(self.end_s)} s"
+        return f"{self.requests:,} of this load's {self.whole_requests:,} requests ({seconds})"
+
+
+class Tested(msgspec.Struct, kw_only=True):
+    """What ``--predict`` tested the advice on."""
+
+    part: LoadPart | None = None
+    """Null: the whole load."""
+    refused: str = ""
+    """Why nothing was predicted; empty: it was."""
+
+
 class RunReport(msgspec.Struct, kw_only=True):
     """One run, understood."""
 
@@ -359,6 +388,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     """There may be requests that the traces do not hold; ``problems`` says why."""
     settings: list[EffectiveSetting] = []
     """Every setting that decides scheduling, with its origin."""
+    tested: Tested | None = None
+    """What the advice was tested on; null: it was not (``--predict``)."""
 
     def every_finding(self) -> list[Finding]:
         """Root causes, each followed by its symptoms, and symptoms of none."""

@@ -18,63 +18,12 @@ from schedtrace.model.message import (
     Steps,
     Value,
 )
+from schedtrace.model.numbers import counted, duration, integer, number, percent, settled
+
+__all__ = ["counted", "duration", "integer", "number", "percent", "settled"]
+"""Numbers are written alike in messages and in errors, which come from below."""
 
 BARS = " ▁▂▃▄▅▆▇█"
-
-
-def settled(value: float, decimals: int) -> float:
-    """Rounded, but first to four digits more: noise of its last bits decides no rounding and no sign."""
-    return round(round(value, decimals + 4), decimals) + 0.0
-
-
-def integer(value: float | None) -> str:
-    """``1,234``; ``-`` for what is not known."""
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{settled(value, 0):,.0f}"
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 step``, ``1,234 steps``."""
-    return f"{integer(count)} {noun}{'' if count == 1 else 's'}"
-
-
-def number(value: float | None, decimals: int | None = None) -> str:
-    """A count as it is (``1,234``), a measured number with three digits that matter; ``-`` if unknown.
-
-    The type decides, ``int`` or ``float``, not whether the value happens to be whole: ``5``, but ``5.00``,
-    ``12.0``, ``1,234``. Below 0.1 at most two digits: ``0.05``.
-
-    Args:
-        value: The number.
-        decimals: Instead of as many as matter.
-    """
-    if value is None:
-        return "-"
-    if decimals is not None:
-        return f"{settled(value, decimals):,.{decimals}f}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if abs(round(value, 6)) < 0.1:  # noqa: PLR2004  # two decimals would hide it
-        return f"{float(f'{value:.6g}'):.2g}"
-    for limit, digits in ((10, 2), (100, 1)):
-        if abs(shown := settled(value, digits)) < limit:
-            return f"{shown:,.{digits}f}"
-    return integer(value)
-
-
-def percent(fraction: float | None, *, signed: bool = False) -> str:
-    """``12 %`` or ``+12.3 %``; ``-`` for what is not known."""
-    if fraction is None:
-        return "-"
-    if signed:
-        return f"{settled(100 * fraction, 1):+.1f} %"
-    of_100 = round(100 * fraction, 4)
-    if 0 < of_100 <= 0.5:  # noqa: PLR2004  # would be rounded to nothing
-        return "<1 %"
-    if 99.5 <= of_100 < 100:  # noqa: PLR2004  # would be rounded to all
-        return ">99 %"
-    return f"{of_100:.0f} %"
 
 
 def change_range(low_frac: float, high_frac: float) -> str:
@@ -141,13 +90,6 @@ def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument 
             return number(known, decimals)
         case Slot(name):
             return f"{{{name}}}"
-
-
-def duration(us: float) -> str:
-    """``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s``: seconds from 10 s on."""
-    if round(us, 1) >= 9_999_500:  # noqa: PLR2004  # from where milliseconds would be written as 10,000
-        return f"{number(us / 1e6)} s"
-    return f"{number(us / 1e3)} ms"
 
 
 def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:

@@ -20,6 +20,7 @@ from schedtrace.model import safe_files
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, of_slowest
 from schedtrace.step_times.observed import observed
+from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.timeline import Timeline
 
 BLOCK = 25
@@ -170,7 +171,8 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     """
     header = timelines[0].header
     rows = pl.concat(
-        observed(timeline).with_columns(trace=pl.lit(number)) for number, timeline in enumerate(timelines)
+        unstarved(timeline, observed(timeline)).with_columns(trace=pl.lit(number))
+        for number, timeline in enumerate(timelines)
     ).with_columns(part=pl.struct("trace", "trial").rank("dense") - 1)
     source = Source(
         runs=list(runs),

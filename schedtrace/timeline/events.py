@@ -16,6 +16,7 @@ from schedtrace.timeline.request_states import QUEUED, request_states
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
+from schedtrace.timeline.starvation import lost_spans, starved
 from schedtrace.timeline.step_time import median
 
 LEAST_FRAC = 0.002
@@ -35,12 +36,15 @@ FEWEST_EPISODE = 3
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 HUNG, STALLED = "hung", "stalled"
 FIRST, PERIODIC, EPISODE, SCATTERED = "first_steps", "periodic", "episode", "scattered"
-SLOWER = "slower"
+SLOWER, STARVED = "slower", "starved"
 ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
 """Kept however little they took."""
 DEVICE = "device"
 """The part of an interruption that kept no engine's thread."""
-KINDS = (PAUSED, ASLEEP, CALLED, HUNG, STALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER)
+KINDS = (
+    *(PAUSED, ASLEEP, CALLED, HUNG, STALLED, NO_CALL),
+    *(FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER, STARVED),
+)
 HUNG_US = 1_000_000
 """``schedule()`` takes milliseconds: what took it a second and more is a hang, and no slow step."""
 NOT_RETURNED = "schedule() has not returned"
@@ -71,7 +75,8 @@ def events(frames: Frames) -> pl.DataFrame:
       watchdog saw that the engine made no step, for another reason), ``no_call`` (no
       call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
       ``periodic``, ``episode`` (in a row), ``scattered``, and ``slower``: the steps of a time in which the
-      device took longer for the same work (``slow_spans.py``),
+      device took longer for the same work (``slow_spans.py``); ``starved``: what the engine and its workers
+      lost for want of a processor, which nothing else explains as well (``starvation.py``),
     * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
     * ``step``: the slow one, else the first one afterwards,
     * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
@@ -88,12 +93,14 @@ def events(frames: Frames) -> pl.DataFrame:
     hung = _without(_hung(frames), asked)
     asked = pl.concat([asked, hung], how="diagonal_relaxed")
     asked = pl.concat([asked, _without(_stalled(frames), asked)], how="diagonal_relaxed")
-    slow = _without(slow, asked)
+    starving = lost_spans(frames).with_columns(kind=pl.lit(STARVED))
+    starving = starving.filter(overlap_us(starving, merged(asked)) < 0.5 * LENGTH_US)
+    slow = _without(_outside(slow, frames), asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
-    slower = _without(slower, pl.concat([asked, slow], how="diagonal"))
+    slower = _without(_outside(slower, frames), pl.concat([asked, slow], how="diagonal"))
     slower = slower.with_columns(kind=pl.lit(SLOWER))
-    found = pl.concat([none, asked, *_by_position(frames, slow), slower], how="diagonal_relaxed")
+    found = pl.concat([none, asked, *_by_position(frames, slow), slower, starving], how="diagonal_relaxed")
     cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * engine_busy_us(frames)
     return found.select(*SCHEMA).filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
 
@@ -150,6 +157,12 @@ def host_spans(frames: Frames) -> pl.DataFrame:
 def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
     """How much of each row's time that was; rows have ``begin_us`` and ``end_us``."""
     return overlap_us(rows, host_spans(frames))
+
+
+def starved_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
+    """How much of each row's time a worker waited for a processor while it had the batch."""
+    found = events(frames)
+    return overlap_us(rows, merged(found.filter(kind=STARVED, part="device")))
 
 
 def _asked(frames: Frames) -> pl.DataFrame:
@@ -232,6 +245,11 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
         ):
             taken.insert(at, one)
     return pl.DataFrame(taken, schema=slow.schema)
+
+
+def _outside(slow: pl.DataFrame, frames: Frames) -> pl.DataFrame:
+    """The slow spans that are mostly outside of the times in which processors were short."""
+    return slow.filter(overlap_us(slow, starved(frames)) < 0.5 * LENGTH_US)
 
 
 def _by_position(frames: Frames, slow: pl.DataFrame) -> list[pl.DataFrame]:

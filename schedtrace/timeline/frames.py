@@ -21,7 +21,6 @@ from schedtrace.read.gaps import GAP_SCHEMA
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
-from schedtrace.timeline.step_time import StepTime, fit_step_time
 
 Of = TypeVar("Of", bound="Frames")
 Made = TypeVar("Made")
@@ -139,11 +138,6 @@ class Frames:
             asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
             known += [asked, self.cpu["at_us"].max()]
         return max((int(us) for us in known if us is not None), default=0)
-
-    @cached_property
-    def step_time(self) -> StepTime | None:
-        """The model of step times, for estimates of cost; None where too few steps tell theirs."""
-        return fit_step_time(self.steps)
 
     @cached_property
     def demand(self) -> Demand:

@@ -7,7 +7,7 @@ out is what ``charges`` and the split of the requests' time take for interrupted
 import polars as pl
 
 from schedtrace.timeline.charges import INTERRUPTED
-from schedtrace.timeline.events import DEVICE, events, standstills
+from schedtrace.timeline.events import DEVICE, STARVED, events, standstills
 from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.queue_waits import NEVER
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED, request_states
@@ -26,7 +26,9 @@ def interrupted_states(frames: Frames) -> pl.DataFrame:
     found = merged(events(frames))
     if found.is_empty() or states.is_empty():
         return states.with_columns(of_state=pl.lit(None, pl.String))
-    still = standstills(frames, found.filter(pl.col("part") != DEVICE))
+    starved = pl.col("kind") == STARVED
+    still = standstills(frames, found.filter((pl.col("part") != DEVICE) & ~starved))
+    still = pl.concat([still, found.filter(starved).select("begin_us", "end_us")])
     kinds = found.select("begin_us", "kind")
     still = merged(still.join_asof(kinds, on="begin_us", check_sortedness=False))
     waits = pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))

@@ -14,6 +14,7 @@ import polars as pl
 from schedtrace.timeline.engine_states import engine_states
 from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 FAR = 2.0
@@ -124,7 +125,7 @@ def _of_host(frames: Frames) -> pl.DataFrame:
 
 def _known(frames: Frames) -> pl.DataFrame:
     """The steps of which ``device_us`` can be told, and ``device_end_us``, when the device was done."""
-    steps = frames.steps
+    steps = unstarved(frames, frames.steps)
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     if in_lockstep or (frames.header.pipeline_parallel_size or 1) > 1:
         steps = steps.clear()

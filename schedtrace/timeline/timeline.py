@@ -17,7 +17,8 @@ from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.queue_waits import waits
 from schedtrace.timeline.request_states import request_states
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
-from schedtrace.timeline.step_time import busy_us
+from schedtrace.timeline.starvation import unstarved
+from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
 from schedtrace.timeline.unrecorded import recorded
 
 WARMUP_TRIAL = 0
@@ -51,6 +52,11 @@ class Timeline(Frames):
     def events(self) -> pl.DataFrame:
         """Interruptions (``timeline/events.py``)."""
         return events(self)
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """The model of step times, for estimates of cost; None where too few steps tell theirs."""
+        return fit_step_time(unstarved(self, self.steps))
 
     @cached_property
     def requests_us(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from schedtrace.timeline.starvation import starved
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -74,6 +75,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         begin_us=begin_us,
         end_us=end_us,
         demand=timeline.demand,
+        starved=starved(timeline),
     )
     return cut
 

@@ -16,7 +16,8 @@ from schedtrace.model.message import NOTHING, Message, Number, Setting, given, j
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.whatif.baseline import first_part, usual_figure
+from schedtrace.whatif.baseline import usual_figure
+from schedtrace.whatif.part import part_of
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
@@ -61,7 +62,7 @@ def judged(
         InputError: the replay of the load as recorded is too far from what was recorded.
         UsageError: it never ends.
     """
-    base = first_part(base)
+    base = part_of(base, findings)
     name = FIGURES[objective] if objective else usual_figure(base)
     with Predictor(base, resamples=RESAMPLES) as predictor:
         predictor.require_reproduced(name)
@@ -69,13 +70,16 @@ def judged(
         proposed = [
             (advice.setting, advice.value)
             for finding in findings
+            if (finding.code, finding.cause) not in base.absent
             for advice in finding.advice
             if advice.setting is not None and advice.value is not None and _can_tell(advice.setting, base)
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
         advised = [_advised(trial, predictor, name, base) for trial in best]
-    return attached(findings, advised, search)
+    tried = [finding for finding in findings if (finding.code, finding.cause) not in base.absent]
+    kept = [finding for finding in findings if finding not in tried]
+    return sorted([*attached(tried, advised, search), *kept], key=lambda finding: finding.place)
 
 
 def _can_tell(setting: str, base: Recorded) -> bool:
@@ -239,12 +243,8 @@ def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
         ),
         say("[{outside_frac:%} of its steps lie outside what was recorded]", prediction),
     ]
-    load = say(
-        "[{whole:!}this load][the first {requests:n} of its {whole:n request}]",
-        base,
-        whole=base.whole_requests,
-    )
-    return say("Replayed on {load}[: {changes}].", load=load, changes=joined(changed, ", "))
+    changes = joined(changed, ", ")
+    return say("Replayed on {load}[: {changes}].", load=base.load_words, changes=changes)
 
 
 def _costs(prediction: Prediction, name: str) -> Message:

@@ -15,12 +15,14 @@ from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.engine.vllm_config import vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
+from schedtrace.model.numbers import duration, number
 from schedtrace.model.prediction import Prediction, SettingChange
-from schedtrace.model.report import TrialReport
+from schedtrace.model.report import LoadPart, TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
+from schedtrace.timeline.starvation import starved_steps
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
 from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
@@ -28,7 +30,7 @@ from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
 REPRODUCES_WITHIN = 0.05
-"""The replay of the load as recorded has to come this near to what was recorded, or it advises nothing."""
+"""The replay of the load as recorded has to come this near to what was recorded, or it answers nothing."""
 KEPT = ("replayed", "changed")
 """Replays whose run folders may be kept."""
 RESAMPLES = 8
@@ -44,13 +46,20 @@ class Recorded:
     """Of its engines, in the order of ranks."""
     loads: list[Workload]
     times: Fitted
-    whole_requests: int | None = None
-    """Of the whole load, where this is the first part of it; None: it is the whole."""
+    part: LoadPart | None = None
+    """Which part of the whole load this is; None: it is the whole."""
+    absent: frozenset[tuple[str, str | None]] = frozenset()
+    """Code and cause of the findings of the whole that show too little in this part to be tested on it."""
 
     @property
     def requests(self) -> int:
         """That are replayed, over all trials."""
         return sum(load.requests for load in self.loads)
+
+    @property
+    def load_words(self) -> str:
+        """What is replayed, in a sentence."""
+        return "this load" if self.part is None else self.part.words
 
     @property
     def header(self) -> Header:
@@ -134,6 +143,12 @@ def predict(
         return predictor.predict(changes)
 
 
+def _written(value: float, unit: str) -> str:
+    """Write a figure with its unit, a time as all times are written."""
+    us = {"s": 1e6, "ms": 1e3}.get(unit)
+    return f"{number(value)} {unit}" if us is None else duration(us * value)
+
+
 def _of_load(timeline: Timeline) -> Timeline:
     """Without the ends of requests that were there when the recording began: they are not in the load."""
     if timeline.present.is_empty():
@@ -191,14 +206,13 @@ class Predictor:
         """Of the trials as recorded."""
         return pooled_reports([_of_load(one) for one in self._base.timelines], self._base.manifest)
 
-    def require_reproduced(self, name: str, within: float = REPRODUCES_WITHIN) -> None:
+    def require_reproduced(self, name: str) -> None:
         """See that the replay of the load as it was recorded comes near to what was recorded.
 
         Half of what the trials differ by is near enough, too: it is no more than their noise.
 
         Args:
             name: One of ``figures.METRICS``.
-            within: So near, as a share of what was recorded.
 
         Raises:
             InputError: it does not, or the load has no such figure.
@@ -211,11 +225,13 @@ class Predictor:
             raise InputError(msg)
         mean, ours = statistics.fmean(was), statistics.fmean(now)
         off = ours / mean - 1
-        if abs(off) > max(within, (max(was) - min(was)) / 2 / mean):
+        if abs(off) > max(REPRODUCES_WITHIN, (max(was) - min(was)) / 2 / mean):
             msg = (
-                f"the replay of this load as it was recorded is {100 * off:+.0f} % off in {name} "
-                f"({mean:,.3g} {metric.unit} recorded, {ours:,.3g} replayed)"
+                f"the replay of {self._base.load_words} as it was recorded is {100 * off:+.0f} % off in "
+                f"{name} ({_written(mean, metric.unit)} recorded, {_written(ours, metric.unit)} replayed)"
             )
+            if starved := sum(starved_steps(timeline).len() for timeline in self._base.timelines):
+                msg += f"; in {starved:,} steps processors were short, which a replay does not know"
             raise InputError(msg)
 
     def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Prediction:

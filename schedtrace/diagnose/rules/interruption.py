@@ -9,6 +9,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import StepExample, advise, severity_by_weight, step_finding
+from schedtrace.diagnose.rules.front_end import NAMES
 from schedtrace.diagnose.step_groups import slow_groups
 from schedtrace.model.message import NOTHING, Message, Number, Steps
 from schedtrace.model.report import Evidence, Finding
@@ -16,6 +17,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
 from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.starvation import starved, threads_of
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
@@ -106,6 +108,13 @@ KINDS = {
         "of the scheduler changes that.",
     ),
     events.EPISODE: Kind("Slow steps in a row", SLOW.what),
+    events.STARVED: Kind(
+        "The engine's processes had too few processors",
+        "Processors were short for {short_ms:ms}: {thread} ran {ran_frac:%} of that time and waited for a "
+        "processor {waited_frac:%}, which cost {times:n step} {time_ms:ms}",
+        "Give the engine and its workers processors of their own: end or move what else runs on them, raise "
+        "the container's CPU limit, or pin the processes to processors that nothing else uses.",
+    ),
 }
 
 
@@ -118,6 +127,20 @@ class Interruption(StepExample, kw_only=True):
     factor: float | None
     open: bool | None = None
     """The trace ends in it."""
+
+
+class StarvedThread(msgspec.Struct, kw_only=True):
+    """A thread in the time in which processors were short."""
+
+    role: str
+    """``engine`` or ``worker``."""
+    pid: int
+    ran_frac: float
+    """Share of that time that it was on a processor."""
+    waited_frac: float
+    """Share of that time that it was ready to run and had none."""
+    lost_ms: float
+    """How long it waited while it was its turn, at least."""
 
 
 class Interruptions(Evidence, kw_only=True):
@@ -145,6 +168,25 @@ class Interruptions(Evidence, kw_only=True):
     stacks: list[str] = msgspec.field(default_factory=list)
     """Where the threads of engine and workers were then."""
     examples: list[Interruption]
+    short_ms: float | None
+    """``starved``: for how long processors were short."""
+    threads: list[StarvedThread]
+    """``starved``: whose processors these were, the thread that lost most first."""
+
+    @property
+    def thread(self) -> str:
+        """The thread that lost most, in words."""
+        return NAMES[self.threads[0].role] if self.threads else ""
+
+    @property
+    def ran_frac(self) -> float | None:
+        """Of that thread."""
+        return self.threads[0].ran_frac if self.threads else None
+
+    @property
+    def waited_frac(self) -> float | None:
+        """Likewise."""
+        return self.threads[0].waited_frac if self.threads else None
 
     @property
     def repeated(self) -> int:
@@ -214,11 +256,13 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         rows.group_by("part").agg(LENGTH_US.sum().alias("us")).sort("us", "part", descending=[True, False])
     )
     period_us = rows["period_us"].mean()
+    starving = kind == events.STARVED
+    shown = rows.unique("step", keep="first", maintain_order=True) if starving else rows
     evidence = Interruptions(
         kind=kind,
         first_step=rows["step"].min(),  # type: ignore[arg-type]  # of integers
         last_step=rows["step"].max(),  # type: ignore[arg-type]  # likewise
-        times=rows.height,
+        times=shown.height,
         time_ms=time_us / 1e3,
         requests_ms=cost_us / 1e3,
         requests=len(requests),
@@ -235,11 +279,13 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         examples=Interruption.first(
             longest.with_columns(pl.col("begin_us") + timeline.offset_us).drop_nulls("step")
         ),
+        short_ms=starved(timeline).select(LENGTH_US.sum()).item() / 1e3 if starving else None,
+        threads=_starved_threads(timeline) if starving else [],
     )
     words = KINDS.get(kind, SLOW)
     return step_finding(
         timeline,
-        rows,
+        shown,
         evidence,
         title=words.title,
         verdict=words.what + ": {share:%} of the requests' time.",
@@ -250,7 +296,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         cause=kind,
         message=_message(evidence),
         advice=[advise(words.advice or _advice(evidence), evidence)],
-        example="{length_us:us}, {begin_us:us} into the recording ({at}).",
+        example=None if starving else "{length_us:us}, {begin_us:us} into the recording ({at}).",
         cost_ms=evidence.time_ms,
         cost_frac=time_us / timeline.busy_us,
     )
@@ -289,9 +335,25 @@ def _where(evidence: Interruptions) -> str:
     return "before" if evidence.kind in NOT_SLOW else "in"
 
 
+def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
+    """The threads that lost time, the one that lost most first."""
+    return [
+        StarvedThread(
+            role=one["role"],
+            pid=one["pid"],
+            ran_frac=one["ran_us"] / one["us"],
+            waited_frac=one["waited_us"] / one["us"],
+            lost_ms=one["lost_us"] / 1e3,
+        )
+        for one in threads_of(timeline).to_dicts()
+    ]
+
+
 def _message(evidence: Interruptions) -> Message:
     longest = NOTHING
-    if evidence.examples:
+    if evidence.kind == events.STARVED:
+        longest = say(" It happened in {stretch}, process {pid}.", evidence, pid=str(evidence.threads[0].pid))
+    elif evidence.examples:
         longest = say(
             " The longest took {length_us:us}[{slow:?} more than expected], {place} {at}."
             "[{went_on:?} Requests that ran went on; new ones were not admitted.]",

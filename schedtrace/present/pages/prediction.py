@@ -77,8 +77,9 @@ def _warnings(prediction: Prediction) -> Iterator[Message]:
         )
     if prediction.changes and prediction.trials < 2:  # noqa: PLR2004  # for a spread
         yield say(
-            "One trial does not show how far trials differ, so no interval is given: record "
-            "{trials:setting}.",
+            "One trial does not show how far trials differ[{given:!}, so no interval is given][{given:?}: "
+            "intervals take how far its replay is off instead]: record {trials:setting}.",
+            given=any(figure.low_frac is not None for figure in prediction.measured),
             trials="--trials 3",
         )
 

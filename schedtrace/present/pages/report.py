@@ -89,7 +89,7 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     roots = [finding for finding in run.findings if finding.title]
     if apart := _apart(run.time_split, roots):
         first.append(Note(Styled(apart, Style.DIM)))
-    commands = [*([_replay(run)] if replays else []), _commands(run, roots)]
+    commands: list[Section] = [*_tested(run), *([_replay(run)] if replays else []), _commands(run, roots)]
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, *commands]))
     if several:
         few = len(engines) - 1 <= MOST_ENGINES
@@ -282,8 +282,18 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
     return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
 
 
+def _tested(run: RunReport) -> Iterator[Note]:
+    """What the advice was tested on, where that is not the whole load, or why it was not."""
+    tested = run.tested
+    if tested is not None and tested.refused:
+        yield Note(say("{why}.", why=tested.refused), "Not predicted:")
+    elif tested is not None and tested.part is not None:
+        words = "{part}. What advice gains is of these, every other figure of the whole run."
+        yield Note(say(words, part=tested.part.words), "Replayed:")
+
+
 def _replay(run: RunReport) -> Commands:
-    """How to find out which setting helps; a replay is no longer than ``whatif.baseline.MOST_S``."""
+    """How to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
     return Commands(
         "Which setting helps, and how much, by replaying this load (about a minute):",
         [shlex.join(["schedtrace", "analyze", run.path, "--predict"])],

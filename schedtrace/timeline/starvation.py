@@ -1,0 +1,173 @@
+"""Times in which the threads that make a step were ready to run and had no processor.
+
+Once a second a trace has how long each thread ran and how long it waited for a processor (``cpu`` lines). A
+wait alone costs nothing: vLLM's engine and workers poll for each other's messages, so that one of them waits
+while the other works. What is lost is the time in which the thread whose turn it was did not run: the
+worker's while the device executed a batch, the engine's between two batches, and never more than it waited.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import polars as pl
+
+from schedtrace.timeline.engine_states import BUSY, engine_states
+from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.spans import LENGTH_US, overlap_us, time_within
+
+LEAST_FRAC = 0.2
+"""Of the engine's busy time in a second: what is left takes a quarter longer than it needs."""
+MOST_OF_IT = 0.5
+"""A step is starved if more than half of it lies in such a time."""
+DEVICE = "device"
+"""The state of ``engine_states`` in which a worker has its turn."""
+
+THREADS = {
+    "role": pl.String,
+    "pid": pl.Int64,
+    "begin_us": pl.Int64,
+    "end_us": pl.Int64,
+    "ran_us": pl.Int64,
+    "waited_us": pl.Int64,
+    "lost_us": pl.Int64,
+}
+STARVED = {"begin_us": pl.Int64, "end_us": pl.Int64, "device_frac": pl.Float64, "host_frac": pl.Float64}
+
+
+class _Turn(NamedTuple):
+    """What a thread had between two ``cpu`` lines."""
+
+    begin_us: int
+    end_us: int
+    ran_us: int
+    waited_us: int
+
+
+@computed_once
+def thread_times(frames: Frames) -> pl.DataFrame:
+    """One row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
+
+    ``lost_us``: how much of its turn the thread waited for a processor, at least.
+    """
+    known = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
+    turns = [
+        (role, pid, turn)
+        for (role, pid, _), rows in known.group_by("role", "pid", "tid", maintain_order=True)
+        for turn in _turns(rows.select("at_us", "ran_us", "waited_us").rows())
+    ]
+    rows = pl.DataFrame(
+        [(role, pid, *turn) for role, pid, turn in turns], schema=list(THREADS.items())[:-1], orient="row"
+    )
+    busy = engine_states(frames).filter(pl.col("state").is_in(BUSY))
+    worked = rows.filter((pl.col("role") == "worker") & (pl.col("ran_us") > 0)).height > 0
+    own = pl.when(pl.col("role") == "worker").then("device").otherwise("host" if worked else "all")
+    device = pl.col("state") == DEVICE
+    mine = time_within(rows, busy, {"device": device, "host": ~device, "all": pl.lit(value=True)})
+    missed = rows.hstack(mine).select((own - pl.col("ran_us")).clip(0).alias("us"))["us"]
+    return rows.with_columns(lost_us=pl.min_horizontal("waited_us", missed))
+
+
+def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
+    """The times between two lines, in order.
+
+    Linux counts a wait when it is over: what is longer than the time left belongs to the times before.
+    """
+    later, found = 0, []
+    for (begin, ran, waited), (end, ran_then, waited_then) in zip(seen[-2::-1], seen[:0:-1], strict=True):
+        ran_us = min(ran_then - ran, end - begin)
+        wait = waited_then - waited + later
+        waited_us = min(wait, end - begin - ran_us)
+        later = wait - waited_us
+        found.append(_Turn(begin, end, ran_us, waited_us))
+    return reversed(found)
+
+
+@computed_once
+def starved(frames: Frames) -> pl.DataFrame:
+    """The times between two ``cpu`` lines in which the engine lost much of its busy time: ``STARVED``.
+
+    ``device_frac`` and ``host_frac``: what was lost of the device's time and of the host's.
+    """
+    threads = thread_times(frames)
+    if threads.is_empty():
+        return pl.DataFrame(schema=STARVED)
+    lost = threads.group_by("begin_us", "end_us", maintain_order=True).agg(
+        worker=pl.col("lost_us").filter(pl.col("role") == "worker").max().fill_null(0),
+        engine=pl.col("lost_us").filter(pl.col("role") == "engine").max().fill_null(0),
+    )
+    worked = threads.filter((pl.col("role") == "worker") & (pl.col("ran_us") > 0)).height > 0
+    busy = engine_states(frames).filter(pl.col("state").is_in(BUSY))
+    device = pl.col("state") == DEVICE
+    lost = lost.hstack(time_within(lost, busy, {"device": device, "host": ~device}))
+    whole = pl.col("device") + pl.col("host")
+    by_engine = pl.col("engine") / ("host" if worked else whole)
+    return (
+        lost.filter((whole > 0) & (pl.col("worker") + pl.col("engine") >= LEAST_FRAC * whole))
+        .select(
+            "begin_us",
+            "end_us",
+            device_frac=pl.col("worker") / pl.col("device") if worked else by_engine,
+            host_frac=by_engine,
+        )
+        .with_columns(pl.col("device_frac", "host_frac").fill_nan(0.0).clip(0.0, 1.0))
+        .sort("begin_us")
+    )
+
+
+@computed_once
+def starved_steps(frames: Frames) -> pl.Series:
+    """The numbers of the steps most of which lies in such a time: they tell nothing of what a step takes."""
+    spans = starved(frames)
+    if spans.is_empty():
+        return pl.Series("step", [], pl.Int64)
+    steps = frames.steps.select("step", begin_us="start_us", end_us="output_us").drop_nulls()
+    return steps.filter(overlap_us(steps, spans) > MOST_OF_IT * LENGTH_US)["step"]
+
+
+def unstarved(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps that had processors."""
+    without = starved_steps(frames)
+    return steps if without.is_empty() else steps.filter(~pl.col("step").is_in(without.implode()))
+
+
+def lost_spans(frames: Frames) -> pl.DataFrame:
+    """``begin_us``, ``end_us``, ``state``, ``step`` and ``factor`` of the part of each state that was lost.
+
+    Where in a second a thread waited is not recorded: every state of it lost the same share, at its end.
+    """
+    spans = starved(frames)
+    states = engine_states(frames).filter(pl.col("state").is_in([*BUSY]))
+    shares = time_within(states, spans, {"of_device": pl.col("device_frac"), "of_host": pl.col("host_frac")})
+    lost = pl.when(pl.col("state") == DEVICE).then("of_device").otherwise("of_host")
+    found = states.hstack(shares).with_columns(lost_us=lost).filter(pl.col("lost_us") > 0)
+    starts = frames.steps.select("step", "start_us").sort("start_us")
+    return (
+        found.sort("begin_us")
+        .join_asof(starts, left_on="begin_us", right_on="start_us")
+        .select(
+            "trial",
+            begin_us=pl.col("end_us") - pl.col("lost_us"),
+            end_us="end_us",
+            step="step",
+            part=pl.col("state").replace("dummy", "host_gap"),
+            factor=LENGTH_US / (LENGTH_US - pl.col("lost_us")).clip(1),
+        )
+        .drop_nulls("step")
+    )
+
+
+def threads_of(frames: Frames) -> pl.DataFrame:
+    """The threads that lost time in these times, the one that lost most first.
+
+    Columns: ``role``, ``pid``, ``us`` (how long these times were), ``ran_us``, ``waited_us``, ``lost_us``.
+    """
+    spans = starved(frames)
+    return (
+        thread_times(frames)
+        .join(spans, on=["begin_us", "end_us"], how="semi")
+        .with_columns(us=LENGTH_US)
+        .group_by("role", "pid", maintain_order=True)
+        .agg(pl.col("us", "ran_us", "waited_us", "lost_us").sum())
+        .filter(pl.col("lost_us") > 0)
+        .sort("lost_us", descending=True, maintain_order=True)
+    )

@@ -1,0 +1,270 @@
+"""Of a long load the part that is replayed: that in which the requests waited for what the verdict is about.
+
+A replay begins with an empty engine. So the part begins where few requests were there, if possible none.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.offered_load import came_at_once
+from schedtrace.diagnose.rules import KINDS, interruption
+from schedtrace.diagnose.verdict import leading
+from schedtrace.errors import InputError
+from schedtrace.model.report import Finding, LoadPart
+from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.spans import until
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.window import Window, windowed
+from schedtrace.whatif.prediction import Recorded
+from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
+
+STEP_US, REQUEST_US = 350.0, 25.0
+"""What a step of a replay costs, and each request in it, with 16 to 256 running (docs/what-if.md)."""
+MOST_S = 3.0
+"""Of one replay: a menu has 20 to 40."""
+FEWEST = 50
+"""Requests of a part: fewer show nothing."""
+
+
+def replay_s(timelines: list[Timeline]) -> float:
+    """How long one replay of all of it takes, roughly, in seconds."""
+    return sum(float(_cost_us(timeline.steps).sum() or 0.0) for timeline in timelines) / 1e6
+
+
+HOLDS_FRAC = 0.5
+"""A part holds what a finding is about if it has at least half the share of its requests' time."""
+CANDIDATES = 1000
+"""Requests with which a part may begin, evenly chosen: a look at each takes as long as the load is."""
+
+
+def part_of(base: Recorded, findings: Sequence[Finding] = (), *, most_s: float = MOST_S) -> Recorded:
+    """As many of the trials, or else of one trial's requests, as can be replayed in this time.
+
+    Of requests that came at their own times those are chosen among whom the leading root cause shows; clients
+    that wait for answers, or send all at once, are replayed from the load's beginning.
+
+    Args:
+        base: The recorded load.
+        findings: Of its run, ranked.
+        most_s: Seconds of one replay.
+
+    Returns:
+        ``base`` itself where that is short enough. Otherwise its ``part`` says what it is. Step times are
+        those of the whole.
+
+    Raises:
+        InputError: the part does not hold what the verdict is about.
+    """
+    if base.part is not None or replay_s(base.timelines) <= most_s:
+        return base
+    time = _Time(base.timelines)
+    lead = next((root for root in leading([*findings]) if time.spans(root)), None)
+    loads, timelines = _trials(base, most_s)
+    begin_us, end_us = time.first_us, time.first_us + _length_us(timelines)
+    run = base.run
+    if len(loads) == 1 and replay_s(timelines) > most_s:
+        chosen = _choose(loads[0], timelines, most_s, time, lead)
+        if chosen.requests < loads[0].requests:
+            begin_us, end_us = chosen.begin_us, chosen.end_us
+            loads = [_cut(loads[0], chosen)]
+            names = {request.request_id for request in loads[0]}
+            timelines = [_of_requests(timeline, names, chosen) for timeline in timelines]
+            run = replace(run, manifest=None)  # its figures are of whole trials
+    part = LoadPart(
+        requests=sum(load.requests for load in loads),
+        whole_requests=base.requests,
+        begin_s=begin_us / 1e6,
+        end_s=end_us / 1e6,
+    )
+    absent = [root for root in findings if not time.holds(root, begin_us, end_us)]
+    if lead is not None and lead in absent:
+        msg = (
+            f"a replay of a few seconds holds {part.requests:,} of the {part.whole_requests:,} requests, and "
+            "they did not wait for what the verdict is about: it stays as it is"
+        )
+        raise InputError(msg)
+    missing = frozenset((root.code, root.cause) for root in absent)
+    return replace(base, run=run, loads=loads, timelines=timelines, part=part, absent=missing)
+
+
+class _Time:
+    """Where in time the findings of a run are, on the clock of its first engine."""
+
+    def __init__(self, timelines: Sequence[Timeline]) -> None:
+        self._timelines = timelines
+        self.later_us = [offset(one.header, timelines[0].header).us for one in timelines]
+        starts = timelines[0].steps["start_us"]
+        self.first_us = int(starts[0]) if starts.len() else 0
+
+    def spans(self, finding: Finding) -> list[pl.DataFrame]:
+        """Of each engine the spans of time that a finding is about; none where the record does not tell."""
+        charges = KINDS[finding.code].charges
+        if charges:
+            wanted = pl.col("charge").is_in([*map(str, charges)])
+            return [one.charges.filter(wanted) for one in self._timelines]
+        if finding.code == interruption.RULE.code:
+            return [one.events.filter(pl.col("kind") == finding.cause) for one in self._timelines]
+        return []
+
+    def shares(self, spans: list[pl.DataFrame], begins_us: list[int], ends_us: list[int]) -> list[float]:
+        """What part of the requests' time between these moments lies in the spans."""
+        inside = self._between(spans, begins_us, ends_us)
+        whole = self._between([one.request_states for one in self._timelines], begins_us, ends_us)
+        return [part / all_of_it if all_of_it else 0.0 for part, all_of_it in zip(inside, whole, strict=True)]
+
+    def holds(self, finding: Finding, begin_us: int, end_us: int) -> bool:
+        """Whether a finding shows between these moments as it does in the whole."""
+        spans = self.spans(finding)
+        if not spans:
+            return True
+        last_us = max(one.end_us + later for one, later in zip(self._timelines, self.later_us, strict=True))
+        here, whole = self.shares(spans, [begin_us, self.first_us], [end_us, last_us])
+        return here >= HOLDS_FRAC * whole
+
+    def _between(self, rows: list[pl.DataFrame], begins_us: list[int], ends_us: list[int]) -> list[float]:
+        sums = [0.0] * len(begins_us)
+        for of_one, later in zip(rows, self.later_us, strict=True):
+            begin, end = (until(of_one, [us - later for us in moments]) for moments in (begins_us, ends_us))
+            sums = [known + after - before for known, before, after in zip(sums, begin, end, strict=True)]
+        return sums
+
+
+class _Chosen(NamedTuple):
+    """Requests of a load that follow each other."""
+
+    first: int
+    requests: int
+    begin_us: int
+    """When the first one came, on the clock of the first engine; of the first one of all, of its steps."""
+    end_us: int
+    """Until when a replay takes as long as it may."""
+
+
+def _choose(
+    load: Workload, timelines: Sequence[Timeline], most_s: float, time: _Time, lead: Finding | None
+) -> _Chosen:
+    """Choose, of the parts that hold the leading root cause, the one that begins with the fewest requests."""
+    import numpy as np  # noqa: PLC0415  # as everywhere
+
+    began = load.began_us or 0
+    arrived, answered = (
+        np.array([math.inf if us is None else us + began for us in column])
+        for column in zip(*((one.arrived_us, one.answered_us) for one in load), strict=True)
+    )
+    costs = pl.concat(
+        one.steps.select(us=pl.col("start_us") + later, cost=_cost_us(one.steps))
+        for one, later in zip(timelines, time.later_us, strict=True)
+    ).sort("us")
+    starts, spent = costs["us"].to_numpy(), costs["cost"].cum_sum().to_numpy()
+    paced = load.closed is not None or all(map(came_at_once, timelines))
+    last = 0 if paced or lead is None else max(0, load.requests - FEWEST)
+    firsts = np.unique(np.linspace(0, last, min(CANDIDATES, last + 1)).astype(int))
+    places = np.where(firsts > 0, np.searchsorted(starts, arrived[firsts]), 0)
+    before = np.where(places > 0, spent[places - 1], 0.0)
+    ends = starts[np.clip(np.searchsorted(spent, before + 1e6 * most_s, side="right") - 1, 0, None)]
+    begins_us = [int(arrived[first]) if first else time.first_us for first in firsts]
+    ends_us = [int(end) for end in ends]
+    found = [
+        _Chosen(
+            int(first),
+            min(load.requests - int(first), max(FEWEST, int((answered[first:] <= end_us).sum()))),
+            begin_us,
+            end_us,
+        )
+        for first, begin_us, end_us in zip(firsts, begins_us, ends_us, strict=True)
+    ]
+    if len(found) == 1 or lead is None:
+        return found[0]
+    spans = time.spans(lead)
+    last_us = int(starts[-1])
+    [whole] = time.shares(spans, [time.first_us], [last_us])
+    shares = time.shares(spans, begins_us, ends_us)
+    there = [int((answered[:first] > arrived[first]).sum()) for first in firsts]
+    return min(
+        zip(found, shares, there, strict=True),
+        key=lambda one: (one[1] < HOLDS_FRAC * whole, one[2], one[0].first),
+    )[0]
+
+
+def _cut(load: Workload, chosen: _Chosen) -> Workload:
+    """These requests of a load, the first of which comes at its begin."""
+    later = next(islice(load.read(), chosen.first, None)).arrived_us if chosen.first else 0.0
+
+    def read() -> Iterator[LoadRequest]:
+        for one in islice(load.read(), chosen.first, chosen.first + chosen.requests):
+            yield msgspec.structs.replace(
+                one,
+                arrived_us=max(0.0, one.arrived_us - later),
+                abort_us=None if one.abort_us is None else one.abort_us - later,
+                answered_us=None if one.answered_us is None else one.answered_us - later,
+            )
+
+    cut = make_workload(load.name, load.source, read)
+    return replace(
+        load,
+        read=read,
+        requests=cut.requests,
+        prompt_tokens=cut.prompt_tokens,
+        output_tokens=cut.output_tokens,
+        last_arrival_us=cut.last_arrival_us,
+        began_us=None if load.began_us is None else load.began_us + round(later),
+    )
+
+
+def _length_us(timelines: Sequence[Timeline]) -> int:
+    """From the first step to the end of the longest."""
+    return max(
+        (one.end_us - int(one.steps["start_us"][0]) for one in timelines if one.steps.height), default=0
+    )
+
+
+def _trials(base: Recorded, most_s: float) -> tuple[list[Workload], list[Timeline]]:
+    """The first trials, at least one; all where the prefix cache was kept between them."""
+    trials = sorted(
+        {trial for timeline in base.timelines for trial in timeline.trials() if trial is not None}
+    )
+    if len(trials) != len(base.loads):  # one load without trials, or the warm-up is replayed, too
+        return base.loads, base.timelines
+    for number in range(len(trials), 0, -1):
+        timelines = [_of_trials(timeline, trials[:number]) for timeline in base.timelines]
+        if replay_s(timelines) <= most_s or number == 1:
+            break
+    return base.loads[:number], timelines
+
+
+def _of_requests(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:
+    """What happened until these requests were answered."""
+    own = pl.col("request_id").is_in(names)
+    begin_us = chosen.begin_us if chosen.first else None
+    cut = _until(timeline, timeline.finishes.filter(own)["finished_us"].max(), begin_us)
+    cut.arrivals, cut.finishes = cut.arrivals.filter(own), cut.finishes.filter(own)
+    return cut
+
+
+def _of_trials(timeline: Timeline, trials: list[int]) -> Timeline:
+    of_trials = timeline.steps.filter(pl.col("trial").is_in(trials))
+    cut = _until(timeline, of_trials.select(pl.max_horizontal("end_us", "output_us").max()).item())
+    cut.is_window = False  # of trials as they were
+    return cut
+
+
+def _until(timeline: Timeline, end_us: Any, begin_us: int | None = None) -> Timeline:
+    """Cut an engine's timeline.
+
+    Args:
+        timeline: An engine of the run.
+        end_us: Moment on this engine's clock; None: it had nothing of the part.
+        begin_us: Moment on the clock of the run's first engine; None: the engine's begin.
+    """
+    end_us = timeline.begin_us if end_us is None else end_us
+    return windowed(timeline, Window(begin_us=begin_us, end_us=end_us + timeline.offset_us + 1))
+
+
+def _cost_us(steps: pl.DataFrame) -> pl.Series:
+    return STEP_US + REQUEST_US * steps["total_requests"].fill_null(0)

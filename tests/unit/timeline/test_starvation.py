@@ -1,0 +1,120 @@
+"""``timeline.starvation``: steps of 100 ms, of which the device takes 97; for 4 s they take 400 ms."""
+
+import pytest
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.trace import Cpu
+from schedtrace.model.trace_facts import ThreadTime
+from schedtrace.present.phrases import plain
+from schedtrace.timeline.starvation import starved, starved_steps, thread_times
+from tests.makers import arrival, step
+
+SECOND = 1_000_000
+SLOW = range(20, 30)
+"""Steps from 2 to 6 s."""
+SHORT = (2, 3, 4, 5)
+"""Seconds."""
+
+
+def steps():
+    """20 steps of 100 ms, 10 of 400 ms, 20 of 100 ms."""
+    lines, start = [], 0
+    for number in range(50):
+        length = 400_000 if number in SLOW else 100_000
+        first = number == 0
+        lines.append(
+            step(
+                number,
+                start=start,
+                took=1000,
+                back=length - 2000,
+                got={"a": 1},
+                new="a" if first else "",
+                decode_tokens=1,
+                arrived=[arrival("a", None, 0)] if first else [],
+            )
+        )
+        start += length
+    return lines
+
+
+def cpu(worker, engine=(20_000, 0)):
+    """A line each second; ``worker(second)`` and ``engine``: what a thread ran and waited in it."""
+    sums = {"worker": [0, 0], "engine": [0, 0]}
+    lines = []
+    for second in range(9):
+        threads = [
+            ThreadTime(role, 10 + place, 10 + place, *sums[role]) for place, role in enumerate(sorted(sums))
+        ]
+        lines.append(Cpu(at_us=second * SECOND, threads=threads))
+        for role, (ran, waited) in {"worker": worker(second), "engine": engine}.items():
+            sums[role][0] += ran
+            sums[role][1] += waited
+    return lines
+
+
+def short(second):
+    """The worker runs a fifth of these seconds and waits three quarters of them."""
+    return (200_000, 750_000) if second in SHORT else (970_000, 30_000)
+
+
+def test_what_a_worker_waited_while_the_device_had_its_turn_is_lost(view_of):
+    view = view_of(*steps(), *cpu(short))
+    spans = starved(view)
+    assert spans.select("begin_us", "end_us").rows() == [(at * SECOND, (at + 1) * SECOND) for at in SHORT]
+    assert spans["device_frac"].to_list() == pytest.approx([750 / 993, 750 / 992] * 2)
+    assert spans["host_frac"].to_list() == [0] * 4
+    assert starved_steps(view).to_list() == [*SLOW]
+    lost = thread_times(view).filter(role="worker")["lost_us"]
+    assert lost.to_list() == [0, 0, *[750_000] * 4, 0, 0]
+
+
+def test_linux_counts_a_wait_when_it_is_over(view_of):
+    """1.5 s of two seconds are counted in the second of them, which has room for 0.8."""
+    late = {2: (200_000, 0), 3: (200_000, 1_500_000)}
+    view = view_of(*steps(), *cpu(lambda second: late.get(second, short(second))))
+    waited = thread_times(view).filter(role="worker")["waited_us"].to_list()
+    assert waited[2:4] == [700_000, 800_000]
+    assert starved(view)["device_frac"].to_list()[:2] == pytest.approx([700 / 993, 792 / 992])
+
+
+def test_a_thread_that_polls_while_another_works_loses_nothing(view_of):
+    view = view_of(*steps(), *cpu(lambda _: (970_000, 30_000), engine=(100_000, 900_000)))
+    assert starved(view).is_empty()
+    assert starved_steps(view).is_empty()
+
+
+def test_steps_without_processors_are_taken_from_all_other_explanations(view_of, found):
+    """Without ``cpu`` lines they are slow steps, and the model of step times is fitted to them."""
+    lines, seen = steps(), cpu(short)
+    assert {event["kind"] for event in view_of(*lines).events.to_dicts()} == {"periodic"}
+    assert {event["kind"] for event in view_of(*lines, *seen).events.to_dicts()} == {"starved"}
+    model = view_of(*lines, *seen).step_time
+    assert (model.steps, model.error_frac) == (40, 0)
+    assert found("slow-steps", *lines, *seen) == []
+    [finding] = found("interruption", *lines, *seen)
+    assert plain(finding.title) == "The engine's processes had too few processors"
+    assert plain(finding.verdict) == (
+        "Processors were short for 4,000 ms: the worker's main thread ran 20 % of that time and waited for a "
+        "processor 75 %, which cost 10 steps 3,000 ms: 38 % of the requests' time."
+    )
+    assert plain(finding.message) == (
+        "1 request lost 3,000 ms in total, a the most. It happened in steps 20-29, process 11."
+    )
+    assert finding.cost_ms == pytest.approx(3000, abs=0.1)
+    assert "raise the container's CPU limit" in plain(finding.advice[0].message)
+
+
+def test_the_bars_say_what_the_verdict_says(run_of):
+    """3,000 ms of 7,998, the last output's end."""
+    [part] = [
+        one
+        for one in analyze_run(run_of("run", *steps(), *cpu(short))).time_split
+        if one.part == "interrupted"
+    ]
+    assert part.time_ms == pytest.approx(3000, abs=0.1)
+
+
+def test_less_than_a_fifth_is_how_a_shared_machine_is(view_of):
+    view = view_of(*steps(), *cpu(lambda second: (790_000, 190_000) if second in SHORT else (970_000, 0)))
+    assert starved(view).is_empty()
