@@ -247,6 +247,10 @@ KINDS: tuple[Kind, ...] = (
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
+EXPECTED = (
+    "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
+    "({'token_budget': ..., 'requests': [...]}), or vLLM's log with --enable-logging-iteration-details"
+)
 READ = tuple(kind for kind in KINDS if kind.reader)
 _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
 """Kinds of which a part may stand before the lines that are read."""
@@ -284,13 +288,22 @@ def _of_sample(path: Path, sample: Sample, kinds: Sequence[Kind] = KINDS) -> Kin
     both = [kind for kind in READ if kind.matches(sample)]
     if len(both) > 1:
         msg = (
-            f"{path}: looks like {both[0].name}, and like {both[1].name}: keep the lines of one of them, such as "
-            "those that have Iteration("
+            f"{path}: looks like {both[0].name}, and like {both[1].name}: keep the lines of one of them, "
+            "such as those with Iteration("
         )
         raise InputError(msg)
     return kind
 
 
-def refusal(kind: Kind) -> str:
-    """Return why a file of a kind without a reader is not read, and what to do."""
-    return f"looks like {kind.name}: {kind.advice}"
+def look_of(kind: Kind | None) -> str:
+    """Return what a file that is not read looks like."""
+    if kind is None:
+        return "not understood"
+    return "empty" if kind is EMPTY else f"looks like {kind.name}"
+
+
+def refusal(kind: Kind | None) -> str:
+    """Return why a file is not read, and what to do instead."""
+    if kind is None or kind is EMPTY:
+        return f"{look_of(kind)}; {EXPECTED}"
+    return f"{look_of(kind)}: {kind.advice}"

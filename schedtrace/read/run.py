@@ -12,9 +12,9 @@ import msgspec
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Configured, FrontEndLine, Manifest, Refused, read_manifest
 from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, trace_of, traces_in
-from schedtrace.read.kinds import kind_of
+from schedtrace.read.kinds import kind_of, look_of
 from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
-from schedtrace.read.traces import Traces, foreign_reader, traces_of, why_not_read
+from schedtrace.read.traces import Traces, foreign_reader, traces_of
 
 _NAME = re.compile(r"profile_(?P<at>\d{4})_bs(?P<bs>\d{1,12})_in(?P<in>\d{1,12})_out(?P<out>\d{1,12})")
 
@@ -146,12 +146,8 @@ def look_for_runs(paths: list[Path]) -> Found:
     found = Found()
     for path in paths:
         if not _exists(path):
-            why = (
-                "standard input is not read: save it to a file"
-                if str(path) == "-"
-                else "no such file or folder"
-            )
-            msg = f"{path}: {why}"
+            missing = "no such file or folder"
+            msg = f"{path}: {'save the input to a file first' if str(path) == '-' else missing}"
             raise InputError(msg)
         if path.is_file() or is_in_parts(path) or _is_run(path):
             found.runs.append(path)
@@ -196,7 +192,7 @@ def _why_skipped(file: Path) -> str | None:
         kind = kind_of(file)
     except (InputError, OSError) as error:
         return str(error).removeprefix(f"{file}: ")
-    return None if kind is not None and kind.reader is not None else why_not_read(kind)
+    return None if kind is not None and kind.reader is not None else look_of(kind)
 
 
 MOST_REASONS, MOST_NAMES = 8, 3

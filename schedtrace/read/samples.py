@@ -1,4 +1,4 @@
-"""What a file shows of itself: its first bytes as text, as JSON and as CSV, and later blocks with a marker."""
+"""What a file shows of itself: its first block as text, JSON and CSV, and later blocks with a marker."""
 
 import json
 import re
@@ -69,7 +69,8 @@ class Sample:
         """
         if not self.is_json:
             return []
-        found, text = [], self.text
+        found: list[dict[str, Any]] = []
+        text = self.text
         at = re.match(r"\s*(?:\[\s*)?", text).end()  # type: ignore[union-attr]  # it matches everything
         while len(found) < MOST_ROWS and at < len(text) and text[at] == "{":
             try:

@@ -8,14 +8,9 @@ from typing import overload
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_names import is_trace
-from schedtrace.read.kinds import EMPTY, TRACE, Kind, Reader, kind_of, refusal
+from schedtrace.read.kinds import TRACE, Reader, kind_of, refusal
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, decode_line, read_header
 from schedtrace.read.trace import Trace, read_trace
-
-EXPECTED = (
-    "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
-    "({'token_budget': ..., 'requests': [...]}), or vLLM's log with --enable-logging-iteration-details"
-)
 
 
 def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
@@ -29,14 +24,8 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
         return kind.reader(path)
     if kind is TRACE or is_trace(path):
         return [read_trace(path, options)]
-    raise InputError(f"{path}: {why_not_read(kind)}")
-
-
-def why_not_read(kind: Kind | None) -> str:
-    """Return why a file is not read, and what to do instead."""
-    if kind is EMPTY:
-        return f"empty; {EXPECTED}"
-    return f"not understood; {EXPECTED}" if kind is None else refusal(kind)
+    msg = f"{path}: {refusal(kind)}"
+    raise InputError(msg)
 
 
 def foreign_reader(path: Path) -> Reader | None:
