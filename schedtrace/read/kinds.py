@@ -119,7 +119,7 @@ def _is_chat(sample: Sample) -> bool:
 
 
 def _is_empty(sample: Sample) -> bool:
-    return sample.whole and not sample.content.strip()
+    return sample.whole and not sample.text.strip()
 
 
 KINDS: tuple[Kind, ...] = (
@@ -143,7 +143,7 @@ KINDS: tuple[Kind, ...] = (
         lambda sample: sample.row.keys() == {"engines"} and isinstance(sample.row["engines"], list),
         "ask the engine again with schedtrace queue",
     ),
-    Kind("the manifest of a run", _own("schedtrace_version", "status"), "name its folder"),
+    Kind("the manifest of a run", _fields("schedtrace_version", "status", "started_at"), "name its folder"),
     Kind(
         "what the front end of a run wrote",
         lambda sample: sample.has("type", "at_unix_us") and sample.row["type"] in {"configured", "refused"},

@@ -205,7 +205,8 @@ def skipped_lines(skipped: list[Skipped]) -> list[str]:
         files.setdefault(one.why, []).append(one.path.name)
     lines = [f"skipped {_some(names)}: {why}" for why, names in islice(files.items(), MOST_REASONS)]
     left = sum(map(len, islice(files.values(), MOST_REASONS, None)))
-    return [*lines, *([f"skipped {left:,} more files for other reasons"] if left else [])]
+    files_left = "1 more file" if left == 1 else f"{left:,} more files"
+    return [*lines, *([f"skipped {files_left}"] if left else [])]
 
 
 def _some(names: list[str]) -> str:
