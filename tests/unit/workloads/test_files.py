@@ -51,7 +51,12 @@ def test_mooncake_has_milliseconds_and_blocks_of_512_tokens():
         ("r3", 3_000_000.0, 1024, 12, (0, 1)),
         ("r4", 3_000_000.0, 90, 50, (5,)),
     ]
-    assert (load.name, load.source, load.prefix_block, said(load)) == ("mooncake.jsonl", "mooncake", 512, [])
+    assert (load.name, load.source, load.prefix_block) == ("mooncake.jsonl", "mooncake", 512)
+    note = (
+        "Timestamps are read as milliseconds (--time-unit). Ids are read as those of blocks of 512 tokens, "
+        "which fits 5 of 5 rows (--prefix-block)."
+    )
+    assert said(load) == [note]
     assert (len(load), load.prompt_tokens, load.output_tokens, load.last_arrival_us) == (5, 4114, 121, 3e6)
 
 
@@ -130,7 +135,7 @@ def test_sharegpt_is_measured_by_a_tokenizer_or_estimated():
 
 def test_sharegpt_is_read_in_chunks_of_any_size(monkeypatch):
     whole = rows(open_workload(EXAMPLES / "sharegpt.json"))
-    monkeypatch.setattr("schedtrace.workloads.sharegpt.CHUNK_BYTES", 1)
+    monkeypatch.setattr("schedtrace.workloads.rows.CHUNK_BYTES", 1)
     assert rows(open_workload(EXAMPLES / "sharegpt.json")) == whole
 
 
@@ -221,7 +226,10 @@ def test_odd_block_ids_are_said(file):
         {"timestamp": 0, "input_length": 655, "output_length": 1},
         {"timestamp": 0, "input_length": 0, "output_length": 1},
     ]
-    load = open_workload(file("x.jsonl", "\n".join(map(json.dumps, lines))))
+    path = file("x.jsonl", "\n".join(map(json.dumps, lines)))
+    with pytest.raises(UsageError, match=r"hash_ids have no id for each block .* give --prefix-block TOKENS"):
+        open_workload(path)
+    load = open_workload(path, prefix_block=512)
     assert [one.prefix for one in load] == [(0, 1), ()]
     assert said(load) == [
         "1 row without prompt tokens left out.",
@@ -242,7 +250,7 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         (MOONCAKE + '{"timestamp": 0, "input_length": 1}\n', r"x:2: .*output_length"),
         (MOONCAKE + MOONCAKE.replace(" 0,", ' "0",'), r"x:2: Expected `float`.*timestamp"),
         (MOONCAKE + MOONCAKE.replace(" 0,", " -1,"), r"x:2: .*timestamp"),
-        (MOONCAKE.replace(" 1,", " -1,"), r"x:1: .*input_length"),
+        (MOONCAKE.replace(" 1,", " -1,"), r"x:1: input_length -1.0 is not a number of tokens"),
         (MOONCAKE.replace(" 1,", " 1.5,"), r"x:1: .*input_length"),
         (MOONCAKE.replace("[1]", "[-1]"), r"x:1: .*hash_ids"),
         (MOONCAKE + AZURE, "x:2: "),
@@ -255,7 +263,7 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         (BURST + "noon,ChatGPT,1,1,2,Log\n", "x:3: Timestamp 'noon' is not a number of seconds"),
         (BURST + "nan,ChatGPT,1,1,2,Log\n", "x:3: Timestamp 'nan' is not"),
         (BURST + "6,ChatGPT,,1,2,Log\n", "x:3: Request tokens '' is not"),
-        ('{"input_len": 3}\n', "x:1: no output_len: add it, or give --output-len"),
+        ('{"input_len": 3}\n', "x:1: no output_len or output_tokens: add it, or give --output-len"),
         ('{"input_len": 3, "prompt": "a", "output_len": 1}\n', "x:1: give either prompt"),
         (
             '[{"conversations": [{"value": "a"}, {"value": "b"}]}, 5]',
@@ -264,15 +272,15 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         ('[{"conversations": [{"value": "a"}, {"value": "b"}]}', r"not a ShareGPT file.* \(conversation 2: "),
         ("", "x: empty; expected Mooncake"),
         ("\n \n", "x: empty; expected Mooncake"),
-        ("{}", "x: unknown format; expected Mooncake"),
+        ("{}", "x: looks like JSON of another program; expected Mooncake"),
         ("5", "x: unknown format; expected Mooncake"),
         (b"\xff\xfe", "x: unknown format; expected Mooncake"),
         (
             "a,b,c\n1,2,3\n",
             "x: unknown format; expected Mooncake or Qwen-Bailian .* Azure .* BurstGPT .* ShareGPT",
         ),
-        ('{"model": "x"}', "x: unknown format; expected Mooncake"),
-        ('{"type": "header", "schema_version": 2}', "x: the trace of a run, not a workload file"),
+        ('{"model": "x"}', "x: looks like JSON of another program; expected Mooncake"),
+        ('{"type": "header", "schema_version": 2}', "x: looks like a trace of schedtrace; expected Mooncake"),
         (HEADER, "x: no usable request in it"),
         (BURST.replace(",18,", ",0,"), "x: no usable request in it"),
         ("[]", "x: no usable request in it"),
