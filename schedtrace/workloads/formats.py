@@ -37,9 +37,9 @@ from schedtrace.workloads.rows import (
     cells,
     csv_rows,
     estimated_tokens,
-    is_object,
     json_rows,
     json_values,
+    keys_of,
     opened,
     refused,
     tokens,
@@ -94,44 +94,53 @@ def format_of(
         raise InputError(msg)
     number, line = _first_line(path)
     if not line.startswith((b"{", b"[")):
+        _refuse_units(path, time_unit, prefix_block)
         return _of_columns(path, line)
     try:
-        row = _first_object(path, line)
+        keys = _first_keys(path, line)
     except BrokenValueError as error:
         raise refused(path, number if error.line == 1 else error.line, error.why) from error
-    keys = row.keys()
     if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
         units = units_of(path, time_unit, prefix_block)
         notes = [units.note] if units.note else []
         return Format(units.source, units.rows, units.block, notes=notes)
-    for option, given in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
-        if given is not None:
-            msg = f"{option} is for timed traces in JSON, and {path} is none"
-            raise UsageError(msg)
+    _refuse_units(path, time_unit, prefix_block)
     if not keys.isdisjoint(_OwnLine.__struct_fields__):
         reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)
         return Format("jsonl", reader, timed=False)
     kind = kind_of(path)
-    if "conversations" in keys or (line.startswith(b"[") and (kind is None or not row)):
+    if "conversations" in keys or (line.startswith(b"[") and (kind is None or not keys)):
         return Format("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
     raise _unknown(path)
 
 
-def _first_object(path: Path, line: bytes) -> dict[str, object]:
-    """The first JSON object of a file; empty where a list has another first entry.
+def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | None) -> None:
+    """Refuse options of a timed trace for another file.
+
+    Raises:
+        UsageError: which one was given.
+    """
+    for option, given in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
+        if given is not None:
+            msg = f"{option} is for timed traces in JSON, and {path} is none"
+            raise UsageError(msg)
+
+
+def _first_keys(path: Path, line: bytes) -> set[str]:
+    """The keys of the first JSON object of a file; none where a list has another first entry.
 
     Raises:
         BrokenValueError: it is cut or broken.
     """
-    if line.startswith(b"{") and is_object(line):
-        return msgspec.json.decode(line, type=dict[str, object])
+    if (keys := keys_of(line)) is not None:
+        return keys
     try:
         first = next(json_values(path), None)
     except BrokenValueError:
         if line.startswith(b"["):
-            return {}  # the reader says it
+            return set()  # the reader says it
         raise
-    return first.value if first is not None and isinstance(first.value, dict) else {}
+    return set(first.value) if first is not None and isinstance(first.value, dict) else set()
 
 
 def _of_columns(path: Path, line: bytes) -> Format:
@@ -192,11 +201,13 @@ _US = timedelta(microseconds=1)
 
 
 def _azure_us(text: str) -> int:
+    msg = "a date with a time"
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        msg = "a date with a time"
         raise ValueError(msg) from error
+    if ":" not in text:
+        raise ValueError(msg)
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _US
 
 

@@ -90,7 +90,7 @@ def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
         InputError: one is none.
     """
     number, line = next(numbered_lines(path), (1, b"{}"))
-    if not is_object(line):
+    if keys_of(line) is None:
         yield from _json_values(path, kind)
         return
     decode = msgspec.json.Decoder(kind).decode
@@ -102,13 +102,12 @@ def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
         yield number, read
 
 
-def is_object(line: bytes) -> bool:
-    """Return whether a line is a whole JSON object, and so the file JSON Lines."""
+def keys_of(line: bytes) -> set[str] | None:
+    """Return the keys of a line that is a whole JSON object, as all of JSON Lines are; None: it is none."""
     try:
-        msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        return set(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
+        return None
 
 
 def _json_values(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:

@@ -8,7 +8,8 @@ blocks of 16. So the rows themselves decide, and where they do not, the person i
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
@@ -79,95 +80,103 @@ class Units:
             )
 
 
+@dataclass
+class _Evidence:
+    """What the first rows of a file show."""
+
+    rows_with_ids: int = 0
+    fitting: Counter[int] = field(default_factory=Counter)
+    """How many of these have an id for each begun block, by the size of blocks."""
+    times: set[float] = field(default_factory=set)
+    """At most two of them."""
+    is_whole: bool = True
+    """All times are whole numbers."""
+    is_bailian: bool = False
+
+    def add(self, row: TimedRow) -> None:
+        """Take one more row."""
+        self.is_bailian |= row.chat_id is not msgspec.UNSET
+        self.is_whole &= row.timestamp.is_integer()
+        if len(self.times) < 2:  # noqa: PLR2004  # two tell that there are gaps
+            self.times.add(row.timestamp)
+        if row.hash_ids and row.input_length > 0:
+            ids, length = len(row.hash_ids), row.input_length
+            self.rows_with_ids += 1
+            self.fitting.update(size for size in _SIZES if (ids - 1) * size < length <= ids * size)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether requests come at different times."""
+        return len(self.times) > 1
+
+    def block(self, path: Path) -> int | None:
+        """Tokens of a block; None where the usual sizes give the same prefixes.
+
+        Raises:
+            UsageError: no size fits.
+        """
+        if not self.rows_with_ids:
+            return None
+        most = max(self.fitting.values(), default=0)
+        if most < _FITS * self.rows_with_ids:
+            msg = (
+                f"{path}: hash_ids have no id for each block of the prompt, whatever the size of a block: "
+                "give --prefix-block TOKENS"
+            )
+            raise UsageError(msg)
+        best = [size for size, count in self.fitting.items() if count == most]
+        usual = [size for size in (BAILIAN_BLOCK, MOONCAKE_BLOCK) if size in best]
+        sure = best if len(best) == 1 else usual
+        return sure[0] if len(sure) == 1 else None
+
+    def unit(self, block: int | None) -> TimeUnit | None:
+        """Unit of the times; None: nothing shows it."""
+        if block == MOONCAKE_BLOCK and self.is_whole:
+            return "ms"
+        if block == BAILIAN_BLOCK and (self.is_bailian or not self.is_whole):
+            return "s"
+        return None
+
+
 def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None) -> Units:
     """Find out the units of a file from its first rows; what is given is not found out.
 
     Raises:
         UsageError: the rows do not decide, with the option that does.
     """
-    rows = _first_rows(path)
-    with_ids = [row for row in rows if row.hash_ids and row.input_length > 0]
-    fitting = _fitting(with_ids)
-    is_bailian = bool(rows) and rows[0].chat_id is not msgspec.UNSET
-    size = block or _block(path, with_ids, fitting)
-    is_whole = all(row.timestamp.is_integer() for row in rows)
-    at_one_time = len({row.timestamp for row in rows}) < 2  # noqa: PLR2004  # no gap, so no unit
-    convention: TimeUnit | None = None
-    if size == MOONCAKE_BLOCK and is_whole:
-        convention = "ms"
-    elif size == BAILIAN_BLOCK and (is_bailian or not is_whole):
-        convention = "s"
-    if unit is None and convention is None and not at_one_time:
-        what = "whole numbers" if is_whole else "with fractions"
-        blocks = f"blocks of {size} tokens" if size else "no ids of blocks that tell"
+    shown = _evidence(path)
+    size = block or shown.block(path)
+    found = unit or shown.unit(size)
+    if found is None and shown.has_gaps:
+        what = "whole numbers" if shown.is_whole else "with fractions"
+        blocks = f"blocks of {size} tokens" if size else "no block ids that tell"
         msg = (
             f"{path}: timestamps ({what}, {blocks}) may be seconds or milliseconds: give --time-unit s or "
             "--time-unit ms"
         )
         raise UsageError(msg)
-    found = unit or convention or "ms"
-    used = size or MOONCAKE_BLOCK
     source: Source = "timed_trace"
-    if is_bailian:
+    if shown.is_bailian:
         source = "bailian"
-    elif used == MOONCAKE_BLOCK and found == "ms":
+    elif size in {None, MOONCAKE_BLOCK} and found in {None, "ms"}:
         source = "mooncake"
-    told = None if unit and block else _note(found, size, with_ids, unit_matters=not at_one_time)
-    return Units(found, used, source, told)
-
-
-def _first_rows(path: Path) -> list[TimedRow]:
-    """The first rows that can be read; what is wrong with a row is said where it is used."""
-    rows = []
-    try:
-        for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):
-            rows.append(row)
-    except InputError:
-        pass
-    return rows
-
-
-def _fitting(rows: list[TimedRow]) -> Counter[int]:
-    """How many rows have an id for each begun block, by the size of blocks."""
-    sizes: Counter[int] = Counter()
-    for row in rows:
-        ids = len(row.hash_ids)
-        sizes.update(size for size in _SIZES if (ids - 1) * size < row.input_length <= ids * size)
-    return sizes
-
-
-def _block(path: Path, rows: list[TimedRow], fitting: Counter[int]) -> int | None:
-    """Tokens of a block; None where every size gives the same prefixes.
-
-    Raises:
-        UsageError: no size fits.
-    """
-    if not rows:
-        return None
-    most = max(fitting.values(), default=0)
-    best = [size for size, count in fitting.items() if count == most]
-    if most < _FITS * len(rows):
-        msg = (
-            f"{path}: hash_ids have no id for each block of the prompt, whatever the size of a block: give "
-            "--prefix-block TOKENS"
-        )
-        raise UsageError(msg)
-    if len(best) == 1:
-        return best[0]
-    usual = [size for size in (BAILIAN_BLOCK, MOONCAKE_BLOCK) if size in best]
-    return usual[0] if len(usual) == 1 else None
-
-
-def _note(unit: TimeUnit, block: int | None, rows: list[TimedRow], *, unit_matters: bool) -> Message | None:
-    """What was found out."""
-    fits = 0 if block is None else _fitting(rows)[block]
-    if not unit_matters and block is None:
-        return None
-    return say(
+    read_unit = UNIT_WORDS[found] if found and unit is None and shown.has_gaps else None
+    read_block = size if block is None else None
+    note = say(
         "[Timestamps are read as {unit} (--time-unit). ][Ids are read as those of blocks of {block:n token}, "
         "which fits {fits:n} of {rows:n row} (--prefix-block).]",
-        unit=UNIT_WORDS[unit] if unit_matters else None,
-        block=block,
-        fits=fits,
-        rows=len(rows),
+        unit=read_unit,
+        block=read_block,
+        fits=shown.fitting[size or 0],
+        rows=shown.rows_with_ids,
     )
+    return Units(found or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
+
+
+def _evidence(path: Path) -> _Evidence:
+    """What the first rows show; what is wrong with a row is said where it is used."""
+    evidence = _Evidence()
+    with suppress(InputError):
+        for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):
+            evidence.add(row)
+    return evidence
