@@ -145,7 +145,7 @@ def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any
         output_len=given["output_len"] or (DEFAULT_OUTPUT_LEN if is_random else None),
         range_ratio=given["range_ratio"],
         request_rate=given["request_rate"],
-        own_times=load.last_arrival_us > 0 and not drawn,
+        own_times=load.last_arrival_us > 0 and not drawn and not is_random,
         speedup=given["speedup"],
         burstiness=given["burstiness"],
         prequeue=given["prequeue"],

@@ -75,7 +75,7 @@ def read_prompts(spec: RunSpec) -> PromptSet:
             for _, question, answer in islice(exchanges(path, counts), spec.num_prompts)
         ]
     else:
-        prompts = [Prompt(**row._asdict()) for _, row in islice(own_rows(path), spec.num_prompts)]
+        prompts = [Prompt(**row._asdict()) for _, row in islice(own_rows(path, counts), spec.num_prompts)]
     if not prompts:
         msg = f"{path}: no usable prompt in it"
         raise InputError(msg)

@@ -152,6 +152,11 @@ KINDS: tuple[Kind, ...] = (
     # results of benchmarks
     Kind(
         "a result of vllm bench serve",
+        _fields("model_id", "completed", "total_input_tokens", "request_throughput"),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    Kind(
+        "a serving benchmark's result",
         _fields("completed", "total_input_tokens", "request_throughput"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),

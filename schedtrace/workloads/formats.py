@@ -222,6 +222,8 @@ def _burstgpt_us(text: str) -> float:
     return seconds * 1e6
 
 
+IGNORED_TIME = "ignored time"
+"""Counted."""
 _LENGTHS = ("input_len", "output_len", "output_tokens")
 
 
@@ -235,6 +237,8 @@ class _OwnLine(msgspec.Struct, kw_only=True):
     """vLLM's name for ``output_len``."""
     priority: int = 0
     data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    timestamp: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """Not read: nothing says its unit."""
 
 
 class OwnRow(NamedTuple):
@@ -248,8 +252,8 @@ class OwnRow(NamedTuple):
     """The engine that gets it; None: vLLM's front end chooses."""
 
 
-def own_rows(path: Path) -> Iterator[tuple[int, OwnRow]]:
-    """Every row with its line's number.
+def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
+    """Every row with its line's number; what is ignored is counted.
 
     Raises:
         InputError: ``path:line: what``.
@@ -268,6 +272,7 @@ def own_rows(path: Path) -> Iterator[tuple[int, OwnRow]]:
         if output is not None and same_output not in {None, output}:
             what = f"output_len {output} and output_tokens {same_output} contradict each other"
             raise refused(path, number, what)
+        counts[IGNORED_TIME] += row.timestamp is not msgspec.UNSET
         yield number, OwnRow(row.prompt, prompt, output or same_output, row.priority, row.data_parallel_rank)
 
 
@@ -280,7 +285,7 @@ def _read_own(
         InputError: ``path:line: what``; also where a line has no ``output_len``, and none is given.
     """
     measure = count_tokens or estimated_tokens
-    for number, row in own_rows(path):
+    for number, row in own_rows(path, counts):
         output = row.output_len or output_len
         if output is None:
             raise refused(path, number, "no output_len or output_tokens: add it, or give --output-len")

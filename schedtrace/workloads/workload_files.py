@@ -9,7 +9,7 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.formats import Format, format_of
+from schedtrace.workloads.formats import IGNORED_TIME, Format, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
 from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, refused
 from schedtrace.workloads.sharegpt import NO_ANSWER
@@ -23,6 +23,8 @@ OF_ROWS = {
     NO_OUTPUT: "{rows:n row} without output tokens left out.",
     NO_PROMPT: "{rows:n row} without prompt tokens left out.",
     NO_ANSWER: "{rows:n conversation} without a question and an answer left out.",
+    IGNORED_TIME: "{rows:n row} with a timestamp, which is not read: only a timed trace, with input_length "
+    "and output_length, says when its requests arrive.",
     OVERRIDDEN: "--output-len replaces the output length of {rows:n row}.",
     NO_IDS: "{rows:n row} without block ids: they share no prefix.",
     SPARE_IDS: "{rows:n row} with more block ids than the prompt has blocks: the last ids were ignored.",

@@ -79,6 +79,11 @@ def test_a_public_sample_is_recognized(name, kind):
     [
         (json.dumps(SERVE), "a result of vllm bench serve"),
         (json.dumps(SERVE, indent=2), "a result of vllm bench serve"),
+        (json.dumps({**SERVE, "model_id": None} | {"x": 1}), "a result of vllm bench serve"),
+        (
+            '{"completed": 2, "total_input_tokens": 20, "request_throughput": 1}',
+            "a serving benchmark's result",
+        ),
         (json.dumps({**SERVE, "itls": [[0.01] * 200_000]}), "a result of vllm bench serve"),
         (
             '{"elapsed_time": 1.0, "num_requests": 4, "total_num_tokens": 9, "requests_per_second": 4.0}',
@@ -179,6 +184,16 @@ def test_lines_behind_the_first_block_are_found(file, monkeypatch):
     [trace] = read_record(file("b.log", other + RECORD))
     assert trace.steps.height == 1
     assert name_of(file("c.log", other)) == "vLLM's log without iteration lines"
+
+
+def test_a_log_that_a_container_runtime_wrapped_in_json_is_read(file):
+    lines = [
+        json.dumps({"log": text, "stream": "stdout"}) for text in (ITERATION.format(0), ITERATION.format(1))
+    ]
+    [trace] = read_record(file("a.log", "\n".join(lines)))
+    assert trace.steps.height == 2
+    [trace] = read_record(file("b.log", json.dumps({"log": RECORD, "stream": "stdout"}) + "\n"))
+    assert trace.steps.height == 1
 
 
 def test_a_log_of_two_kinds_is_refused(file):

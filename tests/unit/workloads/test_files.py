@@ -514,3 +514,12 @@ def test_output_lengths_that_are_replaced_are_said():
     load = open_workload(FILES / "08-vllm-custom.jsonl", output_len=100)
     assert [one.output_tokens for one in load] == [100] * 3
     assert said(load)[0] == "--output-len replaces the output length of 3 rows."
+
+
+def test_timestamps_beside_texts_are_said_to_be_ignored(file):
+    content = '{"timestamp": 5, "prompt": "abcd", "output_tokens": 2}\n{"prompt": "a", "output_tokens": 2}\n'
+    load = open_workload(file("x.jsonl", content))
+    assert said(load)[0] == (
+        "1 row with a timestamp, which is not read: only a timed trace, with input_length and output_length, "
+        "says when its requests arrive."
+    )
