@@ -71,7 +71,7 @@ def analyze(
     from schedtrace.diagnose.catalogue import choose, keep, require_judged
     from schedtrace.present.pages.report import report_page
     from schedtrace.present.progress import CountBar
-    from schedtrace.read.run import find_runs, runs_without_trace
+    from schedtrace.read.run import look_for_runs, runs_without_trace, skipped_lines
 
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
@@ -79,7 +79,10 @@ def analyze(
         if given is not None and not predict:
             msg = f"{option} is about the replays of --predict: give both"
             raise UsageError(msg)
-    runs = read_runs(find_runs(paths), cache=cache, window=window)
+    found = look_for_runs(paths)
+    for line in skipped_lines(found.skipped):
+        print_line(f"schedtrace: {line}", err=True)
+    runs = read_runs(found.runs, cache=cache, window=window)
     doing = "replaying the load with other settings" if predict else "analyzing"
     with CountBar(stderr_console(), doing, counted=predict) as bar:
         test = partial(_replay, objective=objective, clients=concurrency, progress=bar) if predict else None

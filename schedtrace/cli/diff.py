@@ -98,6 +98,7 @@ def _run_both(
     context: typer.Context, files: list[Path], interleave: bool | None, output: Path, force: bool
 ) -> list[Path]:
     """Make the two runs; what stands behind the files on the command line goes to both."""
+    from schedtrace.cli.loads import print_notes
     from schedtrace.cli.run import as_command, make_plan, merge, run_plans
     from schedtrace.engine.plan import both_fit, make_folders
 
@@ -114,5 +115,6 @@ def _run_both(
             raise UsageError(msg)
         plans.append(plan)
     make_folders([plan.folder for plan in plans], force=force)
+    print_notes(list(dict.fromkeys(note for plan in plans for note in plan.notes)))
     run_plans(plans, interleave=both_fit(plans) if interleave is None else interleave)
     return [plan.folder for plan in plans]

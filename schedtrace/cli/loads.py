@@ -1,14 +1,16 @@
 """Loads from options: what ``run``, ``simulate`` and ``sweep`` ask alike, and what is made of it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from schedtrace.cli.options import was_given
+from schedtrace.cli.options import print_line, was_given
 from schedtrace.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from schedtrace.workloads.workload import Workload
 
 InputLen = Annotated[int, typer.Option(min=1, max=100_000_000, help="Length of a random prompt in tokens.")]
@@ -38,7 +40,24 @@ RequestRate = Annotated[
 Speedup = Annotated[
     float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
 ]
+TimeUnitOption = Annotated[
+    Literal["s", "ms", "us"] | None,
+    typer.Option(help="Unit of the timestamps in a timed trace (default: as its rows show)."),
+]
+PrefixBlock = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1_000_000, help="Prompt tokens of each of its hash_ids (default: as its rows show)."
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed for lengths and arrivals.")]
+
+
+def print_notes(notes: "Iterable[str]") -> None:
+    """Print what is to be said of a workload, before anything is made of it."""
+    for note in notes:
+        print_line(f"schedtrace: {note}", err=True)
+
 
 OPTIONS = (
     "input_len",
@@ -49,11 +68,13 @@ OPTIONS = (
     "burstiness",
     "prequeue",
     "speedup",
+    "time_unit",
+    "prefix_block",
     "seed",
 )
 """The options of a load that is no recorded one."""
 OF_RANDOM = ("input_len", "range_ratio")
-OF_FILES = ("speedup",)
+OF_FILES = ("speedup", "time_unit", "prefix_block")
 
 
 def load_of(context: typer.Context, source: str) -> "Workload":

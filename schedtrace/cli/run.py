@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from schedtrace.cli.loads import Burstiness, InputLen, NumPrompts, OutputLen, Prequeue, RangeRatio
+from schedtrace.cli.loads import (
+    Burstiness,
+    InputLen,
+    NumPrompts,
+    OutputLen,
+    PrefixBlock,
+    Prequeue,
+    RangeRatio,
+    Speedup,
+    TimeUnitOption,
+    print_notes,
+)
 from schedtrace.cli.options import (
     WITH_OPTIONS_OF_VLLM,
     Command,
@@ -48,8 +59,12 @@ def run(
     num_prompts: NumPrompts = None,
     range_ratio: RangeRatio = 0.0,
     request_rate: Annotated[
-        float | None, typer.Option(min=1e-6, help="Requests per second (default: all at once).")
+        float | None,
+        typer.Option(min=1e-6, help="Requests per second, or inf (default: the file's times, or at once)."),
     ] = None,
+    speedup: Speedup = None,
+    time_unit: TimeUnitOption = None,
+    prefix_block: PrefixBlock = None,
     burstiness: Burstiness = 1.0,
     trials: Annotated[
         int, typer.Option(min=1, max=10_000, help="Repetitions of the workload on one engine.")
@@ -97,6 +112,7 @@ def run(
     options, given = merge(context, config)
     plan = make_plan(options, given, command=["schedtrace", *sys.argv[1:]])
     make_folders([plan.folder], force=options["force"])
+    print_notes(plan.notes)
     run_plans([plan])
     _show_outcome(plan)
 
@@ -180,12 +196,13 @@ def make_plan(
     from schedtrace.engine import simulated
     from schedtrace.engine.plan import Plan, check, check_arguments, folder_of
     from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
+    from schedtrace.present.phrases import plain
 
     model = options["model"] and str(options["model"])
     if model and options["executor"] == "simulated":
         model = simulated.model_folder(model)
     if options["request_rate"] == float("inf"):  # vLLM's own way to print_line: all at once
-        options = {**options, "request_rate": None}
+        options = {**options, "request_rate": None, "at_once": True}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]
     arguments += [argument for part in given for argument in part.arguments]
     fields = {name: value for name, value in options.items() if name not in NOT_IN_SPEC}
@@ -196,9 +213,9 @@ def make_plan(
         raise UsageError(msg) from error
     trace_bounds(spec.trace)
     check_arguments(given, own=[*OWN_OPTIONS, *also])
-    check(spec)
+    notes = [plain(note) for note in check(spec)]
     label = str(options["label"] or "") or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Plan(spec, folder_of(Path(str(options["output"])), label), label, command, given)
+    return Plan(spec, folder_of(Path(str(options["output"])), label), label, command, given, notes)
 
 
 def run_plans(plans: list[Any], *, interleave: bool = True) -> None:

@@ -12,12 +12,15 @@ from schedtrace.cli.loads import (
     InputLen,
     NumPrompts,
     OutputLen,
+    PrefixBlock,
     Prequeue,
     RangeRatio,
     RequestRate,
     Seed,
     Speedup,
+    TimeUnitOption,
     load_of,
+    print_notes,
 )
 from schedtrace.cli.options import (
     Label,
@@ -54,6 +57,8 @@ def simulate(
     burstiness: Burstiness = 1.0,
     prequeue: Prequeue = False,
     speedup: Speedup = None,
+    time_unit: TimeUnitOption = None,
+    prefix_block: PrefixBlock = None,
     seed: Seed = 0,
     arrivals_of: Annotated[
         Path | None, typer.Option(help="Recorded run whose trials' arrival times the requests take.")
@@ -78,6 +83,7 @@ def simulate(
     GPU. Every other option is vLLM's own, as for 'vllm serve'.
     """
     from schedtrace.engine.plan import Given, check_arguments, folder_of, make_folders
+    from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.step_times.gpus import gpu as gpu_of
@@ -102,7 +108,9 @@ def simulate(
     times = load(step_times) if step_times else roofline
     folder = folder_of(output, label or f"{shape.name}-{device.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders([folder], force=force)
-    about = _manifest(folder, shape, device)
+    notes = [plain(note) for note in loads[0].all_notes]
+    print_notes(notes)
+    about = _manifest(folder, shape, device, _workload(context, loads[0], notes))
     with CountBar(stderr_console(), "simulating", counted=False):
         played = play(loads, options, times, folder, trial_ids=True, manifest=about)
     for request_id in played.refused[:3]:
@@ -121,7 +129,32 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
     return [at_times_of(load, times) for times in loads_of(run.traces[0], manifest=run.manifest)]
 
 
-def _manifest(folder: Path, shape: Any, device: Any) -> Any:
+def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any:
+    """The load as ``run.json`` has it."""
+    from schedtrace.model.manifest import Workload as Work
+    from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN
+
+    given, is_random = context.params, load.source == "random"
+    drawn = given["request_rate"] is not None or given["prequeue"]
+    return Work(
+        dataset=given["dataset"],
+        num_prompts=len(load),
+        input_tokens=load.prompt_tokens,
+        output_tokens=load.output_tokens,
+        input_len=given["input_len"] if is_random else None,
+        output_len=given["output_len"] or (DEFAULT_OUTPUT_LEN if is_random else None),
+        range_ratio=given["range_ratio"],
+        request_rate=given["request_rate"],
+        own_times=load.last_arrival_us > 0 and not drawn and not is_random,
+        speedup=given["speedup"],
+        burstiness=given["burstiness"],
+        prequeue=given["prequeue"],
+        seed=given["seed"],
+        notes=notes,
+    )
+
+
+def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
     import platform
 
     from schedtrace import __version__
@@ -136,6 +169,7 @@ def _manifest(folder: Path, shape: Any, device: Any) -> Any:
         command=without_secrets(["schedtrace", *sys.argv[1:]]),
         host=platform.node(),
         device=f"simulated: {shape.name} on {device.name}",
+        workload=workload,
     )
 
 

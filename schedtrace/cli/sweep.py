@@ -13,11 +13,13 @@ from schedtrace.cli.loads import (
     InputLen,
     NumPrompts,
     OutputLen,
+    PrefixBlock,
     Prequeue,
     RangeRatio,
     RequestRate,
     Seed,
     Speedup,
+    TimeUnitOption,
     load_of,
 )
 from schedtrace.cli.options import (
@@ -75,6 +77,8 @@ def sweep(
     burstiness: Burstiness = 1.0,
     prequeue: Prequeue = False,
     speedup: Speedup = None,
+    time_unit: TimeUnitOption = None,
+    prefix_block: PrefixBlock = None,
     seed: Seed = 0,
     jobs: Jobs = None,
     on: Annotated[

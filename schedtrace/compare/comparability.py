@@ -125,7 +125,10 @@ def load_notes(*, base: Load, new: Load) -> list[Message]:
     ]
 
 
-WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens", "request_rate", "burstiness")
+WORK = (
+    *("dataset", "num_prompts", "input_tokens", "output_tokens"),
+    *("request_rate", "burstiness", "own_times", "speedup"),
+)
 """What makes two workloads the same: how much there is to do, and how it comes."""
 NAMED_WORK = ("batch_size", "input_len", "output_len")
 """The same for a log that has it in its name."""
@@ -152,12 +155,14 @@ def workload(report: RunReport) -> Message:
     rate, burstiness = (work[name] for name in ("request_rate", "burstiness"))
     return say(
         "{num_prompts:n prompt} ({dataset:code}[, {input} + {output} tokens]"
-        "[, {rate} per second, burstiness {burstiness}])",
+        "[, {rate} per second, burstiness {burstiness}]"
+        "[, at the file's times{own_times:?}[, {speedup} times as fast]])",
         SimpleNamespace(**work),
         input=_number(work["input_tokens"]),
         output=_number(work["output_tokens"]),
         rate=None if rate is None else given(rate),
         burstiness=None if rate is None else given(burstiness),
+        speedup=None if work["speedup"] is None else given(work["speedup"]),
     )
 
 

@@ -149,7 +149,8 @@ class Session:
         real = run.executor is None
         chosen = vllm_config.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)
         send(run_spec.Phase("resolving the configuration"))
-        offline = run.request_rate is None and engine_args.data_parallel_size == 1
+        at_once = run.request_rate is None and all(prompt.at_s is None for prompt in prompts)
+        offline = at_once and engine_args.data_parallel_size == 1
         if run.prequeue and not offline:
             msg = "--prequeue needs one engine: it cannot go with --data-parallel-size"
             raise UsageError(msg)
@@ -229,6 +230,7 @@ class Session:
             num_prompts=len(self._requests),
             input_tokens=None if None in known else sum(n for n in known if n is not None),
             output_tokens=sum(request.output_len for request in self._requests),
+            own_times=any(request.at_s is not None for request in self._requests),
         )
 
 

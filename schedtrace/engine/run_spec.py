@@ -21,7 +21,7 @@ class RunSpec(msgspec.Struct, kw_only=True):
     engine_args: list[str]
     """vLLM's command-line arguments as given, ``--model`` included."""
     dataset: str = RANDOM
-    """``random``, a ShareGPT ``.json``, or a ``.jsonl`` with prompts or lengths."""
+    """``random``, or a workload file."""
     input_len: Positive = 1024
     output_len: Positive | None = None
     """Tokens to generate; None: 128 for random prompts, the data set's own lengths otherwise."""
@@ -29,6 +29,14 @@ class RunSpec(msgspec.Struct, kw_only=True):
     """None: 1000 random prompts, or all of a data set."""
     range_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     request_rate: AboveZero | None = None
+    """None: the file's own times; at once where it has none, or with ``at_once``."""
+    at_once: bool = False
+    """``--request-rate inf``."""
+    speedup: AboveZero | None = None
+    """Divides the gaps between the file's own times."""
+    time_unit: Literal["s", "ms", "us"] | None = None
+    """Of the file's times, as the next one of its ids; None: found out."""
+    prefix_block: Positive | None = None
     burstiness: AboveZero = 1.0
     trials: Positive = 1
     warmup: Annotated[int, msgspec.Meta(ge=0)] = 1
@@ -52,6 +60,7 @@ class RunSpec(msgspec.Struct, kw_only=True):
 OWN_OPTIONS = tuple(
     f"--{name.replace('_', '-')}"
     for name in (*RunSpec.__struct_fields__[1:], "model", "output", "label", "force", "config")
+    if name != "at_once"
 )
 """Of ``schedtrace run``; every other option is vLLM's."""
 
@@ -76,6 +85,8 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     num_prompts: int
     input_tokens: int | None
     output_tokens: int | None
+    own_times: bool = False
+    """Requests are sent at times of the file."""
 
 
 class Progress(msgspec.Struct, tag="progress"):

@@ -36,12 +36,18 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
     range_ratio: float = 0.0
     """Random lengths vary by this share around ``input_len`` and ``output_len``."""
     request_rate: float | None = None
-    """Requests per second; None: all at once."""
+    """Requests per second; None: all at once, or at the file's times."""
+    own_times: bool = False
+    """Requests are sent at the times in the file."""
+    speedup: float | None = None
+    """What the gaps between these are divided by."""
     burstiness: float = 1.0
     prequeue: bool = False
     seed: int = 0
     warmup_requests: int = 0
     keep_prefix_cache: bool = False
+    notes: list[str] = []
+    """What was left out or assumed when the file was read."""
 
 
 class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -25,6 +25,44 @@ EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
 """Columns of a step that only vLLM's iteration lines have."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CHUNK = 4096
+_TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*:""")
+"""vLLM's log of a prompt or an answer, and the messages of a chat."""
+_OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d")
+_PREFIX = 200
+"""Characters of a line in which its level or time stands."""
+
+
+def without_colours(text: str) -> str:
+    """Return a text without the colours of a terminal."""
+    return _COLOUR.sub("", text)
+
+
+def quoted_from(line: str) -> int:
+    """Return where the text of a request begins in a log line; its length where there is none."""
+    found = _TEXT_OF_A_REQUEST.search(line)
+    return len(line) if found is None else found.start()
+
+
+def is_log_line(line: str) -> bool:
+    """Return whether a line has a time or a level, or is blank."""
+    return not line.strip() or _OF_A_LOG.search(line, 0, _PREFIX) is not None
+
+
+def prose_notice(kind: str, read: int, prose: int) -> list[str]:
+    """Return a notice for a file most of whose lines are neither of the kind nor log lines.
+
+    Args:
+        kind: What was read, in the plural.
+        read: How many of them.
+        prose: Lines that are neither.
+    """
+    if prose <= read:
+        return []
+    notice = (
+        f"only {read:,} {kind} stand among {prose:,} lines that are no log lines: if the file merely quotes "
+        "a log, give the log itself"
+    )
+    return [notice]
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -37,7 +75,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     with reading(path), opened(path) as file:
         while line := file.readline(LONGEST_LINE):
             number += 1
-            yield number, _COLOUR.sub("", line.decode(errors="replace").rstrip("\r\n"))
+            yield number, without_colours(line.decode(errors="replace").rstrip("\r\n"))
             while not line.endswith(b"\n") and (line := file.readline(LONGEST_LINE)):
                 pass
 
@@ -50,6 +88,8 @@ class StepRows:
         self._requests: list[tuple[Any, ...]] = []
         self._frames: list[pl.DataFrame] = []
         self._tables = Tables()
+        self.count = 0
+        """Steps so far."""
 
     def add(self, step: int, requests: Iterable[tuple[Any, ...]] = (), **told: Any) -> None:
         """One step; what is not told is null.
@@ -60,6 +100,7 @@ class StepRows:
             told: Columns of the step.
         """
         self._steps.append({"step": step, **told})
+        self.count += 1
         self._requests += [
             (step, step, None, *one, *ORDINARY[1:], place) for place, one in enumerate(requests)
         ]

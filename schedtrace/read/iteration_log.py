@@ -8,7 +8,16 @@ import re
 from pathlib import Path
 
 from schedtrace.errors import InputError
-from schedtrace.read.foreign import LARGEST, UNKNOWN, StepRows, foreign_trace, text_lines
+from schedtrace.read.foreign import (
+    LARGEST,
+    UNKNOWN,
+    StepRows,
+    foreign_trace,
+    is_log_line,
+    prose_notice,
+    quoted_from,
+    text_lines,
+)
 from schedtrace.read.problems import Problems
 from schedtrace.read.trace import Trace
 
@@ -27,6 +36,14 @@ _STARTED = re.compile(
     r"LLM engine \(v(?P<version>[\w.+-]{1,60})\) with config: model='(?P<model>[^']{1,500})'"
 )
 _LOOKS_LIKE = "Iteration("
+MARKERS = (_LOOKS_LIKE.encode(),)
+"""One of them stands in every such line."""
+
+
+def iteration_in(line: str) -> re.Match[str] | None:
+    """Return the iteration that a line logs; None for one in the text of a request."""
+    found = ITERATION.search(line) if _LOOKS_LIKE in line else None
+    return None if found is None or found.start() > quoted_from(line) else found
 
 
 def read_iteration_log(path: Path) -> list[Trace]:
@@ -42,10 +59,12 @@ def read_iteration_log(path: Path) -> list[Trace]:
     problems = Problems()
     engines: dict[int, _Engine] = {}
     about: dict[str, str] = {}
+    iterations = prose = 0
     for number, line in text_lines(path):
-        found = ITERATION.search(line)
+        found = iteration_in(line)
         if found is None:
-            if _LOOKS_LIKE in line:
+            prose += not is_log_line(line)
+            if _LOOKS_LIKE in line[: quoted_from(line)]:
                 problems.garbled_lines.append(number)
             elif not about and (started := _STARTED.search(line)):
                 about = {"vllm_version": started["version"], "model": started["model"]}
@@ -53,6 +72,7 @@ def read_iteration_log(path: Path) -> list[Trace]:
         if int(found["context_tokens"]) + int(found["generation_tokens"]) > LARGEST:
             problems.garbled_lines.append(number)
             continue
+        iterations += 1
         process = _PROCESS.search(line, 0, found.start())
         rank = int(found["engine"] or (process[1] if process else 0))
         engines.setdefault(rank, _Engine()).add(found)
@@ -67,7 +87,8 @@ def read_iteration_log(path: Path) -> list[Trace]:
             record=RECORD,
             facts=frozenset(),
             problems=problems if at == 0 else Problems(),
-            notices=engine.notices(rank, several=len(engines) > 1),
+            notices=engine.notices(rank, several=len(engines) > 1)
+            + (prose_notice("iterations", iterations, prose) if at == 0 else []),
             engine_rank=rank,
             model=about.get("model", UNKNOWN),
             vllm_version=about.get("vllm_version", UNKNOWN),
@@ -82,7 +103,6 @@ class _Engine:
 
     def __init__(self) -> None:
         self.rows = StepRows()
-        self._count = 0
         self._dummies = 0
         self.first_index = 0
         """Iterations before the first one that the log has."""
@@ -103,7 +123,7 @@ class _Engine:
             self._dummies += 1
             return
         self.rows.add(
-            step=self._count,
+            step=self.rows.count,
             total_requests=int(found["context_requests"]) + int(found["generation_requests"]),
             prefill_tokens=int(found["context_tokens"]),
             decode_tokens=int(found["generation_tokens"]),
@@ -111,7 +131,6 @@ class _Engine:
             elapsed_us=round(float(found["elapsed_ms"]) * 1000),
             kv_cache_usage_frac=float(found["kv_usage"]) / 100 if found["kv_usage"] else None,
         )
-        self._count += 1
         self._dummies = 0
 
     def notices(self, rank: int, *, several: bool) -> list[str]:

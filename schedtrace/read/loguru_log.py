@@ -6,7 +6,7 @@ Every key may be missing. Records are repeated where the patch added its sink in
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -15,15 +15,28 @@ from typing import Annotated
 import msgspec
 
 from schedtrace.model.trace_facts import Fact
-from schedtrace.read.foreign import LARGEST, LONGEST_LINE, StepRows, foreign_trace, text_lines
+from schedtrace.read.foreign import (
+    LARGEST,
+    LONGEST_LINE,
+    StepRows,
+    foreign_trace,
+    is_log_line,
+    prose_notice,
+    quoted_from,
+    text_lines,
+)
 from schedtrace.read.problems import Problems
 from schedtrace.read.trace import Trace
 
 KEYS = ("token_budget", "remaining_budget", "total_requests", "requests", "max_num_running_reqs")
 BEGINS = re.compile(rf"""\{{\s*['"](?:{"|".join(KEYS)})['"]\s*:""")
 _KEY = re.compile(rf"""['"](?:{"|".join(KEYS)})['"]""")
+MARKERS = tuple(key.encode() for key in KEYS)
+"""One of them stands in every record."""
 _OPENS = re.compile(r"\{\s*(?:#.*)?$")
 """A brace that ends its line: a wrapped record, whose first key stands on the next one."""
+_OF_A_RECORD = re.compile(r"""^\s*(?:[\[{(#}\]).]|['"]\w+['"]\s*:)|\{\s*['"]\w+['"]\s*:""")
+"""A line that may be a part of a record."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _PREFIX = 200
 """Characters of a line in which its time is looked for."""
@@ -90,11 +103,18 @@ class Record(msgspec.Struct):
         return None if used is None or known is None else known + sign * used
 
 
-def records(path: Path) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Line, time (microseconds, of an unknown time zone) and content of each record; None: it is broken."""
+def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None, Record | None]]:
+    """Line, time (microseconds, of an unknown time zone) and content of each record; None: it is broken.
+
+    Braces in the text of a request, which vLLM may log, begin no record.
+
+    Args:
+        lines: Numbers and texts.
+    """
     start, depth, size, logged_us = 0, 0, 0, None
     parts: list[str] = []
-    for number, line in text_lines(path):
+    for number, whole_line in lines:
+        line = whole_line if parts else whole_line[: quoted_from(whole_line)]
         at, time = 0, _time_of(line)
         if parts and (time is not None or BEGINS.search(line)):
             yield from _told(start, logged_us, "\n".join(parts), whole=False)
@@ -199,8 +219,15 @@ def read_loguru_log(path: Path) -> list[Trace]:
     Raises:
         InputError: it cannot be read.
     """
-    problems, steps = Problems(), _Steps()
-    for logged_us, record in _records(path, problems):
+    problems, steps, prose = Problems(), _Steps(), 0
+
+    def lines() -> Iterator[tuple[int, str]]:
+        nonlocal prose
+        for number, line in text_lines(path):
+            prose += not is_log_line(line) and _OF_A_RECORD.search(line) is None
+            yield number, line
+
+    for logged_us, record in _records(lines(), problems):
         steps.add(logged_us, record)
     trace = foreign_trace(
         path,
@@ -208,7 +235,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
         record=RECORD,
         facts=frozenset({Fact.REQUESTS}) if steps.unlisted == 0 else frozenset(),
         problems=problems,
-        notices=steps.notices(),
+        notices=steps.notices() + prose_notice("records", steps.rows.count, prose),
         token_budget=steps.token_budget,
         max_num_running_reqs=steps.max_num_running_reqs,
         attached=steps.begins_later,
@@ -216,8 +243,24 @@ def read_loguru_log(path: Path) -> list[Trace]:
     return [trace]
 
 
-def _records(path: Path, problems: Problems) -> Iterator[tuple[int | None, Record]]:
-    for line, logged_us, record in records(path):
+def has_records(lines: Iterable[str]) -> bool:
+    """Return whether one of the records says what only a call of ``schedule()`` does.
+
+    A single name, such as ``total_requests``, stands in results of benchmarks, too.
+    """
+    return any(_is_of_schedule(record) for _, _, record in records(enumerate(lines)) if record is not None)
+
+
+def _is_of_schedule(record: Record) -> bool:
+    requests = record.requests or []
+    if requests and all(one.scheduled_tokens is not None for one in requests):
+        return True
+    known = [name for name in KEYS if getattr(record, name) is not None]
+    return len(known) > 1 and not {"token_budget", "remaining_budget"}.isdisjoint(known)
+
+
+def _records(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int | None, Record]]:
+    for line, logged_us, record in records(lines):
         if record is None:
             problems.garbled_lines.append(line)
         else:
@@ -235,7 +278,6 @@ class _Steps:
         """Records that do not list all requests."""
         self.token_budget: int | None = None
         self.max_num_running_reqs: int | None = None
-        self._count = 0
         self._repeats = 0
         self._went_back = 0
         self._began_us: int | None = None
@@ -262,7 +304,7 @@ class _Steps:
         known = listed and "unknown" not in phases
         self.begins_later |= "unknown" in phases
         self.rows.add(
-            step=self._count,
+            step=self.rows.count,
             start_us=None if logged_us is None or self._began_us is None else logged_us - self._began_us,
             token_budget=record.budget,
             remaining_budget=record.left,
@@ -275,7 +317,6 @@ class _Steps:
                 for one, phase in zip(record.requests or [], phases, strict=True)
             ],
         )
-        self._count += 1
 
     def notices(self) -> list[str]:
         """What a person should know about the log."""
@@ -284,7 +325,7 @@ class _Steps:
             records = "1 repeated record" if self._repeats == 1 else f"{self._repeats:,} repeated records"
             said.append(f"{records} left out: the logger wrote the same more than once")
         if self.unlisted:
-            said.append(f"{self.unlisted:,} of {self._count:,} records do not list all their requests")
+            said.append(f"{self.unlisted:,} of {self.rows.count:,} records do not list all their requests")
         if self._went_back:
             said.append(
                 f"computed_tokens of a request went back {self._went_back:,} times: it was preempted, or the "

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Configured, FrontEndLine, Manifest, Refused, read_manifest
 from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, trace_of, traces_in
+from schedtrace.read.kinds import kind_of, look_of
 from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
 from schedtrace.read.traces import Traces, foreign_reader, traces_of
 
@@ -118,30 +120,98 @@ class Run:
         return (self.manifest and self.manifest.label) or self.path.name
 
 
-def find_runs(paths: list[Path]) -> list[Path]:
-    """Run folders and files in ``paths``; a folder of runs or logs stands for all of them that recorded.
+@dataclass(frozen=True)
+class Skipped:
+    """A file of a folder that no command reads."""
+
+    path: Path
+    why: str
+
+
+@dataclass
+class Found:
+    """What stands at some paths."""
+
+    runs: list[Path] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    """Files beside the runs of a folder."""
+
+
+def look_for_runs(paths: list[Path]) -> Found:
+    """Return the run folders and files in ``paths``; a folder of runs or logs stands for all that recorded.
 
     Raises:
         InputError: a path is missing or holds no trace.
     """
-    found: list[Path] = []
+    found = Found()
     for path in paths:
         if not _exists(path):
-            msg = f"{path}: no such file or folder"
+            missing = "no such file or folder"
+            msg = f"{path}: {'save the input to a file first' if str(path) == '-' else missing}"
             raise InputError(msg)
         if path.is_file() or is_in_parts(path) or _is_run(path):
-            found.append(path)
+            found.runs.append(path)
             continue
         if not path.is_dir():
             msg = f"{path}: neither a regular file nor a folder"
             raise InputError(msg)
-        runs = sorted(child for child in path.iterdir() if traces_in(child) or _is_log(child))
-        if not runs:
+        inside = _inside(path)
+        if not inside.runs:
             msg = f"{path}: no traces in it; expected {PLAIN}, folders that have them, or logs"
-            raise InputError(msg)
-        found += runs
-    several = Counter(trace_of(path) for path in found)
-    return list(dict.fromkeys(trace_of(path) if several[trace_of(path)] > 1 else path for path in found))
+            raise InputError(msg, *skipped_lines(inside.skipped))
+        found.runs += inside.runs
+        found.skipped += inside.skipped
+    several = Counter(trace_of(path) for path in found.runs)
+    runs = [trace_of(path) if several[trace_of(path)] > 1 else path for path in found.runs]
+    return Found(list(dict.fromkeys(runs)), found.skipped)
+
+
+def find_runs(paths: list[Path]) -> list[Path]:
+    """Return what ``look_for_runs`` finds, without the files that it skips."""
+    return look_for_runs(paths).runs
+
+
+def _inside(folder: Path) -> Found:
+    """Return the run folders and logs in a folder, and its other files."""
+    found = Found()
+    for child in sorted(folder.iterdir()):
+        if not child.is_file():
+            found.runs += [child] if traces_in(child) else []
+            continue
+        why = _why_skipped(child)
+        if why is None:
+            found.runs.append(child)
+        else:
+            found.skipped.append(Skipped(child, why))
+    return found
+
+
+def _why_skipped(file: Path) -> str | None:
+    """Return why a file in a folder of runs is no run; None: it is one."""
+    try:
+        kind = kind_of(file)
+    except (InputError, OSError) as error:
+        return str(error).removeprefix(f"{file}: ")
+    return None if kind is not None and kind.reader is not None else look_of(kind)
+
+
+MOST_REASONS, MOST_NAMES = 8, 3
+
+
+def skipped_lines(skipped: list[Skipped]) -> list[str]:
+    """Return a line for each reason, with some of the files' names."""
+    files: dict[str, list[str]] = {}
+    for one in skipped:
+        files.setdefault(one.why, []).append(one.path.name)
+    lines = [f"skipped {_some(names)}: {why}" for why, names in islice(files.items(), MOST_REASONS)]
+    left = sum(map(len, islice(files.values(), MOST_REASONS, None)))
+    files_left = "1 more file" if left == 1 else f"{left:,} more files"
+    return [*lines, *([f"skipped {files_left}"] if left else [])]
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def runs_without_trace(paths: list[Path]) -> list[Path]:
@@ -186,11 +256,3 @@ def _exists(path: Path) -> bool:
 
 def _is_run(folder: Path) -> bool:
     return (folder / FILE_NAME).exists() or bool(traces_in(folder))
-
-
-def _is_log(path: Path) -> bool:
-    """Whether it is a foreign log; what cannot be read is none."""
-    try:
-        return path.is_file() and foreign_reader(path) is not None
-    except (InputError, OSError):
-        return False

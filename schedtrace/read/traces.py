@@ -1,41 +1,30 @@
 """The traces of a run, each read when it is asked for: all ranks of a large run hardly fit into memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
 from schedtrace.errors import InputError
-from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_names import is_in_parts, is_trace
-from schedtrace.read.iteration_log import ITERATION, read_iteration_log
-from schedtrace.read.lines import READ, ReadOptions, WholeLines, decode_line, read_header, reading
-from schedtrace.read.loguru_log import BEGINS, read_loguru_log
+from schedtrace.model.trace_names import is_trace
+from schedtrace.read.kinds import TRACE, Reader, kind_of, refusal
+from schedtrace.read.lines import READ, ReadOptions, WholeLines, decode_line, read_header
 from schedtrace.read.trace import Trace, read_trace
-
-HEAD = 2**20
-"""Bytes at the start of a file in which its kind must show; vLLM's own lines may come before."""
-UNDERSTOOD = (
-    "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
-    "({'token_budget': ..., 'requests': [...]}), or vLLM's log with --enable-logging-iteration-details"
-)
-
-Reader = Callable[[Path], list[Trace]]
 
 
 def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
     """Read a file of any kind; one trace an engine.
 
     Raises:
-        InputError: it is of no known kind, or cannot be read.
+        InputError: it is of no kind that is read, or cannot be read.
     """
-    reader = foreign_reader(path)
-    if reader is not None:
-        return reader(path)
-    if is_trace(path) or path.suffix == ".jsonl" or _head(path).lstrip().startswith("{"):
+    kind = kind_of(path)
+    if kind is not None and kind.reader is not None:
+        return kind.reader(path)
+    if kind is TRACE or is_trace(path):
         return [read_trace(path, options)]
-    msg = f"{path}: not understood; {UNDERSTOOD}"
+    msg = f"{path}: {refusal(kind)}"
     raise InputError(msg)
 
 
@@ -45,19 +34,8 @@ def foreign_reader(path: Path) -> Reader | None:
     Raises:
         InputError: it cannot be read.
     """
-    if is_in_parts(path):
-        return None
-    head = _head(path)
-    if head.lstrip().startswith('{"type":"header"'):
-        return None
-    if BEGINS.search(head):
-        return read_loguru_log
-    return read_iteration_log if ITERATION.search(head) else None
-
-
-def _head(path: Path) -> str:
-    with reading(path), opened(path) as file:
-        return file.read(HEAD).decode(errors="replace")
+    kind = kind_of(path)
+    return None if kind is None else kind.reader
 
 
 _ONE_LINE = ReadOptions(chunk_bytes=2**16)

@@ -5,51 +5,51 @@
   microseconds are cut off, and, in some files, a time zone.
 * BurstGPT (github.com/HPMLL/BurstGPT) is CSV, too: ``Timestamp`` is seconds since midnight of the first day.
   A request with 0 response tokens failed. ``Session ID`` and ``Elapsed time`` of newer files are not read.
-* Mooncake (``FAST25-release/traces`` of github.com/kvcache-ai/Mooncake) is JSON Lines with the identity of
-  every block of a prompt: milliseconds, blocks of 512 tokens, the last of which may be a part of one.
-* Qwen-Bailian (github.com/alibaba-edu/qwen-bailian-usagetraces-anon) has the same names, but seconds and
-  blocks of 16 tokens.
-* JSON Lines of one's own have a prompt's text or its length, and how much to generate.
+* Mooncake (``FAST25-release/traces`` of github.com/kvcache-ai/Mooncake), Qwen-Bailian
+  (github.com/alibaba-edu/qwen-bailian-usagetraces-anon) and vLLM's ``timed_trace`` are JSON with the identity
+  of every block of a prompt (``timed_traces.py``).
+* JSON of one's own, and vLLM's ``custom`` data set, have a prompt's text or its length, and how much to
+  generate.
 * ShareGPT is one JSON list of conversations (``sharegpt.py``).
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from schedtrace.errors import InputError
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.message import Message
+from schedtrace.read.kinds import AZURE_COLUMNS, BURSTGPT_COLUMNS, kind_of, look_of
 from schedtrace.workloads.rows import (
+    BYTE_ORDER_MARK,
     ESTIMATED,
+    BrokenValueError,
     CountTokens,
     Reader,
     Row,
     cells,
     csv_rows,
     estimated_tokens,
-    json_lines,
+    json_rows,
+    json_values,
+    keys_of,
     opened,
     refused,
     tokens,
 )
 from schedtrace.workloads.sharegpt import read_sharegpt
+from schedtrace.workloads.timed_traces import TimeUnit, units_of
 from schedtrace.workloads.workload import Source
 
-AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-"""Time, prompt tokens and output tokens."""
 IMAGES = "NumImages"
 """A further column of Azure's multimodal trace."""
-MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
-US_PER_MS, US_PER_S = 1e3, 1e6
-NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
-"""Counted."""
 KNOWN = (
     "Mooncake or Qwen-Bailian (JSON Lines with timestamp, input_length, output_length), "
     f"Azure (CSV with {', '.join(AZURE_COLUMNS)}), "
@@ -71,41 +71,76 @@ class Format:
     """It says when requests arrived."""
     images: bool = False
     """It says that prompts have images."""
+    notes: list[Message] = field(default_factory=list)
+    """What was found out about the file."""
 
 
-def format_of(path: Path, count_tokens: CountTokens | None = None, output_len: int | None = None) -> Format:
+def format_of(
+    path: Path,
+    count_tokens: CountTokens | None = None,
+    output_len: int | None = None,
+    *,
+    time_unit: TimeUnit | None = None,
+    prefix_block: int | None = None,
+) -> Format:
     """The format of a file; options are those of ``open_workload``.
 
     Raises:
         InputError: it cannot be read, is empty or of no known format.
+        UsageError: an option is missing, or does not go with the file.
     """
     if not path.is_file() and path.exists():
         msg = f"{path}: not a regular file; a workload is read more than once"
         raise InputError(msg)
     number, line = _first_line(path)
-    if line.startswith(b"["):
-        return Format("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
-    if not line.startswith(b"{"):
+    if not line.startswith((b"{", b"[")):
+        _refuse_units(path, time_unit, prefix_block)
         return _of_columns(path, line)
     try:
-        keys = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refused(path, number, error) from error
-    if "chat_id" in keys and "timestamp" in keys:
-        reader = partial(_read_blocks, unit_us=US_PER_S, block=BAILIAN_BLOCK)
-        return Format("bailian", reader, BAILIAN_BLOCK)
-    if "timestamp" in keys or "hash_ids" in keys:
-        reader = partial(_read_blocks, unit_us=US_PER_MS, block=MOONCAKE_BLOCK)
-        return Format("mooncake", reader, MOONCAKE_BLOCK)
-    if "conversations" in keys:  # no list around it: the reader says so
-        return Format("sharegpt", read_sharegpt, timed=False)
-    if not keys.keys().isdisjoint(OwnRow.__struct_encode_fields__):
+        keys = _first_keys(path, line)
+    except BrokenValueError as error:
+        raise refused(path, number if error.line == 1 else error.line, error.why) from error
+    if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
+        units = units_of(path, time_unit, prefix_block)
+        notes = [units.note] if units.note else []
+        return Format(units.source, units.rows, units.block, notes=notes)
+    _refuse_units(path, time_unit, prefix_block)
+    if not keys.isdisjoint(_OwnLine.__struct_fields__):
         reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)
         return Format("jsonl", reader, timed=False)
-    if keys.get("type") == msgspec.Raw(b'"header"'):
-        msg = f"{path}: the trace of a run, not a workload file"
-        raise InputError(msg)
+    kind = kind_of(path)
+    if "conversations" in keys or (line.startswith(b"[") and (kind is None or not keys)):
+        return Format("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
     raise _unknown(path)
+
+
+def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | None) -> None:
+    """Refuse options of a timed trace for another file.
+
+    Raises:
+        UsageError: which one was given.
+    """
+    for option, given in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
+        if given is not None:
+            msg = f"{option} is for timed traces in JSON, and {path} is none"
+            raise UsageError(msg)
+
+
+def _first_keys(path: Path, line: bytes) -> set[str]:
+    """The keys of the first JSON object of a file; none where a list has another first entry.
+
+    Raises:
+        BrokenValueError: it is cut or broken.
+    """
+    if (keys := keys_of(line)) is not None:
+        return keys
+    try:
+        first = next(json_values(path), None)
+    except BrokenValueError:
+        if line.startswith(b"["):
+            return set()  # the reader says it
+        raise
+    return set(first.value) if first is not None and isinstance(first.value, dict) else set()
 
 
 def _of_columns(path: Path, line: bytes) -> Format:
@@ -125,7 +160,7 @@ def _first_line(path: Path) -> tuple[int, bytes]:
     with opened(path) as file:
         number = 1
         while line := file.readline(LONGEST_LINE):
-            if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
+            if stripped := line.removeprefix(BYTE_ORDER_MARK).strip():
                 return number, stripped
             number += 1
     msg = f"{path}: empty; expected {KNOWN}"
@@ -133,7 +168,8 @@ def _first_line(path: Path) -> tuple[int, bytes]:
 
 
 def _unknown(path: Path) -> InputError:
-    return InputError(f"{path}: unknown format; expected {KNOWN}")
+    kind = kind_of(path)
+    return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
 
 
 def _read_csv(
@@ -165,11 +201,13 @@ _US = timedelta(microseconds=1)
 
 
 def _azure_us(text: str) -> int:
+    msg = "a date with a time"
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        msg = "a date with a time"
         raise ValueError(msg) from error
+    if ":" not in text:
+        raise ValueError(msg)
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _US
 
 
@@ -184,54 +222,58 @@ def _burstgpt_us(text: str) -> float:
     return seconds * 1e6
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+IGNORED_TIME = "ignored time"
+"""Counted."""
+_LENGTHS = ("input_len", "output_len", "output_tokens")
 
 
-class _BlocksRow(msgspec.Struct):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
-    input_length: _Count
-    output_length: _Count
-    hash_ids: list[_Count] = []
+class _OwnLine(msgspec.Struct, kw_only=True):
+    """One line of one's own, or of vLLM's ``custom`` data set, as it stands."""
 
-
-def _read_blocks(path: Path, counts: Counter[str], *, unit_us: float, block: int) -> Iterator[Row]:
-    """The rows of a Mooncake or Qwen-Bailian trace, times in ``unit_us``, ``block`` tokens a block."""
-    for number, row in json_lines(path, _BlocksRow):
-        blocks = -(-row.input_length // block)
-        counts[NO_IDS] += not row.hash_ids
-        counts[SPARE_IDS] += len(row.hash_ids) > blocks
-        yield Row(
-            line=number,
-            prompt_tokens=row.input_length,
-            output_tokens=row.output_length,
-            at_us=row.timestamp * unit_us,
-            prefix=tuple(row.hash_ids[:blocks]),
-        )
-
-
-class OwnRow(msgspec.Struct, kw_only=True):
-    """One line of one's own: ``prompt`` or ``input_len``, and how much to generate."""
-
-    text: str | None = msgspec.field(default=None, name="prompt")
-    input_len: _Positive | None = None
-    output_len: _Positive | None = None
+    prompt: str | None = None
+    input_len: float | None = None
+    output_len: float | None = None
+    output_tokens: float | None = None
+    """vLLM's name for ``output_len``."""
     priority: int = 0
-    data_parallel_rank: _Count | None = None
+    data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    timestamp: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """Not read: nothing says its unit."""
+
+
+class OwnRow(NamedTuple):
+    """One request of one's own: ``text`` or ``input_len``, and how much to generate."""
+
+    text: str | None
+    input_len: int | None
+    output_len: int | None
+    priority: int
+    data_parallel_rank: int | None
     """The engine that gets it; None: vLLM's front end chooses."""
 
 
-def own_rows(path: Path) -> Iterator[tuple[int, OwnRow]]:
-    """Every row with its line's number.
+def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
+    """Every row with its line's number; what is ignored is counted.
 
     Raises:
         InputError: ``path:line: what``.
     """
-    for number, row in json_lines(path, OwnRow):
-        if (row.text is None) == (row.input_len is None):
+    for number, row in json_rows(path, _OwnLine):
+        lengths: list[int | None] = []
+        for name in _LENGTHS:
+            given = getattr(row, name)
+            lengths.append(None if given is None else tokens(path, number, name, given))
+            if lengths[-1] == 0:
+                raise refused(path, number, f"{name} 0: a length is 1 or more")
+        prompt, output, same_output = lengths
+        if (row.prompt is None) == (prompt is None):
             what = "give either prompt (a text) or input_len (a number of random tokens)"
             raise refused(path, number, what)
-        yield number, row
+        if output is not None and same_output not in {None, output}:
+            what = f"output_len {output} and output_tokens {same_output} contradict each other"
+            raise refused(path, number, what)
+        counts[IGNORED_TIME] += row.timestamp is not msgspec.UNSET
+        yield number, OwnRow(row.prompt, prompt, output or same_output, row.priority, row.data_parallel_rank)
 
 
 def _read_own(
@@ -243,10 +285,10 @@ def _read_own(
         InputError: ``path:line: what``; also where a line has no ``output_len``, and none is given.
     """
     measure = count_tokens or estimated_tokens
-    for number, row in own_rows(path):
-        output = output_len or row.output_len
+    for number, row in own_rows(path, counts):
+        output = row.output_len or output_len
         if output is None:
-            raise refused(path, number, "no output_len: add it, or give --output-len")
+            raise refused(path, number, "no output_len or output_tokens: add it, or give --output-len")
         counts[ESTIMATED] += row.text is not None and count_tokens is None
         prompt = row.input_len or measure(row.text or "")
         yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)

@@ -1,6 +1,8 @@
 """What readers of workload files share: numbered lines, JSON and CSV by names, and what a row becomes."""
 
+import codecs
 import csv
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +43,8 @@ CountTokens = Callable[[str], int]
 """A tokenizer's count of a text's tokens."""
 CHARACTERS_A_TOKEN = 4
 """Of English text, about."""
+MOST_TOKENS = 2**40
+"""No request has more."""
 ESTIMATED = "estimated"
 """Counted: rows whose texts no tokenizer measured."""
 
@@ -66,27 +70,123 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1."""
+    """Lines that are not blank, with their numbers from 1; a mark at the file's beginning is left out."""
     with opened(path) as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line
+            if text := (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip():
+                yield number, text
 
 
-def json_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
-    """Each line that is not blank as a struct of this kind, with its number from 1.
+def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
+    """Each JSON object of a file as a struct of this kind, with the number of its line from 1.
+
+    Objects stand on a line each (JSON Lines), in a list, or printed over several lines one after the other.
 
     Raises:
-        InputError: a line is none.
+        InputError: one is none.
     """
+    number, line = next(numbered_lines(path), (1, b"{}"))
+    if keys_of(line) is None:
+        yield from _json_values(path, kind)
+        return
     decode = msgspec.json.Decoder(kind).decode
     for number, line in numbered_lines(path):
         try:
             read = decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise refused(path, number, error) from error
         yield number, read
+
+
+def keys_of(line: bytes) -> set[str] | None:
+    """Return the keys of a line that is a whole JSON object, as all of JSON Lines are; None: it is none."""
+    try:
+        return set(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _json_values(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
+    try:
+        for value in json_values(path):
+            try:
+                yield value.line, msgspec.convert(value.value, kind)
+            except msgspec.ValidationError as error:
+                raise refused(path, value.line, error) from error
+    except BrokenValueError as error:
+        raise refused(path, error.line, error.why) from error
+
+
+CHUNK_BYTES = 2**20
+MOST_CHARACTERS = 2**26
+"""Of one value: beyond that the file is taken for broken, instead of being read to its end."""
+
+
+class JsonValue(NamedTuple):
+    """One entry of a JSON list, or one value of several."""
+
+    number: int
+    """Its place in the file, from 1."""
+    line: int
+    """Where it begins, from 1."""
+    value: object
+
+
+class BrokenValueError(Exception):
+    """A JSON value is cut or broken.
+
+    Args:
+        number: Its place in the file, from 1.
+        line: Where it begins, from 1.
+        why: What is wrong with it.
+    """
+
+    def __init__(self, number: int, line: int, why: object) -> None:
+        super().__init__(number, line, why)
+        self.number, self.line, self.why = number, line, why
+
+
+def json_values(path: Path) -> Iterator[JsonValue]:
+    """The entries of a JSON list, or values one after the other; one of them and a chunk are in memory.
+
+    Raises:
+        BrokenValueError: one cannot be read.
+    """
+    scan = json.JSONDecoder().raw_decode
+    text, at, number, line, is_list = "", 0, 1, 1, None
+    with opened(path) as file:
+        utf8 = codecs.getincrementaldecoder("utf-8-sig")()
+        while True:
+            begin = at
+            while at < len(text) and (text[at].isspace() or (text[at] == "," and is_list)):
+                at += 1
+            line += text.count("\n", begin, at)
+            if is_list is None and at < len(text):
+                is_list = text[at] == "["
+                at += is_list
+                continue
+            if at < len(text) and text[at] == "]" and is_list:
+                return
+            try:
+                value, end = scan(text, at)
+            except (json.JSONDecodeError, RecursionError) as error:
+                more = file.read(max(CHUNK_BYTES, len(text) - at))
+                if not more and at == len(text) and not is_list:
+                    return
+                if not more or len(text) - at > MOST_CHARACTERS or isinstance(error, RecursionError):
+                    raise BrokenValueError(number, line, error) from error
+                try:
+                    text, at = text[at:] + utf8.decode(more), 0
+                except UnicodeDecodeError as wrong:
+                    raise BrokenValueError(number, line, wrong) from wrong
+                continue
+            yield JsonValue(number, line, value)
+            line += text.count("\n", at, end)
+            number, at = number + 1, end
 
 
 def cells(line: bytes) -> list[str]:
@@ -125,16 +225,16 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
             yield number, [found[place] for place in places]
 
 
-def tokens(path: Path, line: int, column: str, text: str) -> int:
+def tokens(path: Path, line: int, column: str, given: str | float) -> int:
     """A number of tokens; ``472.0``, as data frames write it, is one too.
 
     Raises:
         InputError: it is none.
     """
     try:
-        number = float(text)
-    except ValueError:
+        number = float(given)
+    except (ValueError, OverflowError):
         number = -1.0
-    if not number.is_integer() or number < 0:
-        raise refused(path, line, f"{column} {text!r} is not a number of tokens")
+    if not number.is_integer() or not 0 <= number <= MOST_TOKENS:
+        raise refused(path, line, f"{column} {given!r} is not a number of tokens")
     return int(number)

@@ -1,7 +1,5 @@
 """ShareGPT: one JSON list of conversations, read entry by entry; first question and answer of each."""
 
-import codecs
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +8,18 @@ from typing import NamedTuple
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.workloads.rows import ESTIMATED, CountTokens, Row, estimated_tokens, opened
+from schedtrace.workloads.rows import (
+    ESTIMATED,
+    BrokenValueError,
+    CountTokens,
+    Row,
+    estimated_tokens,
+    json_values,
+    numbered_lines,
+)
 
-CHUNK_BYTES = 2**20
-MOST_CHARACTERS = 2**26
-"""Of one conversation: beyond that the file is taken for broken, instead of being read to its end."""
-_BETWEEN = " \t\r\n,"
+NO_ANSWER = "no answer"
+"""Counted: conversations without a question and an answer."""
 
 
 class Turn(msgspec.Struct):
@@ -39,50 +43,26 @@ class Exchange(NamedTuple):
     answer: str
 
 
-def exchanges(path: Path) -> Iterator[Exchange]:
-    """First question and answer of every conversation that has both.
+def exchanges(path: Path, counts: Counter[str]) -> Iterator[Exchange]:
+    """First question and answer of every conversation that has both; the others are counted.
 
     Raises:
         InputError: not a list of conversations; the message names the number of the broken one.
     """
-    for number, entry in enumerate(_entries(path), start=1):
-        try:
-            turns = msgspec.convert(entry, Conversation).conversations[:2]
-        except msgspec.ValidationError as error:
-            raise _broken(path, number, error) from error
-        if len(turns) > 1:
-            yield Exchange(number, turns[0].value, turns[1].value)
-
-
-def _entries(path: Path) -> Iterator[object]:
-    """The entries of a JSON list, with no more than one of them and a chunk in memory."""
-    scan = json.JSONDecoder().raw_decode
-    text, at, number, begun = "", 0, 1, False
-    with opened(path) as file:
-        utf8 = codecs.getincrementaldecoder("utf-8-sig")()
-        while True:
-            while at < len(text) and (text[at] in _BETWEEN if begun else text[at].isspace()):
-                at += 1
+    if not next(numbered_lines(path), (1, b""))[1].startswith(b"["):
+        raise _broken(path, 1, "it does not begin with a list")
+    try:
+        for number, _, entry in json_values(path):
             try:
-                if at < len(text) and not begun:
-                    if text[at] != "[":
-                        raise _broken(path, number, "it does not begin with a list")
-                    at, begun = at + 1, True
-                    continue
-                if at < len(text) and text[at] == "]":
-                    return
-                entry, at = scan(text, at)
-            except (json.JSONDecodeError, RecursionError) as error:
-                more = file.read(max(CHUNK_BYTES, len(text) - at))
-                if not more or len(text) - at > MOST_CHARACTERS or isinstance(error, RecursionError):
-                    raise _broken(path, number, error) from error
-                try:
-                    text, at = text[at:] + utf8.decode(more), 0
-                except UnicodeDecodeError as wrong:
-                    raise _broken(path, number, wrong) from wrong
-                continue
-            number += 1
-            yield entry
+                turns = msgspec.convert(entry, Conversation).conversations[:2]
+            except msgspec.ValidationError as error:
+                raise _broken(path, number, error) from error
+            if len(turns) > 1:
+                yield Exchange(number, turns[0].value, turns[1].value)
+            else:
+                counts[NO_ANSWER] += 1
+    except BrokenValueError as error:
+        raise _broken(path, error.number, error.why) from error
 
 
 def _broken(path: Path, number: int, why: object) -> InputError:
@@ -95,6 +75,6 @@ def _broken(path: Path, number: int, why: object) -> InputError:
 def read_sharegpt(path: Path, counts: Counter[str], count_tokens: CountTokens | None = None) -> Iterator[Row]:
     """The exchanges as rows; without ``count_tokens`` their lengths are estimated, and counted as such."""
     measure = count_tokens or estimated_tokens
-    for entry, question, answer in exchanges(path):
+    for entry, question, answer in exchanges(path, counts):
         counts[ESTIMATED] += count_tokens is None
         yield Row(entry, measure(question), max(1, measure(answer)))

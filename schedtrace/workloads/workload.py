@@ -51,7 +51,9 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Share of its speculative tokens that were accepted; None: not recorded, or none were scheduled."""
 
 
-Source = Literal["mooncake", "bailian", "azure", "burstgpt", "sharegpt", "jsonl", "random", "recorded"]
+Source = Literal[
+    "mooncake", "bailian", "timed_trace", "azure", "burstgpt", "sharegpt", "jsonl", "random", "recorded"
+]
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,34 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.formats import NO_IDS, SPARE_IDS, Format, format_of
+from schedtrace.workloads.formats import IGNORED_TIME, Format, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
 from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, refused
+from schedtrace.workloads.sharegpt import NO_ANSWER
+from schedtrace.workloads.timed_traces import NO_IDS, SPARE_IDS, TimeUnit
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 NO_OUTPUT, NO_PROMPT, SORTED = "no output", "no prompt", "sorted"
+OVERRIDDEN = "other output"
 """Counted, beside what the readers count."""
 OF_ROWS = {
     NO_OUTPUT: "{rows:n row} without output tokens left out.",
     NO_PROMPT: "{rows:n row} without prompt tokens left out.",
+    NO_ANSWER: "{rows:n conversation} without a question and an answer left out.",
+    IGNORED_TIME: "{rows:n row} with a timestamp, which is not read: only a timed trace, with input_length "
+    "and output_length, says when its requests arrive.",
+    OVERRIDDEN: "--output-len replaces the output length of {rows:n row}.",
     NO_IDS: "{rows:n row} without block ids: they share no prefix.",
     SPARE_IDS: "{rows:n row} with more block ids than the prompt has blocks: the last ids were ignored.",
 }
 """What is said of so many rows."""
+
+
+def counted_notes(counts: Counter[str]) -> Iterator[Message]:
+    """The notes on rows that were counted."""
+    for counted, template in OF_ROWS.items():
+        if counts[counted]:
+            yield say(template, rows=counts[counted])
 
 
 def file_notes(
@@ -37,9 +51,8 @@ def file_notes(
         asked: So many were asked for; None: all.
         at_once: All requests arrive at once because the file has no times.
     """
-    for counted, template in OF_ROWS.items():
-        if counts[counted]:
-            yield say(template, rows=counts[counted])
+    yield from kind.notes
+    yield from counted_notes(counts)
     if asked is not None and requests < asked:
         template = "The file has {found:n usable request}, not the {wanted:n request} asked for."
         yield say(template, found=requests, wanted=asked)
@@ -71,6 +84,8 @@ def open_workload(
     speedup: float | None = None,
     prequeue: bool = False,
     count_tokens: CountTokens | None = None,
+    time_unit: TimeUnit | None = None,
+    prefix_block: int | None = None,
 ) -> Workload:
     """The load in a file; its content tells the format (``docs/workloads.md``).
 
@@ -79,7 +94,8 @@ def open_workload(
 
     Args:
         path: A regular file.
-        num_prompts: The first so many usable requests; a file without times is repeated if it has fewer.
+        num_prompts: The first so many usable requests; a file whose times are not used is repeated if it has
+            fewer.
         output_len: Output tokens of every request, instead of the file's.
         rate: Requests per second: draws the arrival times anew, as ``schedtrace run`` does.
         burstiness: Shape of the gamma distribution of the gaps at that rate; 1 is Poisson.
@@ -87,15 +103,18 @@ def open_workload(
         speedup: Divides the file's gaps.
         prequeue: All requests arrive at 0.
         count_tokens: Measures texts; None: estimates 4 characters a token.
+        time_unit: Of a timed trace in JSON; None: found out from its rows.
+        prefix_block: Likewise: tokens of each block that has an id.
 
     Raises:
         InputError: unreadable, of no known format or without a usable request; ``path:line: what`` for a row.
-        UsageError: options that exclude each other, or ``speedup`` for a file without times.
+        UsageError: options that exclude each other, ``speedup`` for a file without times, or an option that
+            a timed trace needs.
     """
     if sum([rate is not None, speedup is not None, prequeue]) > 1:
         msg = "a request rate, a speedup and prequeue exclude each other: give one of them"
         raise UsageError(msg)
-    kind = format_of(path, count_tokens, output_len)
+    kind = format_of(path, count_tokens, output_len, time_unit=time_unit, prefix_block=prefix_block)
     if speedup is not None and not kind.timed:
         msg = f"{path}: a speedup needs arrival times, which this file does not have: give a request rate"
         raise UsageError(msg)
@@ -170,6 +189,7 @@ class _File:
             self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)
         )
         for number, (row, at_us) in enumerate(self.times.arrivals_us(rows)):
+            counts[OVERRIDDEN] += self.output_len not in {None, row.output_tokens}
             yield LoadRequest(
                 request_id=f"r{number}",
                 arrived_us=at_us,
@@ -184,7 +204,7 @@ class _File:
         return islice(self._usable(counts), self.num_prompts)
 
     def _usable(self, counts: Counter[str]) -> Iterator[Row]:
-        """Rows with tokens; a file without times is repeated for ``num_prompts``."""
+        """Rows with tokens; a file whose times are not used is repeated for ``num_prompts``."""
         usable = 0
         while True:
             before = usable
@@ -194,7 +214,7 @@ class _File:
                     continue
                 usable += 1
                 yield row
-            if self.num_prompts is None or self.kind.timed or usable == before:
+            if self.num_prompts is None or not self.times.drawn or usable == before:
                 return
 
     def _in_order(self, counts: Counter[str]) -> Iterator[Row]:

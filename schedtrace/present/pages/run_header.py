@@ -127,6 +127,10 @@ def _workload(workload: dict[str, Any]) -> str:
         pace = f"{phrase(given(workload['request_rate']))} per second"
     elif workload["prequeue"]:
         pace = "all queued before the first step"
+    elif workload["own_times"]:
+        pace = "at the file's times"
+        if workload["speedup"]:
+            pace += f", {phrase(given(workload['speedup']))} times as fast"
     return f"workload: {counted(workload['num_prompts'], 'prompt')}{lengths}, {pace}"
 
 

@@ -1,5 +1,9 @@
+from pathlib import Path
+
 import pytest
 import yaml
+
+FILES = Path(__file__).parents[2] / "data" / "files"
 
 
 @pytest.fixture
@@ -117,3 +121,25 @@ def test_a_wrong_type_in_the_file_is_one_line_that_names_the_option(cli, plans, 
     assert names in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_files_requests_are_sent_at_its_times_and_what_was_left_out_is_said(cli, plans, tmp_path):
+    dataset = FILES / "10-burstgpt-failed-row.csv"
+    given = ["run", "--model", "org/tiny", "--dataset", dataset, "--output", tmp_path]
+    sent = (
+        "2 requests are sent at the times in 10-burstgpt-failed-row.csv, over 106 s; --speedup shortens the "
+        "gaps, --request-rate inf sends all at once."
+    )
+    notes = [
+        "1 row without output tokens left out.",
+        "Which prompts begin alike is not in the file: no prefix is shared.",
+        sent,
+    ]
+    code, _, err = cli(*given, "--label", "times")
+    assert (code, err.splitlines()) == (0, [f"schedtrace: {note}" for note in notes])
+    assert (plans[-1].notes, plans[-1].spec.at_once) == (notes, False)
+    code, _, err = cli(*given, "--label", "once", "--request-rate", "inf")
+    assert (plans[-1].spec.request_rate, plans[-1].spec.at_once) == (None, True)
+    assert err.splitlines()[-1] == (
+        "schedtrace: The arrival times in 10-burstgpt-failed-row.csv are not used."
+    )

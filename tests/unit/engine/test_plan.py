@@ -52,8 +52,8 @@ def test_a_plan_keeps_no_secret_of_its_command(tmp_path):
 
 
 def test_a_sound_spec_passes_the_check():
-    assert check(spec(prequeue=True)) is None
-    assert check(spec(request_rate=5.0)) is None
+    assert check(spec(prequeue=True)) == []
+    assert check(spec(request_rate=5.0)) == []
 
 
 @pytest.mark.parametrize(

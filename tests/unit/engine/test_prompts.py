@@ -10,15 +10,24 @@ from schedtrace.engine.prompts import (
     check_ranks,
     load_prompts,
     make_requests,
+    read_prompts,
 )
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import InputError, UsageError
+from schedtrace.present.phrases import plain
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
 
 
+FILES = Path(__file__).parents[2] / "data" / "files"
+
+
 def prompts(**fields):
     return load_prompts(RunSpec(engine_args=[], **fields))
+
+
+def notes_on(**fields):
+    return [plain(note) for note in read_prompts(RunSpec(engine_args=[], **fields)).notes]
 
 
 @pytest.fixture
@@ -98,14 +107,82 @@ def test_sharegpt_takes_the_first_question_and_answer_of_each_conversation(datas
         ("burstgpt.csv", [(472, 18), (108, 230)]),
     ],
 )
-def test_of_a_trace_with_times_the_lengths_are_taken(name, lengths):
-    made = prompts(dataset=str(EXAMPLES / name), num_prompts=2)
-    assert made == [Prompt(input_len=prompt, output_len=output) for prompt, output in lengths]
+def test_a_trace_with_times_is_sent_at_these_unless_told_otherwise(name, lengths):
+    dataset, second = str(EXAMPLES / name), SECOND_AT_S[name]
+    made = prompts(dataset=dataset, num_prompts=2)
+    (first_in, first_out), (second_in, second_out) = lengths
+    assert made == [
+        Prompt(input_len=first_in, output_len=first_out, at_s=0.0),
+        Prompt(input_len=second_in, output_len=second_out, at_s=second),
+    ]
+    [_, faster] = prompts(dataset=dataset, num_prompts=2, speedup=2.0)
+    assert faster.at_s == second / 2
+    for otherwise in ({"request_rate": 3.0}, {"at_once": True}, {"prequeue": True}):
+        made = prompts(dataset=dataset, num_prompts=2, **otherwise)
+        assert made == [Prompt(input_len=prompt, output_len=output) for prompt, output in lengths]
 
 
-def test_a_trace_with_times_is_repeated_like_any_data_set():
-    made = prompts(dataset=str(EXAMPLES / "azure-2023.csv"), num_prompts=6)
+SECOND_AT_S = {
+    "mooncake.jsonl": 0.0,
+    "bailian.jsonl": 0.25,
+    "azure-2023.csv": 0.025,
+    "azure-2024.csv": 0.007405,
+    "burstgpt.csv": 40.0,
+}
+
+
+def test_a_trace_with_times_is_repeated_only_where_they_are_not_used():
+    dataset = str(EXAMPLES / "azure-2023.csv")
+    made = prompts(dataset=dataset, num_prompts=6, request_rate=1.0)
     assert (len(made), made[5]) == (6, made[0])
+    notes = notes_on(dataset=dataset, num_prompts=6)
+    assert notes[0] == "The file has 5 usable requests, not the 6 requests asked for."
+    assert notes[-1] == (
+        "5 requests are sent at the times in azure-2023.csv, over 1,500 ms; --speedup shortens the gaps, "
+        "--request-rate inf sends all at once."
+    )
+
+
+def test_what_is_left_out_of_a_file_is_said():
+    path = str(EXAMPLES / "burstgpt.csv")
+    assert notes_on(dataset=path, at_once=True) == [
+        "1 row without output tokens left out.",
+        "Which prompts begin alike is not in the file: no prefix is shared.",
+        "The arrival times in burstgpt.csv are not used.",
+    ]
+    assert "Prompts are random: what they share in mooncake.jsonl is not sent." in notes_on(
+        dataset=str(EXAMPLES / "mooncake.jsonl")
+    )
+    assert notes_on(dataset=str(EXAMPLES / "sharegpt.json"), output_len=5) == [
+        "1 conversation without a question and an answer left out.",
+        "--output-len replaces the output length of 4 rows.",
+    ]
+
+
+@pytest.mark.parametrize("option", ["speedup", "time_unit", "prefix_block"])
+def test_an_option_of_files_with_times_is_refused_for_others(option):
+    value = "s" if option == "time_unit" else 2
+    for dataset in ("random", str(EXAMPLES / "sharegpt.json"), str(EXAMPLES / "own.jsonl")):
+        with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}"):
+            prompts(dataset=dataset, **{option: value})
+
+
+def test_a_speedup_goes_with_the_files_times_only():
+    with pytest.raises(UsageError, match="--speedup shortens the gaps of the file: it cannot go with"):
+        prompts(dataset=str(EXAMPLES / "mooncake.jsonl"), speedup=2.0, request_rate=1.0)
+
+
+def test_vllms_custom_data_set_has_its_own_output_lengths(dataset):
+    path = FILES / "08-vllm-custom.jsonl"
+    assert [prompt.output_len for prompt in prompts(dataset=str(path))] == [10, 1520, 819]
+    assert notes_on(dataset=str(path), output_len=100) == [
+        "--output-len replaces the output length of 3 rows."
+    ]
+    both = dataset("x.jsonl", '{"prompt": "a", "output_len": 2, "output_tokens": 3}')
+    with pytest.raises(
+        InputError, match=r"x\.jsonl:1: output_len 2 and output_tokens 3 contradict each other"
+    ):
+        prompts(dataset=both)
 
 
 @pytest.mark.parametrize(

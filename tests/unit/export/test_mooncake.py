@@ -5,7 +5,7 @@ from base64 import b64encode
 
 import pytest
 
-from schedtrace.workloads.formats import MOONCAKE_BLOCK
+from schedtrace.workloads.timed_traces import MOONCAKE_BLOCK
 from schedtrace.workloads.workload_files import open_workload
 from tests.makers import arrival, finish, step
 

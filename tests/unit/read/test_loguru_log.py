@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.model.trace_facts import Fact
+from schedtrace.read.foreign import text_lines
 from schedtrace.read.loguru_log import parse, read_loguru_log, records
 
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
@@ -214,7 +215,7 @@ def test_a_record_without_an_end_does_not_swallow_more_than_a_lines_length(tmp_p
     monkeypatch.setattr("schedtrace.read.loguru_log.LONGEST_LINE", 50)
     path = tmp_path / "x.log"
     path.write_text("{'token_budget': 1,\n" + "'a': 1,\n" * 20)
-    assert [(line, record) for line, _, record in records(path)] == [(1, None)]
+    assert [(line, record) for line, _, record in records(text_lines(path))] == [(1, None)]
 
 
 @pytest.mark.parametrize(

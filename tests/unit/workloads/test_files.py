@@ -51,7 +51,12 @@ def test_mooncake_has_milliseconds_and_blocks_of_512_tokens():
         ("r3", 3_000_000.0, 1024, 12, (0, 1)),
         ("r4", 3_000_000.0, 90, 50, (5,)),
     ]
-    assert (load.name, load.source, load.prefix_block, said(load)) == ("mooncake.jsonl", "mooncake", 512, [])
+    assert (load.name, load.source, load.prefix_block) == ("mooncake.jsonl", "mooncake", 512)
+    note = (
+        "Timestamps are read as milliseconds (--time-unit). Ids are read as those of blocks of 512 tokens, "
+        "which fits 5 of 5 rows (--prefix-block)."
+    )
+    assert said(load) == [note]
     assert (len(load), load.prompt_tokens, load.output_tokens, load.last_arrival_us) == (5, 4114, 121, 3e6)
 
 
@@ -115,6 +120,7 @@ AT_ONCE = (
     "All requests arrive at once. A front end hands them over one by one, so an engine's first steps may see "
     "fewer."
 )
+NO_ANSWER = "1 conversation without a question and an answer left out."
 ESTIMATED = "Lengths of texts are estimates: 4 characters a token."
 
 
@@ -122,15 +128,15 @@ def test_sharegpt_is_measured_by_a_tokenizer_or_estimated():
     path = EXAMPLES / "sharegpt.json"
     estimated = open_workload(path)
     assert [(one.prompt_tokens, one.output_tokens) for one in estimated] == [(5, 10), (3, 3), (5, 2), (6, 5)]
-    assert said(estimated) == [ESTIMATED, NO_PREFIX, AT_ONCE]
+    assert said(estimated) == [NO_ANSWER, ESTIMATED, NO_PREFIX, AT_ONCE]
     measured = open_workload(path, count_tokens=lambda text: len(text.split()), prequeue=True)
     assert [(one.prompt_tokens, one.output_tokens) for one in measured] == [(4, 8), (2, 2), (3, 1), (4, 10)]
-    assert said(measured) == [NO_PREFIX]
+    assert said(measured) == [NO_ANSWER, NO_PREFIX]
 
 
 def test_sharegpt_is_read_in_chunks_of_any_size(monkeypatch):
     whole = rows(open_workload(EXAMPLES / "sharegpt.json"))
-    monkeypatch.setattr("schedtrace.workloads.sharegpt.CHUNK_BYTES", 1)
+    monkeypatch.setattr("schedtrace.workloads.rows.CHUNK_BYTES", 1)
     assert rows(open_workload(EXAMPLES / "sharegpt.json")) == whole
 
 
@@ -217,11 +223,14 @@ def test_images_of_the_multimodal_trace_are_said_to_be_left_out(file):
 
 def test_odd_block_ids_are_said(file):
     lines = [
-        {"timestamp": 0, "input_length": 655, "output_length": 1, "hash_ids": [0, 1, 2]},
+        {"timestamp": 0, "input_length": 655, "output_length": 1, "hash_ids": [*range(20)]},
         {"timestamp": 0, "input_length": 655, "output_length": 1},
         {"timestamp": 0, "input_length": 0, "output_length": 1},
     ]
-    load = open_workload(file("x.jsonl", "\n".join(map(json.dumps, lines))))
+    path = file("x.jsonl", "\n".join(map(json.dumps, lines)))
+    with pytest.raises(UsageError, match=r"hash_ids have no id for each block .* give --prefix-block TOKENS"):
+        open_workload(path)
+    load = open_workload(path, prefix_block=512)
     assert [one.prefix for one in load] == [(0, 1), ()]
     assert said(load) == [
         "1 row without prompt tokens left out.",
@@ -242,7 +251,7 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         (MOONCAKE + '{"timestamp": 0, "input_length": 1}\n', r"x:2: .*output_length"),
         (MOONCAKE + MOONCAKE.replace(" 0,", ' "0",'), r"x:2: Expected `float`.*timestamp"),
         (MOONCAKE + MOONCAKE.replace(" 0,", " -1,"), r"x:2: .*timestamp"),
-        (MOONCAKE.replace(" 1,", " -1,"), r"x:1: .*input_length"),
+        (MOONCAKE.replace(" 1,", " -1,"), r"x:1: input_length -1.0 is not a number of tokens"),
         (MOONCAKE.replace(" 1,", " 1.5,"), r"x:1: .*input_length"),
         (MOONCAKE.replace("[1]", "[-1]"), r"x:1: .*hash_ids"),
         (MOONCAKE + AZURE, "x:2: "),
@@ -255,7 +264,7 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         (BURST + "noon,ChatGPT,1,1,2,Log\n", "x:3: Timestamp 'noon' is not a number of seconds"),
         (BURST + "nan,ChatGPT,1,1,2,Log\n", "x:3: Timestamp 'nan' is not"),
         (BURST + "6,ChatGPT,,1,2,Log\n", "x:3: Request tokens '' is not"),
-        ('{"input_len": 3}\n', "x:1: no output_len: add it, or give --output-len"),
+        ('{"input_len": 3}\n', "x:1: no output_len or output_tokens: add it, or give --output-len"),
         ('{"input_len": 3, "prompt": "a", "output_len": 1}\n', "x:1: give either prompt"),
         (
             '[{"conversations": [{"value": "a"}, {"value": "b"}]}, 5]',
@@ -264,15 +273,15 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         ('[{"conversations": [{"value": "a"}, {"value": "b"}]}', r"not a ShareGPT file.* \(conversation 2: "),
         ("", "x: empty; expected Mooncake"),
         ("\n \n", "x: empty; expected Mooncake"),
-        ("{}", "x: unknown format; expected Mooncake"),
+        ("{}", "x: looks like JSON of another program; expected Mooncake"),
         ("5", "x: unknown format; expected Mooncake"),
         (b"\xff\xfe", "x: unknown format; expected Mooncake"),
         (
             "a,b,c\n1,2,3\n",
             "x: unknown format; expected Mooncake or Qwen-Bailian .* Azure .* BurstGPT .* ShareGPT",
         ),
-        ('{"model": "x"}', "x: unknown format; expected Mooncake"),
-        ('{"type": "header", "schema_version": 2}', "x: the trace of a run, not a workload file"),
+        ('{"model": "x"}', "x: looks like JSON of another program; expected Mooncake"),
+        ('{"type": "header", "schema_version": 2}', "x: looks like a trace of schedtrace; expected Mooncake"),
         (HEADER, "x: no usable request in it"),
         (BURST.replace(",18,", ",0,"), "x: no usable request in it"),
         ("[]", "x: no usable request in it"),
@@ -335,3 +344,182 @@ def test_a_load_is_read_only_as_far_as_it_is_consumed(file):
     assert len(list(islice(load, 2))) == 2
     with pytest.raises(InputError, match=r"x\.jsonl:3: "):
         list(load)
+
+
+FILES = Path(__file__).parents[2] / "data" / "files"
+READ_AS = (
+    "Timestamps are read as {} (--time-unit). Ids are read as those of blocks of {} tokens, which fits {} "
+)
+
+
+def test_vllms_timed_trace_has_seconds_and_blocks_of_16_tokens():
+    load = open_workload(FILES / "07-timed-trace-seconds.jsonl")
+    assert [one.arrived_us for one in load] == [0.0, 1.5e6, 3e6, 4.5e6]
+    assert [one.prefix for one in load] == [
+        (981, 4412, 7),
+        (981, 4412, 8),
+        (981, 4412, 7, 9),
+        (981, 4412, 11),
+    ]
+    assert (load.source, load.prefix_block, load.prompt_tokens, load.output_tokens) == (
+        "timed_trace",
+        16,
+        185,
+        144,
+    )
+    assert said(load) == [READ_AS.format("seconds", 16, "4 of 4 rows") + "(--prefix-block)."]
+
+
+def timed(*rows):
+    """Lines of a timed trace; of each row time, prompt tokens and number of ids."""
+    return "".join(
+        json.dumps({"timestamp": at, "input_length": length, "output_length": 1, "hash_ids": [*range(ids)]})
+        + "\n"
+        for at, length, ids in rows
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([(0, 40, 3), (2, 33, 3)], r"timestamps \(whole numbers, blocks of 16 tokens\) may be seconds or"),
+        ([(0.5, 600, 2), (2, 33, 1)], r"\(with fractions, blocks of 512 tokens\) may be"),
+        ([(0, 600, 0), (2, 33, 0)], r"\(whole numbers, no block ids that tell\) may be"),
+        (
+            [(0, 16, 1), (2, 3, 1)],
+            r"\(whole numbers, no block ids that tell\) may be .* give --time-unit s or",
+        ),
+        ([(0, 128, 2), (2, 65, 2)], r"\(whole numbers, blocks of 64 tokens\) may be"),
+    ],
+)
+def test_units_that_nothing_shows_are_asked_for(file, rows, says):
+    path = file("x.jsonl", timed(*rows))
+    with pytest.raises(UsageError, match=says):
+        open_workload(path)
+    assert [open_workload(path, time_unit=unit).last_arrival_us for unit in ("s", "ms", "us")] == [
+        (rows[1][0] - rows[0][0]) * us for us in (1e6, 1e3, 1)
+    ]
+
+
+def test_one_prompt_of_one_block_needs_no_unit():
+    load = open_workload(FILES / "18-mooncake-float-lengths.jsonl")
+    assert rows(load) == [("r0", 0.0, 16, 4, (1,))]
+    assert said(load) == []
+
+
+def test_prompts_of_one_block_of_more_than_16_tokens_are_mooncakes(file):
+    load = open_workload(file("x.jsonl", timed((0, 100, 1), (50, 20, 1))))
+    assert (load.source, load.prefix_block, load.last_arrival_us) == ("mooncake", 512, 50e3)
+
+
+def test_given_units_win_and_are_not_said(file):
+    load = open_workload(file("x.jsonl", timed((0, 1300, 3), (2, 513, 2))), time_unit="s", prefix_block=512)
+    assert (load.source, load.last_arrival_us, said(load)) == ("timed_trace", 2e6, [])
+
+
+@pytest.mark.parametrize("options", [{"time_unit": "s"}, {"prefix_block": 16}])
+def test_units_go_with_timed_traces_in_json_only(options):
+    for name in ("own.jsonl", "azure-2023.csv", "sharegpt.json"):
+        with pytest.raises(UsageError, match=r"--(time-unit|prefix-block) is for timed traces in JSON"):
+            open_workload(EXAMPLES / name, **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "lengths"),
+    [
+        ('{"input_len": 5.0, "output_len": 3.0}', [(5, 3)]),
+        (
+            '{"input_len": 5, "output_tokens": 3}\n\n{"prompt": "abcd", "output_tokens": 2.0}',
+            [(5, 3), (1, 2)],
+        ),
+        (
+            '{\n  "input_len": 5,\n  "output_len": 3\n}\n{\n  "input_len": 6,\n  "output_len": 4\n}\n',
+            [(5, 3), (6, 4)],
+        ),
+        ('[\n  {"input_len": 5, "output_len": 3},\n  {"input_len": 6, "output_len": 4}\n]', [(5, 3), (6, 4)]),
+        (
+            '\ufeff{"input_len": 5, "output_len": 3}\r\n{"input_len": 6, "output_len": 4}\r\n',
+            [(5, 3), (6, 4)],
+        ),
+        ("[" + timed((0, 1300, 3)) + "]", [(1300, 1)]),
+        (json.dumps({"timestamp": 0, "input_length": 7.0, "output_length": 2.0}, indent=1), [(7, 2)]),
+    ],
+)
+def test_json_is_read_however_it_is_laid_out(file, content, lengths):
+    load = open_workload(file("x.json", content))
+    assert [(one.prompt_tokens, one.output_tokens) for one in load] == lengths
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"input_len": 5.5, "output_len": 3}', r"x:1: input_len 5\.5 is not a number of tokens"),
+        (
+            '{"input_len": 5, "output_len": 3}\n{"input_len": 5, "output_tokens": 2.5}',
+            "x:2: output_tokens 2.5 is",
+        ),
+        (
+            '{\n"input_len": 5, "output_len": 3}\n{\n"input_len": -5,\n"output_len": 3}',
+            "x:3: input_len -5.0 is not",
+        ),
+        (
+            '[{"input_len": 5, "output_len": 3},\n\n{"input_len": 0, "output_len": 3}]',
+            "x:3: input_len 0: a length",
+        ),
+        ('[{"input_len": 5, "output_len": 3},\n{"input_len": 5', "x:2: "),
+        ('{\n  "input_len": 5,\n', "x:1: "),
+        (
+            '{"timestamp": 0, "input_length": 16.5, "output_length": 4}',
+            "x:1: input_length 16.5 is not a number",
+        ),
+        ('{"timestamp": 1e999, "input_length": 16, "output_length": 4}', "x:1: "),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}\n',
+            "x: looks like chat messages; expected Mooncake",
+        ),
+        (
+            '[{"messages": [{"role": "user", "content": "a"}]}]',
+            "x: looks like chat messages; expected Mooncake",
+        ),
+        (
+            '{\n "load_summary": {},\n "successes": {}\n}',
+            "x: looks like a result of inference-perf; expected",
+        ),
+        (b"\x1f\x8b\x08\x00", "x: looks like a compressed file; expected Mooncake"),
+        (
+            "INFO 11-25 12:27:00 [a.py:9] Started\n",
+            "x: looks like vLLM's log without iteration lines; expected",
+        ),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n\n", "x: no usable request in it"),
+        (AZURE + "2023-11-16,1,1\n", "x:3: TIMESTAMP '2023-11-16' is not a date with a time"),
+    ],
+)
+def test_json_that_is_no_workload_is_refused_with_its_place(file, content, says):
+    with pytest.raises(InputError, match=says):
+        open_workload(file("x", content))
+
+
+def test_days_and_time_zones_are_counted(file):
+    path = file(
+        "x.csv", HEADER + "2024-02-28 23:59:59,1,1\n2024-03-01T00:00:01+01:00,2,1\n2024-03-01 00:00:00Z,3,1\n"
+    )
+    assert [one.arrived_us for one in open_workload(path)] == [
+        0.0,
+        (23 * 3600 + 2) * 1e6,
+        (24 * 3600 + 1) * 1e6,
+    ]
+
+
+def test_output_lengths_that_are_replaced_are_said():
+    load = open_workload(FILES / "08-vllm-custom.jsonl", output_len=100)
+    assert [one.output_tokens for one in load] == [100] * 3
+    assert said(load)[0] == "--output-len replaces the output length of 3 rows."
+
+
+def test_timestamps_beside_texts_are_said_to_be_ignored(file):
+    content = '{"timestamp": 5, "prompt": "abcd", "output_tokens": 2}\n{"prompt": "a", "output_tokens": 2}\n'
+    load = open_workload(file("x.jsonl", content))
+    assert said(load)[0] == (
+        "1 row with a timestamp, which is not read: only a timed trace, with input_length and output_length, "
+        "says when its requests arrive."
+    )

@@ -1,0 +1,314 @@
+"""The kinds of files that people give to schedtrace: one table, by what only a file of that kind has.
+
+A kind with a reader is read; the others are refused by name, with what to do instead. A reader for one more
+kind is a field of its row.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedtrace.errors import InputError
+from schedtrace.model.trace_names import is_in_parts
+from schedtrace.read import iteration_log, loguru_log
+from schedtrace.read.iteration_log import iteration_in, read_iteration_log
+from schedtrace.read.loguru_log import has_records, read_loguru_log
+from schedtrace.read.samples import Sample, first_sample, later_samples
+from schedtrace.read.trace import Trace
+
+Reader = Callable[[Path], list[Trace]]
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+"""Time, prompt tokens and output tokens."""
+TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "notice", "end"})
+"""``type`` of the lines of a trace."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file."""
+
+    name: str
+    """A noun phrase: what such a file is."""
+    matches: Callable[[Sample], bool]
+    advice: str = ""
+    """What to do with one, in the imperative."""
+    reader: Reader | None = None
+    is_workload: bool = False
+    """``schedtrace.workloads`` reads it."""
+
+
+TO_RECORD = "record with schedtrace, or restart vLLM with --enable-logging-iteration-details"
+TO_REPLAY = "replay it with schedtrace simulate --dataset, or send it with schedtrace run --dataset"
+TO_NAME_THE_RUN = "name the run that it was made of"
+TO_UNPACK = "unpack it first"
+
+
+def _fields(*names: str) -> Callable[[Sample], bool]:
+    """Return a check for a JSON object, which may be the first of several, with these fields."""
+    return lambda sample: sample.has(*names)
+
+
+def _own(*names: str) -> Callable[[Sample], bool]:
+    return lambda sample: sample.has("schema_version", *names) and "type" not in sample.row
+
+
+def _text(pattern: str, least: int = 1) -> Callable[[Sample], bool]:
+    """Return a check for a text with so many places that match."""
+    compiled = re.compile(pattern, re.MULTILINE)
+
+    def matches(sample: Sample) -> bool:
+        if sample.is_binary or sample.is_json:
+            return False
+        found = compiled.finditer(sample.text)
+        return all(next(found, None) is not None for _ in range(least))
+
+    return matches
+
+
+def _begins(*magic: bytes) -> Callable[[Sample], bool]:
+    return lambda sample: sample.content.startswith(magic)
+
+
+def _columns(names: Sequence[str]) -> Callable[[Sample], bool]:
+    return lambda sample: not sample.is_json and sample.columns.issuperset(names)
+
+
+def _is_trace(sample: Sample) -> bool:
+    return sample.first_line.startswith("{") and sample.row.get("type") in TRACE_LINES
+
+
+def _is_log_of_schedule(sample: Sample) -> bool:
+    text = sample.text
+    return any(key in text for key in loguru_log.KEYS) and has_records(sample.lines)
+
+
+def _has_iterations(sample: Sample) -> bool:
+    return any(iteration_in(line) is not None for line in sample.lines)
+
+
+def _is_guidellm(sample: Sample) -> bool:
+    runs = sample.row.get("benchmarks", ())
+    if runs is None:  # cut, as results of a long sweep are
+        return True
+    return isinstance(runs, list) and any(
+        isinstance(run, dict) and not run.keys().isdisjoint({"type_", "run_stats", "run_id"}) for run in runs
+    )
+
+
+_SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num_successful_requests"}
+_RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
+
+
+def _is_summary(sample: Sample) -> bool:
+    keys = sample.row.keys()
+    return not keys.isdisjoint(_SUMMARY) and not keys.isdisjoint(_RATES)
+
+
+def _is_own_workload(sample: Sample) -> bool:
+    keys = sample.row.keys()
+    return "input_len" in keys or ("prompt" in keys and keys <= _OF_A_PROMPT)
+
+
+_OF_A_PROMPT = {"prompt", "output_len", "output_tokens", "priority", "data_parallel_rank", "request_id", "id"}
+
+
+def _is_chat(sample: Sample) -> bool:
+    return isinstance(sample.row.get("messages"), list)
+
+
+def _is_empty(sample: Sample) -> bool:
+    return sample.whole and not sample.text.strip()
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("an empty file", _is_empty),
+    Kind(
+        "a compressed file",
+        _begins(b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh"),
+        TO_UNPACK,
+    ),
+    Kind("a Parquet file", _begins(b"PAR1"), "name the run folder that it was exported from"),
+    Kind("a trace of schedtrace", _is_trace),
+    # what schedtrace prints
+    Kind("the output of schedtrace analyze --format json", _own("runs"), TO_NAME_THE_RUN),
+    Kind("the output of schedtrace step --format json", _own("step", "scheduled"), TO_NAME_THE_RUN),
+    Kind("the output of schedtrace request --format json", _own("request_id", "states"), TO_NAME_THE_RUN),
+    Kind("the output of schedtrace diff --format json", _own("base_path", "metrics"), TO_NAME_THE_RUN),
+    Kind("the output of schedtrace sweep --format json", _own("loads", "rows"), TO_NAME_THE_RUN),
+    Kind("the output of schedtrace findings --format json", _own("findings"), TO_NAME_THE_RUN),
+    Kind(
+        "the output of schedtrace queue --format json",
+        lambda sample: sample.row.keys() == {"engines"} and isinstance(sample.row["engines"], list),
+        "ask the engine again with schedtrace queue",
+    ),
+    Kind("the manifest of a run", _fields("schedtrace_version", "status", "started_at"), "name its folder"),
+    Kind(
+        "what the front end of a run wrote",
+        lambda sample: sample.has("type", "at_unix_us") and sample.row["type"] in {"configured", "refused"},
+        "name its folder",
+    ),
+    # results of benchmarks
+    Kind(
+        "a result of vllm bench serve",
+        _fields("model_id", "completed", "total_input_tokens", "request_throughput"),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    Kind(
+        "a serving benchmark's result",
+        _fields("completed", "total_input_tokens", "request_throughput"),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    Kind(
+        "a result of vllm bench throughput",
+        _fields("elapsed_time", "num_requests", "total_num_tokens"),
+        f"it has totals and no steps; {TO_RECORD}",
+    ),
+    Kind(
+        "a result of vllm bench latency",
+        _fields("avg_latency", "latencies"),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    Kind(
+        "a result of AIPerf",
+        lambda sample: (
+            sample.has("input_config", "request_latency")
+            or sample.has("input_config", "request_throughput")
+            or (sample.has("metadata", "metrics") and isinstance(sample.row["metrics"], dict))
+        ),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    Kind("a result of GuideLLM", _is_guidellm, f"it has latencies and no steps; {TO_RECORD}"),
+    Kind(
+        "a result of inference-perf",
+        _fields("load_summary", "successes"),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    Kind("a benchmark's summary", _is_summary, f"it has totals and no steps; {TO_RECORD}"),
+    Kind(
+        "what vllm bench serve prints",
+        _text(r"={3,} Serving Benchmark Result ={3,}"),
+        f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    Kind(
+        "a trace for a viewer (Trace Event Format)",
+        _fields("traceEvents"),
+        "open it in ui.perfetto.dev",
+    ),
+    # workloads
+    Kind("a trace of Azure's LLM inference", _columns(AZURE_COLUMNS), TO_REPLAY, is_workload=True),
+    Kind("a trace of BurstGPT", _columns(BURSTGPT_COLUMNS), TO_REPLAY, is_workload=True),
+    Kind(
+        "a timed trace (Mooncake, Qwen-Bailian or vLLM's timed_trace)",
+        _fields("timestamp", "input_length", "output_length"),
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    Kind(
+        "a list of conversations (ShareGPT)",
+        _fields("conversations"),
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    Kind("a workload in JSON Lines", _is_own_workload, TO_REPLAY, is_workload=True),
+    Kind(
+        "a batch of OpenAI requests",
+        _fields("custom_id", "url", "body"),
+        "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
+    ),
+    Kind(
+        "chat messages",
+        _is_chat,
+        "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
+    ),
+    # logs
+    Kind(f"a {loguru_log.RECORD}", _is_log_of_schedule, reader=read_loguru_log),
+    Kind(iteration_log.RECORD, _has_iterations, reader=read_iteration_log),
+    Kind(
+        "vLLM's dump of a SchedulerOutput",
+        _text(r"SchedulerOutput\(scheduled_new_reqs="),
+        f"it has a single step and no reasons; {TO_RECORD}",
+    ),
+    Kind(
+        "a dump of vLLM's metrics",
+        _text(r"^(?:# (?:HELP|TYPE) )?vllm:\w+(?:\{[^\n]*\})? ", least=3),
+        f"it has sums and no steps; {TO_RECORD}",
+    ),
+    Kind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) \w+ ", least=2), TO_RECORD),
+    Kind(
+        "vLLM's log with its periodic lines only",
+        _text(r"Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: "),
+        f"it has a line every 10 s and no steps; {TO_RECORD}",
+    ),
+    Kind(
+        "vLLM's log without iteration lines",
+        _text(
+            r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w/]+\.py:\d+\]|\w+\.py:\d+\])"
+        ),
+        TO_RECORD,
+    ),
+    Kind("JSON of another program", lambda sample: bool(sample.rows), TO_RECORD),
+)
+TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
+EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
+EXPECTED = (
+    "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
+    "({'token_budget': ..., 'requests': [...]}), or vLLM's log with --enable-logging-iteration-details"
+)
+READ = tuple(kind for kind in KINDS if kind.reader)
+_LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
+"""Kinds of which a part may stand before the lines that are read."""
+_MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Return what a file is; None for no known kind.
+
+    Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records.
+
+    Raises:
+        InputError: it cannot be read, or is of two kinds that are read.
+    """
+    if is_in_parts(path):
+        return TRACE
+    sample = first_sample(path)
+    kind = _of_sample(path, sample)
+    may_be_log = not sample.is_binary and (kind is None or kind in _LOGS)
+    if may_be_log and not sample.whole:
+        later = (_of_sample(path, block, READ) for block in later_samples(path, _MARKERS))
+        return next(filter(None, later), kind)
+    return kind
+
+
+def _of_sample(path: Path, sample: Sample, kinds: Sequence[Kind] = KINDS) -> Kind | None:
+    """Return the first kind that matches.
+
+    Raises:
+        InputError: two kinds of logs match.
+    """
+    kind = next((kind for kind in kinds if kind.matches(sample)), None)
+    if kind is None or kind.reader is None:
+        return kind
+    both = [kind for kind in READ if kind.matches(sample)]
+    if len(both) > 1:
+        msg = (
+            f"{path}: looks like {both[0].name}, and like {both[1].name}: keep the lines of one of them, "
+            "such as those with Iteration("
+        )
+        raise InputError(msg)
+    return kind
+
+
+def look_of(kind: Kind | None) -> str:
+    """Return what a file that is not read looks like."""
+    if kind is None:
+        return "not understood"
+    return "empty" if kind is EMPTY else f"looks like {kind.name}"
+
+
+def refusal(kind: Kind | None) -> str:
+    """Return why a file is not read, and what to do instead."""
+    if kind is None or kind is EMPTY:
+        return f"{look_of(kind)}; {EXPECTED}"
+    return f"{look_of(kind)}: {kind.advice}"

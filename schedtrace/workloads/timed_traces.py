@@ -1,0 +1,182 @@
+"""Timed traces in JSON: Mooncake, Qwen-Bailian and vLLM's ``timed_trace`` have the same names of fields.
+
+Their rows are ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``, an id for each begun block
+of the prompt. Units differ: Mooncake has whole milliseconds and blocks of 512 tokens, the others seconds and
+blocks of 16. So the rows themselves decide, and where they do not, the person is asked.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
+from schedtrace.workloads.rows import Row, json_rows, refused, tokens
+from schedtrace.workloads.workload import Source
+
+MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
+"""Tokens; the second is that of vLLM's ``timed_trace``, too."""
+TimeUnit = Literal["s", "ms", "us"]
+UNITS_US: dict[TimeUnit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0}
+UNIT_WORDS: dict[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
+NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
+"""Counted."""
+LOOKED_AT = 10_000
+"""Rows from which units are found out."""
+_FITS = 0.9
+"""At least so many of the rows with ids must have one for each begun block."""
+_SIZES = tuple(2**power for power in range(17))
+"""Tokens of a block."""
+
+
+class TimedRow(msgspec.Struct):
+    """One line of the file."""
+
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    input_length: float
+    output_length: float
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    chat_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """Qwen-Bailian's only."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """What the numbers of a file mean."""
+
+    unit: TimeUnit
+    block: int
+    source: Source
+    note: Message | None = None
+    """What was found out, and from what; None: it was given, or changes nothing."""
+
+    def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
+        """The rows of the file.
+
+        Raises:
+            InputError: ``path:line: what``.
+        """
+        for number, row in json_rows(path, TimedRow):
+            if not math.isfinite(row.timestamp):
+                raise refused(path, number, "timestamp is too large")
+            prompt = tokens(path, number, "input_length", row.input_length)
+            blocks = -(-prompt // self.block)
+            counts[NO_IDS] += not row.hash_ids
+            counts[SPARE_IDS] += len(row.hash_ids) > blocks
+            yield Row(
+                line=number,
+                prompt_tokens=prompt,
+                output_tokens=tokens(path, number, "output_length", row.output_length),
+                at_us=row.timestamp * UNITS_US[self.unit],
+                prefix=tuple(row.hash_ids[:blocks]),
+            )
+
+
+@dataclass
+class _Evidence:
+    """What the first rows of a file show."""
+
+    rows_with_ids: int = 0
+    fitting: Counter[int] = field(default_factory=Counter)
+    """How many of these have an id for each begun block, by the size of blocks."""
+    times: set[float] = field(default_factory=set)
+    """At most two of them."""
+    is_whole: bool = True
+    """All times are whole numbers."""
+    is_bailian: bool = False
+
+    def add(self, row: TimedRow) -> None:
+        """Take one more row."""
+        self.is_bailian |= row.chat_id is not msgspec.UNSET
+        self.is_whole &= row.timestamp.is_integer()
+        if len(self.times) < 2:  # noqa: PLR2004  # two tell that there are gaps
+            self.times.add(row.timestamp)
+        if row.hash_ids and row.input_length > 0:
+            ids, length = len(row.hash_ids), row.input_length
+            self.rows_with_ids += 1
+            self.fitting.update(size for size in _SIZES if (ids - 1) * size < length <= ids * size)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether requests come at different times."""
+        return len(self.times) > 1
+
+    def block(self, path: Path) -> int | None:
+        """Tokens of a block; None where the usual sizes give the same prefixes.
+
+        Raises:
+            UsageError: no size fits.
+        """
+        if not self.rows_with_ids:
+            return None
+        most = max(self.fitting.values(), default=0)
+        if most < _FITS * self.rows_with_ids:
+            msg = (
+                f"{path}: hash_ids have no id for each block of the prompt, whatever the size of a block: "
+                "give --prefix-block TOKENS"
+            )
+            raise UsageError(msg)
+        best = [size for size, count in self.fitting.items() if count == most]
+        usual = [size for size in (BAILIAN_BLOCK, MOONCAKE_BLOCK) if size in best]
+        sure = best if len(best) == 1 else usual
+        return sure[0] if len(sure) == 1 else None
+
+    def unit(self, block: int | None) -> TimeUnit | None:
+        """Unit of the times; None: nothing shows it."""
+        if block == MOONCAKE_BLOCK and self.is_whole:
+            return "ms"
+        if block == BAILIAN_BLOCK and (self.is_bailian or not self.is_whole):
+            return "s"
+        return None
+
+
+def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None) -> Units:
+    """Find out the units of a file from its first rows; what is given is not found out.
+
+    Raises:
+        UsageError: the rows do not decide, with the option that does.
+    """
+    shown = _evidence(path)
+    size = block or shown.block(path)
+    found = unit or shown.unit(size)
+    if found is None and shown.has_gaps:
+        what = "whole numbers" if shown.is_whole else "with fractions"
+        blocks = f"blocks of {size} tokens" if size else "no block ids that tell"
+        msg = (
+            f"{path}: timestamps ({what}, {blocks}) may be seconds or milliseconds: give --time-unit s or "
+            "--time-unit ms"
+        )
+        raise UsageError(msg)
+    source: Source = "timed_trace"
+    if shown.is_bailian:
+        source = "bailian"
+    elif size in {None, MOONCAKE_BLOCK} and found in {None, "ms"}:
+        source = "mooncake"
+    read_unit = UNIT_WORDS[found] if found and unit is None and shown.has_gaps else None
+    read_block = size if block is None else None
+    note = say(
+        "[Timestamps are read as {unit} (--time-unit). ][Ids are read as those of blocks of {block:n token}, "
+        "which fits {fits:n} of {rows:n row} (--prefix-block).]",
+        unit=read_unit,
+        block=read_block,
+        fits=shown.fitting[size or 0],
+        rows=shown.rows_with_ids,
+    )
+    return Units(found or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
+
+
+def _evidence(path: Path) -> _Evidence:
+    """What the first rows show; what is wrong with a row is said where it is used."""
+    evidence = _Evidence()
+    with suppress(InputError):
+        for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):
+            evidence.add(row)
+    return evidence
