@@ -80,6 +80,7 @@ def test_every_metric_is_the_figure_of_its_name():
         "output_tokens_per_s": 1,
         "total_tokens_per_s": 2,
         "requests_per_s": 3,
+        "queue_ms": milliseconds(15, 16),
         "ttft_ms": milliseconds(4, 5),
         "tpot_ms": milliseconds(6, 7),
         "e2e_ms": milliseconds(8, 9),
@@ -90,7 +91,8 @@ def test_every_metric_is_the_figure_of_its_name():
         "preemptions": 14,
     }
     better = dict(zip(["output", "total", "requests"], [1, 2, 3], strict=True))
-    worse = dict(zip([*LATENCIES, "preemptions"], [4, 5, 6, 8, 9, 14], strict=True))
+    names = ["queue mean", *LATENCIES, "E2E mean", "preemptions"]
+    worse = dict(zip(names, [15, 4, 5, 6, 8, 9, 8, 14], strict=True))
     shapes = {"steps": 10, "first-step requests": 11, "first-step tokens": 12, "steps that admit": 3}
     assert means(run(trial(1, **figures))) == better | worse | shapes
     for higher_is_better, named in ((True, better), (False, worse), (None, shapes)):
