@@ -13,7 +13,7 @@ from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.read.lines import LONGEST_LINE, Joint, reading
 from schedtrace.read.living import Lives, skim
-from schedtrace.read.part_files import Frames, begins, head_of, parts_of
+from schedtrace.read.part_files import TOO_LARGE, Frames, begins, head_of, parts_of
 
 BLOCK = 2**20
 PART_BLOCK = 2**16
@@ -181,8 +181,6 @@ class GrowingParts(Growing):
             if not self._later:
                 return
             self._joint.end(self._part, lacks=not self._is_whole())
-            if self._frames.oversized:
-                self.notes.append(f"{self._part.name}: its rest expands too far and was dropped")
             while self._later:
                 try:
                     self._begin_part(self._later[0])
@@ -215,6 +213,9 @@ class GrowingParts(Growing):
             *lines, self._begun = (self._begun + b"".join(self._frames.content(block))).split(b"\n")
             if len(self._begun) > LONGEST_LINE:
                 self._begun = self._begun[:1]
+            note = f"{self._part.name}: {TOO_LARGE}"
+            if self._frames.oversized and note not in self.notes:
+                self.notes.append(note)
             if lines:
                 lines = self._joint.take(lines)
                 if self._joint.kept_head:

@@ -19,7 +19,7 @@ from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Head
 from schedtrace.model.trace_names import is_in_parts, part_number
 from schedtrace.read.part_files import (
     HEAD_LINES,
-    MOST_EXPANSION,
+    TOO_LARGE,
     Begins,
     Frames,
     Parts,
@@ -188,10 +188,7 @@ class WholeLines:
             yield gathered
         self.begun_anew = joint.begun_anew
         if oversized:
-            self.dropped.append(
-                f"{named(oversized)}: a frame expands to more than {MOST_EXPANSION} times its size, which no "
-                "recorder writes; it and what follows it in its part was dropped"
-            )
+            self.dropped.append(f"{named(oversized)}: {TOO_LARGE}")
 
     def _of(self, path: Path, frames: Frames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Yield the whole lines of one file, in chunks.

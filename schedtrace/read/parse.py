@@ -246,6 +246,8 @@ def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
 def _nothing(lines: WholeLines) -> str:
     """Why a file without a header is none."""
     stopped = "the engine stopped before it recorded anything"
+    if lines.dropped:
+        return f"{lines.path}: no line of a trace in it; {lines.dropped[-1]}"
     if lines.cut_off:
         return f"{lines.path}:1: cut off in its first line; {stopped}"
     return f"{lines.path}: empty; {stopped}"

@@ -26,6 +26,11 @@ PIECE = 2**8
 """Bytes given to the decompressor at once: at most 8 MiB come of them, whatever the file says."""
 MOST_EXPANSION = 256
 """Times its compressed size that a frame may hold: the most repetitive line of a recorder has 140."""
+TOO_LARGE = (
+    f"a frame expands to more than {MOST_EXPANSION} times its size, which no recorder writes; it and what "
+    "follows it in its part was dropped"
+)
+"""Said of such a part."""
 SMALL_FRAME = 2**12
 """Bytes that any frame may hold."""
 HEAD_LINES = 2

@@ -270,6 +270,7 @@ def test_a_bomb_is_dropped_and_named(bomb, folder):
     )
     follower = Following(trace.path, 10**12)
     assert [number for chunk in follower.read() for number in chunk.steps["step"]] == list(range(16))
+    assert f"{trace.path}: {follower.left_out[0]}" == trace.problems.sentences(trace.path)[0]
     follower.close()
 
 
