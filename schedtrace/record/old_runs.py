@@ -107,8 +107,8 @@ def _ended_run(folder: Path, now_s: float) -> Run | None:
     """A folder, if it is provably a recording of this user and host that has ended; else None.
 
     It has a name that schedtrace gives and the manifest of a recorded server of this host; the process
-    that it is named after is gone; it holds nothing but files of a recording, each an ordinary one; nothing of
-    it has changed for ``SETTLED_S``.
+    that it is named after is gone; it holds nothing but files of a recording, each an ordinary one; nothing
+    of it has changed for ``SETTLED_S``.
     """
     named, about = _NAME.fullmatch(folder.name), folder.lstat()
     if named is None or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
