@@ -554,7 +554,7 @@ class Notice(Line, tag="notice", kw_only=True):
     at_us: int
     message: str
     stalled: Stalled | None = None
-    """What the recorder could do, and the engine not: it made no progress. ``message`` says the same."""
+    """A time in which the engine made no progress; then ``message`` is its sentence."""
 
 
 class End(Line, tag="end", kw_only=True):

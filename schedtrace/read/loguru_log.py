@@ -338,6 +338,6 @@ class _Steps:
         before = self._computed.get(name)
         self._computed[name] = computed
         if before is None:
-            return "new" if self._count or not computed else "unknown"
+            return "new" if self.rows.count or not computed else "unknown"
         self._went_back += computed < before
         return "running"
