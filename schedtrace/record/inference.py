@@ -47,9 +47,14 @@ class InferredExits:
 
     def _watch(self) -> None:
         kind: Any = type(self._manager)  # hashable, as every class
-        self._watched = _watching(kind)
+        watching = _watching(kind)
+        try:
+            set_class(self._manager, watching)
+        except TypeError:  # its class is none that Python assigns: whom it refuses is not known
+            self._may_watch = False
+            return
+        self._watched = watching
         _WATCHES.put(self._manager, self._refuse)
-        set_class(self._manager, self._watched)
 
     def _refuse(self, request: Any) -> None:
         self._refused = request

@@ -174,3 +174,14 @@ def test_one_left_out_with_budget_has_its_last_token_in_flight_or_it_is_not_know
         num_computed_tokens=computed,
     )
     assert running_exits(request("r"), out) == [Exit("running", "continue", cause, "s", 5)]
+
+
+def test_a_cache_manager_whose_class_cannot_be_assigned_is_not_watched():
+    toy = scheduler(A)
+    toy.kv_cache_manager = SimpleNamespace(allocate_slots=lambda *_: None)
+    inference = InferredExits(toy)
+    for _ in range(2):
+        inference.begin(toy, 0, 1)
+        toy.kv_cache_manager.allocate_slots(REFUSED)
+        [inferred] = inference.end(toy, 5, {}, 0)
+        assert (inferred.cause, type(toy.kv_cache_manager)) == (Cause.OTHER, SimpleNamespace)
