@@ -75,7 +75,7 @@ def cycle(engine, attachment, folder):
     *_, attach_us = attachment.attach(folder, None, hash_ids=False)
     for _ in range(STEPS):
         engine.step()
-    _, detach_us = attachment.detach()
+    detach_us = attachment.detach().held_us
     return attach_us, detach_us
 
 
