@@ -234,3 +234,27 @@ def test_a_pause_is_no_stall(looping, said):
     watched = engine.watch(said)
     [(level, text)] = said()
     assert (level, "paused (PAUSED_NEW)" in text, watched.stalled_s) == ("INFO", True, None)
+
+
+def test_a_scheduler_that_spins_within_one_call_is_no_scheduler_that_refuses(looping, said):
+    """vLLM counts the call when it begins: the counter has moved once since the latest progress."""
+    engine, noted = looping(), []
+    scheduler = engine.driver.scheduler
+
+    class Spins(type(scheduler)):
+        def schedule(self, *args):
+            self.current_step += 1
+            while not engine.over.is_set():
+                time.sleep(0.001)
+            return super().schedule(*args)
+
+    engine.driver.add("runs", 40, 10_000)
+    engine.driver.schedule()
+    engine.driver.update()
+    scheduler.__class__ = Spins
+    watched = engine.watch(said, note=noted.append)
+    [(level, text)] = said()
+    assert (level, watched.is_held_up, noted[0].kind) == ("WARNING", True, "engine")
+    assert re.search(
+        r"schedule\(\) has not returned for \d s: the engine is in test_watchdog.py:\d+ schedule", text
+    )
