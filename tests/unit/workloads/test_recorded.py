@@ -216,7 +216,10 @@ def test_steps_whose_lines_are_missing_count(trace_of):
     )
     load = from_trace(trace)
     assert [(one.queued_step, one.abort_step) for one in load] == [(0, 6), (5, None)]
-    assert said(load)[-1] == "Lines of the trace are missing: so may be requests that arrived there."
+    assert (
+        said(load)[-1]
+        == "Lines of the trace are missing, 4 steps among them: so may be requests that arrived there."
+    )
 
 
 def test_what_happens_as_a_step_begins_comes_before_it(trace_of):
