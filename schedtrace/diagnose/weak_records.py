@@ -51,7 +51,9 @@ def contents(timeline: Timeline) -> Message:
     if steps.is_empty():
         return NOTHING
     requests, tokens = _ends(steps, "total_requests"), _ends(steps, "used_tokens")
-    usage = _ends(steps, "kv_cache_usage_frac") if "kv_cache_usage_frac" in steps.columns else None
+    usage = None
+    if "kv_cache_usage_frac" in steps.columns:
+        usage = _ends(steps.with_columns(pl.col("kv_cache_usage_frac").round(2)), "kv_cache_usage_frac")
     sizes = say(
         "It shows {steps:n step}[ of {requests}][ and {tokens}][; KV cache usage {usage}].",
         steps=steps.height,

@@ -82,7 +82,7 @@ def _with_steps(frames: Frames, pieces: pl.DataFrame) -> pl.DataFrame:
     first = starts.search_sorted(pieces["begin_us"], side="left").cast(pl.Int64)
     last = starts.search_sorted(pieces["end_us"], side="left").cast(pl.Int64) - 1
     begun = numbers.extend_constant(NEVER, 1).gather(first)
-    ended = pl.Series(numbers.gather(last.clip(0)))
+    ended = numbers.extend_constant(NEVER, 1).gather(last.clip(0))
     # The steps at a row's two ends are its own, whenever they began.
     begin = pl.when(pl.col("begin_us") == pl.col("row_begin")).then("begin_step").otherwise(begun)
     end = pl.when(pl.col("end_us") == pl.col("row_end")).then("end_step").otherwise(ended)

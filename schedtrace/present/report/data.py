@@ -207,7 +207,10 @@ def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFra
 MOST_ROWS = 50_000
 """Rows of steps of a whole page, shared among its engines."""
 MOST_ENGINES = 16
-STATES = ("front_end", "waiting", "prefill", "decode", "preempted", "recompute", "stalled", "set_aside")
+STATES = (
+    *("front_end", "waiting", "prefill", "decode", "preempted", "recompute", "stalled", "set_aside"),
+    "not_recorded",
+)
 BY_STEP, NO_CAUSE = 1, 0
 """Codes of causes: 0 is none, 1 that of the step of the time, from 2 on a place in ``Chart.causes``."""
 FIRST_CAUSE = 2

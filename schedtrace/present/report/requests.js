@@ -59,5 +59,5 @@ function drawPiece(context, box, e, piece, y, tall) {
     }
   } else if (piece.state === "waiting") bar(left, right, causeColour(piece.cause - FIRST_CAUSE));
   else if (piece.state === "stalled") bar(left, right, causeColour(piece.cause - FIRST_CAUSE), 0.5);
-  else bar(left, right, colours[piece.state], piece.state === "front_end" ? 0.5 : 1);
+  else if (piece.state !== "not_recorded") bar(left, right, colours[piece.state], piece.state === "front_end" ? 0.5 : 1);
 }

@@ -77,6 +77,7 @@ def test_a_preemption_in_between_counts_as_time(view_of):
         got(0, ("a", 0, 100, "new"), **came("a")),
         got(1, ("a", 100, 1)),
         step(2, preempted=[Preemption("a", 101, "b")], waiting=1),
+        *(step(n, waiting=1) for n in (3, 4)),
         got(5, ("a", 0, 80, "resumed")),
         got(6, ("a", 80, 22)),
         got(7, ("a", 102, 1)),

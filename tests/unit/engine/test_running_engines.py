@@ -133,7 +133,7 @@ def test_that_of_one_that_is_about_to_listen_stays(bound, folder):
     assert [path.name for path in folder.iterdir()] == [f"{ME}.sock"]
 
 
-@pytest.mark.parametrize("pid", [0, ME])
+@pytest.mark.parametrize("pid", [pytest.param(0, id="none"), pytest.param(ME, id="this one")])
 @pytest.mark.usefixtures("impatient")
 def test_a_socket_that_somebody_listens_on_is_left_though_no_process_has_its_number_here(
     pid, bound, ended, folder, monkeypatch
