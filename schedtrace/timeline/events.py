@@ -176,19 +176,21 @@ def _asked(frames: Frames) -> pl.DataFrame:
         kind=pl.lit(PAUSED),
         begin_us="at_us",
         end_us=pl.col("at_us").shift(-1).fill_null(last),
+        open=pl.col("at_us").shift(-1).is_null(),
     )
     calls = controls.filter(~states & (pl.col("took_us") > 0)).select(
         pl.coalesce("detail", "control"),
         kind=pl.when(sleeps).then(pl.lit(ASLEEP)).otherwise(pl.lit(CALLED)),
         begin_us="at_us",
         end_us=pl.col("at_us") + pl.col("took_us"),
+        open=pl.lit(value=False),
     )
     spans = pl.concat([pauses.filter(pl.col("detail") != "UNPAUSED"), calls])
     found = merged(spans.with_columns(pl.col("begin_us", "end_us").clip(first, last)))
     steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
     return found.join_asof(
         steps, left_on="end_us", right_on="start_us", strategy="forward", check_sortedness=False
-    ).select("kind", "trial", "begin_us", "end_us", "step", "detail", part=pl.lit("host_gap"))
+    ).select("kind", "trial", "begin_us", "end_us", "step", "detail", "open", part=pl.lit("host_gap"))
 
 
 def _hung(frames: Frames) -> pl.DataFrame:

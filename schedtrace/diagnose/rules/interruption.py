@@ -55,8 +55,10 @@ SLOW = Kind(
 KINDS = {
     events.PAUSED: Kind(
         "The scheduler was paused",
-        "The scheduler was paused[ {repeated:n time}] for {time_ms:ms}, and {requests:n request} waited",
-        "Nothing to tune: a client asked for the pause.",
+        "The scheduler was paused[ {repeated:n time}] for {time_ms:ms}[{open:?} and had not been resumed "
+        "when the trace ended], and {requests:n request} waited",
+        "[{open:?}Resume the scheduler: the client that asked for the pause had not.]"
+        "[{open:!}Nothing to tune: a client asked for the pause.]",
     ),
     events.ASLEEP: Kind(
         "The engine was asleep, or on its way",
@@ -283,6 +285,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         threads=_starved_threads(timeline) if starving else [],
     )
     words = KINDS.get(kind, SLOW)
+    hangs = evidence.open and kind in (events.HUNG, events.STALLED)
     return step_finding(
         timeline,
         shown,
@@ -290,8 +293,8 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         title=words.title,
         verdict=words.what + ": {share:%} of the requests' time.",
         share_frac=share,
-        severity="critical" if evidence.open else severity_by_weight(None, share),
-        leads=evidence.open,
+        severity="critical" if hangs else severity_by_weight(None, share),
+        leads=hangs,
         holder=_place(evidence.stacks),
         cause=kind,
         message=_message(evidence),
