@@ -83,8 +83,7 @@ def slow_and_fast(tmp_path):
         (["regression:output"], 1),
         (["regression:output:40"], 1),
         (["regression:output:60"], 0),
-        (["regression:ttft-p50"], 0),
-        (["regression:ttft-p50", "regression:requests:10"], 1),
+        (["regression:output:60", "regression:requests:10"], 1),
     ],
 )
 def test_a_regression_as_large_as_asked_ends_with_1(cli, slow_and_fast, asked, code):
@@ -92,6 +91,10 @@ def test_a_regression_as_large_as_asked_ends_with_1(cli, slow_and_fast, asked, c
     options = [word for one in asked for word in ("--fail-on", one)]
     assert cli("diff", fast, slow, *options)[0] == code
     assert cli("diff", slow, fast, *options)[0] == 0
+
+
+def test_a_regression_of_what_neither_run_has_cannot_be_judged(cli, slow_and_fast):
+    assert cli("diff", *slow_and_fast, "--fail-on", "regression:ttft-p50")[0] == 3
 
 
 def test_a_regression_that_cannot_be_told_is_no_failure_but_said(cli, tmp_path):

@@ -93,7 +93,7 @@ def test_an_interruption_ends_with_130(cli, quiet, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("schedtrace.read.run.find_runs", interrupted)
+    monkeypatch.setattr("schedtrace.read.run.look_for_runs", interrupted)
     assert cli("analyze", quiet) == (130, "", "schedtrace: interrupted\n")
 
 

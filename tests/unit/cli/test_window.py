@@ -90,5 +90,5 @@ def test_a_log_without_times_has_no_window(cli, tmp_path):
     )
     code, out, err = cli("analyze", log, "--last", "1s")
     assert (code, out) == (2, "")
-    assert "does not tell" in err
+    assert "does not record" in err
     assert "which --last 1s needs" in err

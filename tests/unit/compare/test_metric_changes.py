@@ -271,7 +271,7 @@ def test_one_of_several_conditions_is_enough_and_none_never_fails():
         ("regression:a:b:c", "expected regression"),
         (
             "regression:speed",
-            "no metric speed that can be worse; there are output, total, requests, TTFT-p50",
+            "no metric speed that can be worse; there are output, total, requests, queue-mean, TTFT-p50",
         ),
         ("regression:steps", "no metric steps that can be worse"),
         ("regression:output:much", "much is no percentage, such as 5"),

@@ -121,7 +121,7 @@ def literals(template: ast.expr, tree: ast.Module) -> list[str]:
         ]
         last = max(assigned, key=lambda node: node.lineno, default=None)
         return literals(last.value, tree) if last else []
-    return [template.value] if isinstance(template, ast.Constant) else []
+    return [template.value] if isinstance(template, ast.Constant) and template.value is not None else []
 
 
 def _of_call(call, template, parents, module):

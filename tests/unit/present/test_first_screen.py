@@ -60,7 +60,7 @@ def page(*findings, parts=0):
     split = [TimePart(part="waiting", cause=f"c{at}", time_ms=1, share_frac=1 / parts) for at in range(parts)]
     verdict = [findings[0].verdict, findings[0].holder] if findings else [say("Nothing limits it.")]
     known = {"path": "r", "label": "r", "config": CONFIG, "findings": list(findings), "time_split": split}
-    known |= {"statistics": None}
+    known |= {"statistics": None, "tested": None}
     return report_page(Report(runs=[RunReport(**unknown | known | {"verdict": verdict})]))
 
 

@@ -37,7 +37,8 @@ def test_a_stall_is_told_line_by_line_whatever_is_in_it(monkeypatch, caplog):
     monkeypatch.setattr(watchdog, "log", logging.getLogger("test_log"))
     watched = object.__new__(watchdog.Watchdog)
     watched._reported_since_s, watched._engine, watched._snapshot = 0.0, None, lambda _: HOSTILE
-    watched._stacks_s, watched._stacks, watched._ids = {}, lambda: [f"Thread {HOSTILE}"], dict
+    watched._stacks_s, watched._stacks, watched._ids = {}, lambda: {"1": [f"Thread {HOSTILE}"]}, dict
+    watched._note, watched._unexplained = None, False
     monkeypatch.setattr(watchdog, "holders", lambda *_: [f"running: 1: {HOSTILE}"])
     watched._report(Stall("worker", f"it waits for {HOSTILE}"), 11.0)
     [told] = caplog.messages

@@ -20,7 +20,8 @@ class Writer:
     """Keeps what it is given; its trace's time is that of the clock."""
 
     def __init__(self):
-        self.captures, self.notices, self.taken = [], [], []
+        self.captures, self.notices, self.taken, self.stopped_for = [], [], [], []
+        self.stops = self.stopped_for.append
         self.arrived, self.finished = deque(), deque()
         self.beside = []
         self.put_beside = self.beside.append

@@ -234,14 +234,13 @@ def test_where_no_call_was_looked_at_it_says_who_can(watched, exits):
 
 
 def test_a_request_that_is_larger_than_the_cache_is_seen_from_outside(watched):
-    class FullAttentionManager(Some):
+    class FullAttentionSpec(Some):
         block_size = 4
 
     engine = Engine([], [request("big", status="WAITING")])
     engine.scheduler.waiting = Queue(engine.scheduler.waiting)
-    engine.scheduler.kv_cache_manager.coordinator.single_type_managers = [
-        FullAttentionManager(req_to_blocks={})
-    ]
+    group = Some(kv_cache_spec=FullAttentionSpec(), layer_names=["layer"])
+    engine.scheduler.kv_cache_config = Some(kv_cache_groups=[group])
     seen = watched(engine)
     [(_, _, text)] = seen.for_s(20, seen.calling)
     assert "the next request, big, needs 25 KV blocks and the cache has 12: it can never run" in text
