@@ -363,8 +363,8 @@ class TakesMore(Scheduler):
     def _free_request(self, who, *args, **kwargs):
         return super()._free_request(*args, request=who, **kwargs)
 
-    def _preempt_request(self, who, at):
-        return super()._preempt_request(request=who, timestamp=at)
+    def _preempt_request(self, who, at, **of_later_releases):
+        return super()._preempt_request(request=who, timestamp=at, **of_later_releases)
 
 
 class CallsByNewNames(TakesMore):

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.latencies import E2E_US
+from schedtrace.diagnose.latencies import with_latencies
 from schedtrace.model.prediction import Objective
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
@@ -82,7 +82,7 @@ class Load:
         name = f"truth-{changes}"
         if name not in self.known:
             [trace] = self.play(name, changes).traces
-            self.known[name] = trace.finishes.select(E2E_US.mean()).item()
+            self.known[name] = with_latencies(trace.finishes)["e2e_us"].mean()
         return self.known[name]
 
 
