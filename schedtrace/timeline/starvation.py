@@ -19,6 +19,8 @@ LEAST_FRAC = 0.2
 """Of the engine's busy time in a second: what is left takes a quarter longer than it needs."""
 MOST_OF_IT = 0.5
 """A step is starved if more than half of it lies in such a time."""
+FEWEST = 30
+"""Steps with processors, and half of all, that it takes to leave the others out of a model of step times."""
 DEVICE = "device"
 """The state of ``engine_states`` in which a worker has its turn."""
 
@@ -125,9 +127,16 @@ def starved_steps(frames: Frames) -> pl.Series:
 
 
 def unstarved(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps that had processors."""
-    without = starved_steps(frames)
-    return steps if without.is_empty() else steps.filter(~pl.col("step").is_in(without.implode()))
+    """Return the steps that had processors; all steps where too few of them had.
+
+    Args:
+        frames: The engine's trace.
+        steps: Any rows with a column ``step``.
+    """
+    starving = starved_steps(frames)
+    if starving.is_empty() or frames.steps.height - starving.len() < max(FEWEST, starving.len()):
+        return steps
+    return steps.filter(~pl.col("step").is_in(starving.implode()))
 
 
 def lost_spans(frames: Frames) -> pl.DataFrame:
