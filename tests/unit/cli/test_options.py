@@ -64,7 +64,7 @@ def here(tmp_path, monkeypatch):
     run_folder(tmp_path / "good", step(0))
 
 
-@pytest.mark.parametrize(("command", "parameter", "values"), parameters())
+@pytest.mark.parametrize(("command", "parameter", "values"), list(parameters()))
 @pytest.mark.usefixtures("here", "plans")
 def test_a_hostile_value_is_refused_in_a_line(cli, command, parameter, values):
     for value in values:
