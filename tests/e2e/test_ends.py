@@ -31,7 +31,7 @@ def start(workplace, label):
 
 
 def longest_between_writes_s(path, writes=4):
-    """Return the longest time between writes of a recorder that has a second for each, on this machine now."""
+    """Return the longest time between writes of a recorder, which is to write once a second."""
     sizes, until = [(path.stat().st_size, time.time())], time.monotonic() + 60
     while len(sizes) <= writes and time.monotonic() < until:
         if (size := path.stat().st_size) != sizes[-1][0]:
