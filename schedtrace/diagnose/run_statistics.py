@@ -108,7 +108,7 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
         .join(left, on="request_id", how="anti")
         .height,
         "unrecorded": left.height,
-        "present": timeline.present.height,
+        "present": timeline.there_first.height,
         "by_scheduler": int((~well & itself).sum()),
     }
 

@@ -86,7 +86,7 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
     """The rows from when the engine's process has a request: from then on its thread is what keeps it.
 
-    Where that is not recorded, whole.
+    Nothing of them where that is not recorded.
     """
     received = timeline.first_arrivals.select("request_id", "received_us")
     begin = pl.max_horizontal("begin_us", pl.min_horizontal("received_us", "end_us"))

@@ -110,7 +110,7 @@ def unlimited(timeline: Timeline) -> Unlimited:
         idle_us=int(idle.select(LENGTH_US.sum()).item()),
         missing_us=missing_us(timeline),
         missing_steps=missing_steps(timeline),
-        length_us=int(timeline.engine_states.select(LENGTH_US.sum()).item()),
+        length_us=timeline.end_us - min([timeline.begin_us, *timeline.gaps["from_us"]]),
         capped=_capped(timeline),
         nothing=_nothing(timeline),
         load=offered_load(timeline),
@@ -131,7 +131,12 @@ def verdict(
         split: ``time_split`` of them.
         before: As for ``leading``.
     """
-    stalled = [engine.stalled for engine in engines if engine.stalled]
+    several = len(engines) > 1
+    stalled = [
+        on_engine(engine.rank, engine.stalled) if several else engine.stalled
+        for engine in engines
+        if engine.stalled
+    ]
     if not any(engine.steps or engine.requests_us for engine in engines):
         return [*stalled, say("No step was recorded: nothing to judge.")]
     return [*stalled, *_verdict(engines, findings, split, before), *_missing(engines)]

@@ -21,6 +21,7 @@ from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import Need
 from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.events import HUNG, STALLED
 from schedtrace.timeline.queue_waits import mismatches, waiting_after
 from schedtrace.timeline.rank import PASS
 from schedtrace.timeline.request_states import since_us
@@ -210,7 +211,9 @@ def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
     for event in found.to_dicts():
         own = event["step"] == row["step"]
         where = "right after it"
-        if own:
+        if own and event["kind"] in {HUNG, STALLED} and event["begin_us"] >= row["end_us"]:
+            where = "right after it"
+        elif own:
             where = "before it" if event["end_us"] <= row["start_us"] else "in it"
         elif event["begin_us"] < row["start_us"]:
             where = "meanwhile"
@@ -222,7 +225,7 @@ def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
                 detail=event["detail"],
                 took=event["end_us"] - event["begin_us"],
                 where=where,
-                unended=event["end_us"] >= timeline.end_us,
+                unended=bool(event["open"]),
             )
         )
     return sentences

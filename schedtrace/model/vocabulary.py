@@ -16,6 +16,9 @@ INTERRUPTIONS = {
     "no_call": "the engine did not call schedule()",
     "first_steps": "a first step took longer than its work",
     "slower": "the device was slower",
+    "hung": "schedule() did not return",
+    "stalled": "the engine made no step",
+    "starved": "the engine's processes had too few processors",
 }
 """Kinds of interruptions (``timeline/events.py``), to stand within a sentence."""
 SLOW_STEP = "a step took longer than its work"

@@ -7,7 +7,7 @@ out is what ``charges`` and the split of the requests' time take for interrupted
 import polars as pl
 
 from schedtrace.timeline.charges import INTERRUPTED
-from schedtrace.timeline.events import DEVICE, STARVED, events, standstills
+from schedtrace.timeline.events import DEVICE, STARVED, events, host_spans
 from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.queue_waits import NEVER
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED, request_states
@@ -26,21 +26,35 @@ def interrupted_states(frames: Frames) -> pl.DataFrame:
     found = merged(events(frames))
     if found.is_empty() or states.is_empty():
         return states.with_columns(of_state=pl.lit(None, pl.String))
-    starved = pl.col("kind") == STARVED
-    still = standstills(frames, found.filter((pl.col("part") != DEVICE) & ~starved))
-    still = pl.concat([still, found.filter(starved).select("begin_us", "end_us")])
+    starved_device = (pl.col("kind") == STARVED) & (pl.col("part") == DEVICE)
     kinds = found.select("begin_us", "kind")
-    still = merged(still.join_asof(kinds, on="begin_us", check_sortedness=False))
+    on_host = _with_kinds(host_spans(frames), kinds)
+    still = _with_kinds(
+        pl.concat([host_spans(frames), found.filter(starved_device).select("begin_us", "end_us")]), kinds
+    )
     waits = pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     way = pl.col("state") == "front_end"
+    received = frames.first_arrivals.select("request_id", "received_us")
+    ways = states.filter(way).join(received, on="request_id", how="left", maintain_order="left")
+    # From when its process has a request, the engine's thread is what keeps it.
+    received_us = pl.min_horizontal(pl.coalesce("received_us", "end_us"), "end_us")
+    at_engine = pl.max_horizontal("begin_us", received_us)
+    outside = ways.with_columns(end_us=at_engine, of_state=pl.lit(None, pl.String)).drop("received_us")
+    inside = ways.with_columns(begin_us=at_engine).drop("received_us").filter(LENGTH_US > 0)
     return pl.concat(
         [
-            states.filter(way).with_columns(of_state=pl.lit(None, pl.String)),
+            outside.filter((LENGTH_US > 0) | (pl.col("tokens") > 0)),
+            _cut(frames, inside, on_host),
             _cut(frames, states.filter(waits & ~way), found),
             _cut(frames, states.filter(~waits & ~way), still),
         ],
         how="diagonal_relaxed",
     ).sort("request_id", "begin_us", "end_us", maintain_order=True)
+
+
+def _with_kinds(spans: pl.DataFrame, kinds: pl.DataFrame) -> pl.DataFrame:
+    """Return spans in order of time, each with the kind of the interruption that it is a part of."""
+    return merged(spans.sort("begin_us").join_asof(kinds, on="begin_us", check_sortedness=False))
 
 
 def _cut(frames: Frames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

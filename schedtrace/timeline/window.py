@@ -6,6 +6,7 @@ import polars as pl
 
 from schedtrace.timeline.starvation import starved
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.unrecorded import gone
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         begin_us=begin_us,
         end_us=end_us,
         demand=timeline.demand,
-        starved=starved(timeline),
+        starved=starved(timeline).filter((pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)),
+        there_first=timeline.there_first.join(there, on="request_id", how="semi", maintain_order="left"),
+        gone=gone(timeline).filter(pl.col("gone_us") < end_us),
     )
     return cut
 

@@ -22,6 +22,7 @@ from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
+from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.starvation import starved_steps
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
@@ -110,6 +111,8 @@ def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) 
         msg = f"{run.path}: {len(traces)} traces of {run.engines} engines"
         raise InputError(msg)
     timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in traces]
+    for timeline in timelines:
+        timeline.offset_us = offset(timeline.header, timelines[0].header).us
     loads = loads_of_run(traces, manifest=run.manifest)
     if clients is not None:
         loads = [load.with_clients(clients) for load in loads]

@@ -281,7 +281,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         examples=Interruption.first(
             longest.with_columns(pl.col("begin_us") + timeline.offset_us).drop_nulls("step")
         ),
-        short_ms=starved(timeline).select(LENGTH_US.sum()).item() / 1e3 if starving else None,
+        short_ms=_short_us(timeline) / 1e3 if starving else None,
         threads=_starved_threads(timeline) if starving else [],
     )
     words = KINDS.get(kind, SLOW)
@@ -301,7 +301,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         advice=[advise(words.advice or _advice(evidence), evidence)],
         example=None if starving else "{length_us:us}, {begin_us:us} into the recording ({at}).",
         cost_ms=evidence.time_ms,
-        cost_frac=time_us / timeline.busy_us,
+        cost_frac=time_us / timeline.busy_us if timeline.busy_us else None,
     )
 
 
@@ -336,6 +336,14 @@ def _where(evidence: Interruptions) -> str:
     if evidence.kind in (events.HUNG, events.STALLED):
         return "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
     return "before" if evidence.kind in NOT_SLOW else "in"
+
+
+def _short_us(timeline: Timeline) -> int:
+    """Return for how long processors were short, within the window that is looked at."""
+    spans = starved(timeline).with_columns(
+        pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
+    )
+    return int(spans.select(LENGTH_US.sum()).item())
 
 
 def _starved_threads(timeline: Timeline) -> list[StarvedThread]:

@@ -123,10 +123,16 @@ def engine_time(run: RunReport) -> Facts:
             for share in of_engine
             if share.busy_frac is not None
         ]
-        idle = sum(share.time_ms for share in of_engine if share.busy_frac is None)
-        busy = sum(share.time_ms for share in of_engine) - idle
+        idle, unknown = (
+            sum(share.time_ms for share in of_engine if share.state == name)
+            for name in ("idle", "not_recorded")
+        )
         text = say(
-            "{busy:ms} busy ({parts})[, {idle:ms} idle]", busy=busy, parts=joined(parts, ", "), idle=idle
+            "{busy:ms} busy ({parts})[, {idle:ms} idle][, {unknown:ms} not recorded]",
+            busy=sum(share.time_ms for share in of_engine if share.busy_frac is not None),
+            parts=joined(parts, ", "),
+            idle=idle,
+            unknown=unknown or None,
         )
         facts.append(Fact(f"engine {rank}" if several else "engine", [text]))
     if len(ranks) > MOST_ENGINES:

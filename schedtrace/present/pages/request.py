@@ -117,7 +117,8 @@ def _time(life: Life) -> Message:
         )
         for word, took in sums.items()
     ]
-    device, recorded = sum(piece.device_ms for piece in life.states), whole - sums[state("unrecorded").word]
+    device = sum(piece.device_ms for piece in life.states)
+    recorded = whole - sums[state("unrecorded").word] - sums[state("not_recorded").word]
     return say(
         "{parts} = {whole:ms}; the device was busy for {device:%} of [{all:!}what was recorded][{all:?}it]",
         parts=joined(parts, " + "),
