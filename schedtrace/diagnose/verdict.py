@@ -76,9 +76,9 @@ class Unlimited:
     steps: int
     rank: int
     facts: frozenset[Fact]
-    """What its record holds; without ``SHOWS_LIMITS``, nothing below says anything but ``contents``."""
+    """Facts its record holds; without ``SHOWS_LIMITS``, nothing below says anything but ``contents``."""
     contents: Message
-    """What it shows where it cannot tell what limits the engine."""
+    """Message on what the record shows where it cannot tell what limits the engine."""
     requests_us: int = 0
     busy_us: int = 0
     idle_us: int = 0
@@ -174,7 +174,7 @@ def _verdict(
 
 
 def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Message]:
-    """What a record shows that cannot tell what limits the engines."""
+    """Return what a record shows that cannot tell what limits the engines."""
     longest = max(engines, key=lambda engine: engine.steps)
     shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
     return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
@@ -183,7 +183,7 @@ def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Messag
 def _nothing_leads(
     engines: Sequence[Unlimited], found: list[Finding], split: list[TimePart]
 ) -> list[Message]:
-    """That no setting limits the engines: what explains the run, or where the requests' time went."""
+    """Say that no setting limits the engines: what explains the run, or where the requests' time went."""
     main = max(engines, key=lambda engine: engine.requests_us)
     load = engines[0].load.summary if len(engines) == 1 else NOTHING
     if load and main.load.grows:

@@ -90,7 +90,7 @@ class Listening(NamedTuple):
     silent: dict[int, str]
     """Process ids of those that do not answer, and what they do instead."""
     notes: list[str] = []  # noqa: RUF012  # never changed
-    """What else a person should know: whose sockets are left out, and why."""
+    """Notes on what else a person should know: whose sockets are left out, and why."""
 
     def only(self, pids: Container[int]) -> "Listening":
         """Return those of these process ids."""
@@ -104,7 +104,7 @@ class Listening(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What came of asking at one socket; none of these: it is nothing of interest."""
+    """Outcome of asking at one socket; all None: nothing of interest."""
 
     engine: RunningEngine | None = None
     silent: tuple[int, str] | None = None
@@ -163,7 +163,7 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
 
 
 def _fault(answer: Status | Refused | Exception) -> str:
-    """What a process does instead of an answer."""
+    """Return what a process does instead of answering."""
     if isinstance(answer, TimeoutError):
         return f"has not answered for {STATUS_S:g} s"
     why = answer.why if isinstance(answer, Refused) else str(answer)
@@ -299,7 +299,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_worker(path: Path, here: int) -> bool:
-    """Whether the engine that started it listens as well.
+    """Return whether the engine that started it listens as well.
 
     Args:
         path: Its socket.

@@ -63,7 +63,7 @@ def engines_of_others(target: str | None) -> dict[int, int]:
 
 
 def any_engine(target: str | None) -> bool:
-    """Whether one that cannot be asked is this process or below it."""
+    """Return whether an engine that cannot be asked is this process or below it."""
     return bool(unprepared_engines(target) or engines_of_others(target))
 
 

@@ -57,7 +57,7 @@ NEEDS = {
     "request_states": SHOWS_LIMITS,
     "engine_states": frozenset({Fact.TIMES}),
 }
-"""What a trace must hold for a table of its own."""
+"""Facts a trace must hold for a table of its own."""
 
 
 def tables(run: Run) -> dict[str, pl.LazyFrame]:

@@ -70,7 +70,7 @@ class KvNeed:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether ``sequence`` and ``most`` bound what a request holds, however it was admitted."""
+        """Return whether ``sequence`` and ``most`` bound what a request holds, however it was admitted."""
         windowed = (group for group in self.groups if group.kind in {*_WINDOW, _CHUNK})
         return all(group.admission_cap is not None for group in windowed)
 

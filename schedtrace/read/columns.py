@@ -121,7 +121,7 @@ STALLS = {"at_us": pl.Int64, **schema_of(Stalled)}
 
 
 def stalls_in(lines: Sequence[Any]) -> pl.DataFrame:
-    """One row per stall that the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
+    """Return a row per stall the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
 
     Args:
         lines: ``notice`` lines, others among them.

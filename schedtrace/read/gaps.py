@@ -24,7 +24,7 @@ TOLD = "told"
 DROPPED = "dropped"
 """The recorder dropped steps, and told who came and went in them."""
 LOST = "lost"
-"""Nothing is known of who came and went."""
+"""Kind of a gap of which nothing is known of who came and went."""
 
 
 def gaps_of(

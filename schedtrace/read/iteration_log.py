@@ -37,7 +37,7 @@ _STARTED = re.compile(
 )
 _LOOKS_LIKE = "Iteration("
 MARKERS = (_LOOKS_LIKE.encode(),)
-"""One of them stands in every such line."""
+"""Byte strings, one of which stands in every such line."""
 
 
 def iteration_in(line: str) -> re.Match[str] | None:

@@ -27,13 +27,13 @@ TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of file."""
+    """Noun phrase: what such a file is."""
 
     name: str
     """A noun phrase: what such a file is."""
     matches: Callable[[Sample], bool]
     advice: str = ""
-    """What to do with one, in the imperative."""
+    """Advice on such a file, in the imperative."""
     reader: Reader | None = None
     is_workload: bool = False
     """``schedtrace.workloads`` reads it."""

@@ -256,9 +256,9 @@ class Joint:
         self._notices: set[str] = set()
         self._path = Path()
         self._lines = 0
-        """Of this part so far."""
+        """Number of lines of this part so far."""
         self._blank = 0
-        """Of them: lines of a head that continues the part before."""
+        """Number of these lines that belong to a head that continues the part before."""
         self._begins: Begins | None = None
         """The head that is kept, until its second line comes."""
         self._is_first = True
@@ -302,7 +302,7 @@ class Joint:
         return lines
 
     def _continues(self, head: Begins) -> bool:
-        """Whether nothing is missing between the part before and one with this header."""
+        """Return whether nothing is missing between the part before and one with this header."""
         expected = self._whole is not None and (
             not self._parts.in_order or part_number(self._path) == self._whole + 1
         )

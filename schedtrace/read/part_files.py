@@ -63,7 +63,7 @@ class Frames:
 
     @property
     def is_open(self) -> bool:
-        """Whether the end of a frame is still to come."""
+        """Return whether the end of a frame is still to come."""
         return self._frame is not None
 
     def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:

@@ -130,7 +130,7 @@ class Skipped:
 
 @dataclass
 class Found:
-    """What stands at some paths."""
+    """Runs and other files at some paths."""
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class Beside(Generic[_T]):
-    """What is known of objects, by their identity; of an object that is gone, nothing.
+    """Facts about objects, by their identity; of an object that is gone, nothing.
 
     They are not asked for a hash or an attribute. One that cannot be referred to weakly is kept alive.
     """
@@ -32,7 +32,7 @@ class Beside(Generic[_T]):
         """The fastest way to it: ``by_id(id(thing))``."""
 
     def get(self, thing: Any) -> _T | None:
-        """What is known of an object."""
+        """Return what is known of an object."""
         return self._known.get(id(thing))
 
     def __getitem__(self, thing: Any) -> _T:

@@ -25,7 +25,7 @@ DEFAULT = "20G"
 SETTLED_S = 600.0
 """A recorder writes every few seconds while it lives: a folder without a change for so long has none."""
 _NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
-"""As ``settings.claim_run_dir`` and the flight recorder name folders; one of the numbers is a process."""
+"""Folder name as ``settings.claim_run_dir`` and the flight recorder form it; one number is a process."""
 _FILES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))
 
 
@@ -33,14 +33,14 @@ class Run(NamedTuple):
     """A recording that has ended."""
 
     changed_s: float
-    """When it was written last, Unix time."""
+    """Time of the last write, Unix time."""
     size: int
     files: list[Path]
     folder: Path
 
 
 class _About(msgspec.Struct):
-    """What a manifest has to say."""
+    """Fields of a manifest that are read here."""
 
     schedtrace_version: str
     status: str

@@ -54,7 +54,7 @@ def _wrap_scheduler_choice() -> None:
 
 
 def _wrap_configured_class() -> None:
-    """To vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
+    """Wrap the class configured up to vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
     from vllm.v1.engine.core import EngineCore
 
     def initialize(original: Method, engine: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:

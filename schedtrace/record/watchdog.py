@@ -92,7 +92,7 @@ def after_s() -> float | None:
 
 
 def explains() -> bool:
-    """Whether a stall may be looked at from within, unasked: by a recording of a moment."""
+    """Return whether a stall may be looked at from within, unasked: by a recording of a moment."""
     return EXPLAIN in _asked()
 
 
@@ -142,7 +142,7 @@ class Watchdog:
         self._unexplained = False
         """Calls of ``schedule()`` do nothing, and nobody was asked to look at one."""
         self._stacks_s: dict[tuple[str, ...], float] = {}
-        """When a process's stacks were written, by the kind of stall, the process and where it was."""
+        """Times at which a process's stacks were written, by kind of stall, process and where it was."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
 
@@ -178,7 +178,7 @@ class Watchdog:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a stall lasts in which the engine's thread comes to the end of no step."""
+        """Return whether a stall lasts in which the engine's thread comes to the end of no step."""
         reported = self._reported
         return reported is not None and reported.kind in HELD_UP
 
@@ -343,14 +343,14 @@ _LINE_NUMBER = re.compile(r", line \d+ ")
 
 
 def _functions(stack: list[str]) -> list[str]:
-    """Where a process's main thread is, without what differs between two looks at the same place."""
+    """Return where a process's main thread is, without what differs between two looks at the same place."""
     begin = next((at for at, line in enumerate(stack) if line.startswith("Thread 0x")), len(stack))
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stack[begin + 1 :])
     return [_LINE_NUMBER.sub(" ", line) for line in main][:SAME_FRAMES] or stack[:1]
 
 
 class Calls:
-    """How often ``schedule()`` was called, as far as this release counts that."""
+    """Count of the calls of ``schedule()``, as far as this release counts them."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -373,7 +373,7 @@ class Calls:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there were calls since the latest progress, the latest of them just now.
+        """Return whether there were calls since the latest progress, the latest of them just now.
 
         A call that hangs is counted when it begins; two looks in a row without another one tell it apart.
         """
@@ -387,7 +387,7 @@ class Calls:
         return self.number - self._at_progress
 
     def still_s(self, now_s: float) -> float | None:
-        """How long no call has begun, up to a look; None: not counted."""
+        """Return how long no call has begun, up to a look; None: not counted."""
         return None if self.number is None else now_s - self._moved_s
 
 

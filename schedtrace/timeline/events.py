@@ -48,7 +48,7 @@ KINDS = (
 HUNG_US = 1_000_000
 """``schedule()`` takes milliseconds: what took it a second and more is a hang, and no slow step."""
 NOT_RETURNED = "schedule() has not returned"
-"""How the watchdog's sentence about such a call begins (``record/stall_causes.py``)."""
+"""Beginning of the watchdog's sentence about such a call (``record/stall_causes.py``)."""
 HUNG_FACTOR = 5.0
 """Times as long as a usual call."""
 ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
@@ -160,7 +160,7 @@ def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
 
 
 def starved_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
-    """How much of each row's time a worker waited for a processor while it had the batch."""
+    """Return how much of each row's time a worker waited for a processor while it had the batch."""
     found = events(frames)
     return overlap_us(rows, merged(found.filter(kind=STARVED, part="device")))
 
@@ -212,7 +212,7 @@ def _hung(frames: Frames) -> pl.DataFrame:
 
 
 def _stalled(frames: Frames) -> pl.DataFrame:
-    """What the watchdog saw in which the engine made no step; not where it stepped and was refused."""
+    """Return what the watchdog saw while the engine made no step; not where it stepped and was refused."""
     last = frames.end_us
     hung = pl.col("sentence").str.starts_with(NOT_RETURNED)
     found = frames.stalls.filter(pl.col("kind").is_in(list(ELSEWHERE))).select(

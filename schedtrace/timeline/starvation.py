@@ -16,7 +16,7 @@ from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.spans import LENGTH_US, overlap_us, time_within
 
 LEAST_FRAC = 0.2
-"""Of the engine's busy time in a second: what is left takes a quarter longer than it needs."""
+"""Share of the engine's busy time in a second: what is left takes a quarter longer than it needs."""
 MOST_OF_IT = 0.5
 """A step is starved if more than half of it lies in such a time."""
 FEWEST = 30
@@ -37,7 +37,7 @@ STARVED = {"begin_us": pl.Int64, "end_us": pl.Int64, "device_frac": pl.Float64, 
 
 
 class _Turn(NamedTuple):
-    """What a thread had between two ``cpu`` lines."""
+    """Times of a thread between two ``cpu`` lines."""
 
     begin_us: int
     end_us: int
@@ -47,7 +47,7 @@ class _Turn(NamedTuple):
 
 @computed_once
 def thread_times(frames: Frames) -> pl.DataFrame:
-    """One row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
+    """Return a row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
 
     ``lost_us``: how much of its turn the thread waited for a processor, at least.
     """

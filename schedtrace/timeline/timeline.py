@@ -143,7 +143,7 @@ def make_timeline(
 
 
 def _closed(trace: Trace, kept: pl.DataFrame) -> Literal["both", "right"]:
-    """Whether a gap before the first of these steps counts: not if what is missing there is the warm-up."""
+    """Return "both" if a gap before the first of these steps counts: not if the warm-up is missing there."""
     is_first = kept.height > 0 and kept["step"][0] == trace.steps["step"][0]
     return "both" if is_first else "right"
 

@@ -1,4 +1,4 @@
-"""What a gap of the trace leaves unknown: requests' states meanwhile, and who left in it.
+"""Unknowns of a gap of the trace: requests' states meanwhile, and who left in it.
 
 ``Frames.gaps`` has the gaps. Nobody is said to have waited, run or ended in one: the state is
 ``NOT_RECORDED``, and a request of whom nothing is known afterwards has no end.

@@ -1,4 +1,4 @@
-"""Of a long load the part that is replayed: that in which the requests waited for what the verdict is about.
+"""Part of a long load that is replayed: that in which the requests waited for what the verdict is about.
 
 A replay begins with an empty engine. So the part begins where few requests were there, if possible none.
 """
@@ -25,15 +25,15 @@ from schedtrace.whatif.prediction import Recorded
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 STEP_US, REQUEST_US = 350.0, 25.0
-"""What a step of a replay costs, and each request in it, with 16 to 256 running (docs/what-if.md)."""
+"""Cost of a step of a replay, and of each request in it, with 16 to 256 running (docs/what-if.md)."""
 MOST_S = 3.0
-"""Of one replay: a menu has 20 to 40."""
+"""Seconds of one replay: a menu has 20 to 40."""
 FEWEST = 50
 """Requests of a part: fewer show nothing."""
 
 
 def replay_s(timelines: list[Timeline]) -> float:
-    """How long one replay of all of it takes, roughly, in seconds."""
+    """Estimate how long one replay of all of it takes, roughly, in seconds."""
     return sum(float(_cost_us(timeline.steps).sum() or 0.0) for timeline in timelines) / 1e6
 
 
@@ -44,7 +44,7 @@ CANDIDATES = 1000
 
 
 def part_of(base: Recorded, findings: Sequence[Finding] = (), *, most_s: float = MOST_S) -> Recorded:
-    """As many of the trials, or else of one trial's requests, as can be replayed in this time.
+    """Return as many of the trials, or else of one trial's requests, as can be replayed in this time.
 
     Of requests that came at their own times those are chosen among whom the leading root cause shows; clients
     that wait for answers, or send all at once, are replayed from the load's beginning.
@@ -94,7 +94,7 @@ def part_of(base: Recorded, findings: Sequence[Finding] = (), *, most_s: float =
 
 
 class _Time:
-    """Where in time the findings of a run are, on the clock of its first engine."""
+    """Times at which the findings of a run are, on the clock of its first engine."""
 
     def __init__(self, timelines: Sequence[Timeline]) -> None:
         self._timelines = timelines
@@ -103,7 +103,7 @@ class _Time:
         self.first_us = int(starts[0]) if starts.len() else 0
 
     def spans(self, finding: Finding) -> list[pl.DataFrame]:
-        """Of each engine the spans of time that a finding is about; none where the record does not tell."""
+        """Return each engine's spans of time that a finding is about; none where the record does not tell."""
         charges = KINDS[finding.code].charges
         if charges:
             wanted = pl.col("charge").is_in([*map(str, charges)])
@@ -113,13 +113,13 @@ class _Time:
         return []
 
     def shares(self, spans: list[pl.DataFrame], begins_us: list[int], ends_us: list[int]) -> list[float]:
-        """What part of the requests' time between these moments lies in the spans."""
+        """Return what part of the requests' time between these moments lies in the spans."""
         inside = self._between(spans, begins_us, ends_us)
         whole = self._between([one.request_states for one in self._timelines], begins_us, ends_us)
         return [part / all_of_it if all_of_it else 0.0 for part, all_of_it in zip(inside, whole, strict=True)]
 
     def holds(self, finding: Finding, begin_us: int, end_us: int) -> bool:
-        """Whether a finding shows between these moments as it does in the whole."""
+        """Return whether a finding shows between these moments as it does in the whole."""
         spans = self.spans(finding)
         if not spans:
             return True
@@ -141,9 +141,9 @@ class _Chosen(NamedTuple):
     first: int
     requests: int
     begin_us: int
-    """When the first one came, on the clock of the first engine; of the first one of all, of its steps."""
+    """Arrival of the first one, on the clock of the first engine; of the load's first, begin of its steps."""
     end_us: int
-    """Until when a replay takes as long as it may."""
+    """Time until which a replay takes as long as it may."""
 
 
 def _choose(
@@ -218,7 +218,7 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
 
 
 def _length_us(timelines: Sequence[Timeline]) -> int:
-    """From the first step to the end of the longest."""
+    """Return the length from the first step to the end of the longest."""
     return max(
         (one.end_us - int(one.steps["start_us"][0]) for one in timelines if one.steps.height), default=0
     )
@@ -239,7 +239,7 @@ def _trials(base: Recorded, most_s: float) -> tuple[list[Workload], list[Timelin
 
 
 def _of_requests(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:
-    """What happened until these requests were answered."""
+    """Return what happened until these requests were answered."""
     own = pl.col("request_id").is_in(names)
     begin_us = chosen.begin_us if chosen.first else None
     cut = _until(timeline, timeline.finishes.filter(own)["finished_us"].max(), begin_us)

@@ -72,7 +72,7 @@ class Format:
     images: bool = False
     """It says that prompts have images."""
     notes: list[Message] = field(default_factory=list)
-    """What was found out about the file."""
+    """Notes on what was found out about the file."""
 
 
 def format_of(
@@ -228,7 +228,7 @@ _LENGTHS = ("input_len", "output_len", "output_tokens")
 
 
 class _OwnLine(msgspec.Struct, kw_only=True):
-    """One line of one's own, or of vLLM's ``custom`` data set, as it stands."""
+    """Line of a user's own file, or of vLLM's ``custom`` data set, as it stands."""
 
     prompt: str | None = None
     input_len: float | None = None
@@ -238,11 +238,11 @@ class _OwnLine(msgspec.Struct, kw_only=True):
     priority: int = 0
     data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     timestamp: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Not read: nothing says its unit."""
+    """Time that is not read: nothing says its unit."""
 
 
 class OwnRow(NamedTuple):
-    """One request of one's own: ``text`` or ``input_len``, and how much to generate."""
+    """Request of a user's own file: ``text`` or ``input_len``, and how much to generate."""
 
     text: str | None
     input_len: int | None

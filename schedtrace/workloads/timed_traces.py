@@ -38,7 +38,7 @@ _SIZES = tuple(2**power for power in range(17))
 
 
 class TimedRow(msgspec.Struct):
-    """One line of the file."""
+    """Line of the file."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: float
@@ -50,13 +50,13 @@ class TimedRow(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Units:
-    """What the numbers of a file mean."""
+    """Meaning of the numbers of a file."""
 
     unit: TimeUnit
     block: int
     source: Source
     note: Message | None = None
-    """What was found out, and from what; None: it was given, or changes nothing."""
+    """Message on what was found out, and from what; None: it was given, or changes nothing."""
 
     def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """The rows of the file.
@@ -82,11 +82,11 @@ class Units:
 
 @dataclass
 class _Evidence:
-    """What the first rows of a file show."""
+    """Evidence from the first rows of a file."""
 
     rows_with_ids: int = 0
     fitting: Counter[int] = field(default_factory=Counter)
-    """How many of these have an id for each begun block, by the size of blocks."""
+    """Number of these that have an id for each begun block, by the size of blocks."""
     times: set[float] = field(default_factory=set)
     """At most two of them."""
     is_whole: bool = True
@@ -106,7 +106,7 @@ class _Evidence:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether requests come at different times."""
+        """Return whether requests come at different times."""
         return len(self.times) > 1
 
     def block(self, path: Path) -> int | None:
@@ -174,7 +174,7 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
 
 
 def _evidence(path: Path) -> _Evidence:
-    """What the first rows show; what is wrong with a row is said where it is used."""
+    """Return what the first rows show; what is wrong with a row is said where it is used."""
     evidence = _Evidence()
     with suppress(InputError):
         for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):

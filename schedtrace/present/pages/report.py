@@ -47,7 +47,7 @@ NAMED_FROM_FRAC = 0.01
 PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
 """Findings whose time is a part without a cause."""
 APART_FRAC = 0.04
-"""Of the requests' time: two shares that differ by more need a word."""
+"""Share of the requests' time: two shares that differ by more need a word."""
 MOST_PARTS, FEWER_PARTS = 7, 5
 MOST_ENGINES, EXTREMES = 4, 2
 """Rows of the engines; of more only those with the most and the fewest requests."""
@@ -253,7 +253,7 @@ def _change(gain: Gain) -> Message:
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
-    """What was found too small to be described; what does not fit into these lines has its code only."""
+    """Yield what was found too small to be described; what does not fit in has its code only."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [say("{title} ({code}[, {gain}])", root, gain=_gain(root)) for root in named]
@@ -283,7 +283,7 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
 
 
 def _tested(run: RunReport) -> Iterator[Note]:
-    """What the advice was tested on, where that is not the whole load, or why it was not."""
+    """Yield what the advice was tested on, where that is not the whole load, or why it was not."""
     tested = run.tested
     if tested is not None and tested.refused:
         yield Note(say("{why}.", why=tested.refused), "Not predicted:")
@@ -293,7 +293,7 @@ def _tested(run: RunReport) -> Iterator[Note]:
 
 
 def _replay(run: RunReport) -> Commands:
-    """How to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
+    """Return how to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
     return Commands(
         "Which setting helps, and how much, by replaying this load (about a minute):",
         [shlex.join(["schedtrace", "analyze", run.path, "--predict"])],
