@@ -68,8 +68,8 @@ def any_engine(target: str | None) -> bool:
 
 
 def _engines(target: str | None) -> list[int]:
-    found = sorted(_processes(ENGINE))
-    return [pid for pid in found if target in {None, "all", str(pid)} or target in map(str, above(pid))]
+    pids = sorted(_processes(ENGINE))
+    return [pid for pid in pids if target in {None, "all", str(pid)} or target in map(str, above(pid))]
 
 
 def make_listen(target: str | None) -> None:

@@ -61,8 +61,8 @@ def _text(pattern: str, least: int = 1) -> Callable[[Sample], bool]:
     def matches(sample: Sample) -> bool:
         if sample.is_binary or sample.is_json:
             return False
-        found = compiled.finditer(sample.text)
-        return all(next(found, None) is not None for _ in range(least))
+        places = compiled.finditer(sample.text)
+        return all(next(places, None) is not None for _ in range(least))
 
     return matches
 

@@ -278,8 +278,8 @@ class Joint:
         self._lines += len(lines)
         self._notices |= _notices(lines)
         for line in reversed(lines):
-            if (found := _STEP_LINE.match(line)) is not None:
-                self._last_step = int(found[1])
+            if (match := _STEP_LINE.match(line)) is not None:
+                self._last_step = int(match[1])
                 break
         lines[:blank] = [b""] * len(lines[:blank])
         return lines
@@ -318,7 +318,7 @@ class Joint:
     def _borrowed(self, lines: list[bytes]) -> bytes:
         """Return the header of a later part for one whose own is broken."""
         header = msgspec.json.decode(self._parts.header)
-        steps = (int(found[1]) for line in lines if (found := _STEP_LINE.match(line)) is not None)
+        steps = (int(match[1]) for line in lines if (match := _STEP_LINE.match(line)) is not None)
         header["first_step"] = 0 if not part_number(self._path) else next(steps, header.get("first_step", 0))
         return msgspec.json.encode(header)
 

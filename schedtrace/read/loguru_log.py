@@ -254,10 +254,10 @@ def has_records(lines: Iterable[str]) -> bool:
 
 def _is_of_schedule(record: Record) -> bool:
     requests = record.requests or []
-    if requests and all(one.scheduled_tokens is not None for one in requests):
+    if requests and all(request.scheduled_tokens is not None for request in requests):
         return True
-    known = [name for name in KEYS if getattr(record, name) is not None]
-    return len(known) > 1 and not {"token_budget", "remaining_budget"}.isdisjoint(known)
+    names = [name for name in KEYS if getattr(record, name) is not None]
+    return len(names) > 1 and not {"token_budget", "remaining_budget"}.isdisjoint(names)
 
 
 def _records(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int | None, Record]]:

@@ -69,18 +69,18 @@ class Sample:
         """
         if not self.is_json:
             return []
-        found: list[dict[str, Any]] = []
+        objects: list[dict[str, Any]] = []
         text = self.text
         at = re.match(r"\s*(?:\[\s*)?", text).end()  # type: ignore[union-attr]  # it matches everything
-        while len(found) < MOST_ROWS and at < len(text) and text[at] == "{":
+        while len(objects) < MOST_ROWS and at < len(text) and text[at] == "{":
             try:
                 row, at = _STEP.raw_decode(text, at)
             except (ValueError, RecursionError):
-                found.append(_fields(text, at))
+                objects.append(_fields(text, at))
                 break
-            found.append(row)
+            objects.append(row)
             at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]  # likewise
-        return found
+        return objects
 
     @property
     def is_list(self) -> bool:

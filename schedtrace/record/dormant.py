@@ -35,9 +35,9 @@ def _wrap_loops() -> None:
         ("vllm.v1.executor.multiproc_executor", "WorkerProc", WORKER_LOOP, _worker_loop),
     ):
         with suppress(Exception):  # then nobody can attach
-            found = getattr(sys.modules.get(module), owner, None)
-            if found is not None:
-                wrap(found, name, around)
+            loop_class = getattr(sys.modules.get(module), owner, None)
+            if loop_class is not None:
+                wrap(loop_class, name, around)
 
 
 def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:

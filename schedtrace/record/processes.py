@@ -50,7 +50,7 @@ def pids_within(pid: int) -> list[int]:
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
-                return [int(one) for one in line.split()[1:]]
+                return [int(number) for number in line.split()[1:]]
     return []
 
 

@@ -61,8 +61,8 @@ def _wrap_configured_class() -> None:
         sizes = original(engine, vllm_config, *args, **kwargs)
         try:
             config = vllm_config.scheduler_config
-            given = config.scheduler_cls
-            chosen = pkgutil.resolve_name(given) if isinstance(given, str) else given
+            configured = config.scheduler_cls
+            chosen = pkgutil.resolve_name(configured) if isinstance(configured, str) else configured
             config.scheduler_cls = _traced(chosen, config)
         except Exception as error:
             logger.warning("schedtrace: not recording, no scheduler class could be found: {!r}", error)

@@ -242,26 +242,26 @@ class Watchdog:
             ids=self._ids(),
         )
 
-    def _report(self, found: Stall, now_s: float) -> None:
+    def _report(self, stall: Stall, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
-        if found.kind == "paused":
-            log.info("%s", visible(f"{begin}{found.sentence}"))
+        if stall.kind == "paused":
+            log.info("%s", visible(f"{begin}{stall.sentence}"))
             return
         held = _tried(lambda: holders(self._engine, self._ids()))
         stacks = self._known_stacks()
         if self._note is not None:
-            self._noted(found, held, stacks)
-        lines = [f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]"]
-        if self._unexplained and found.kind == "scheduler":
+            self._noted(stall, held, stacks)
+        lines = [f"{begin if stall.kind != 'livelock' else 'schedtrace: '}{stall.sentence} [{stall.kind}]"]
+        if self._unexplained and stall.kind == "scheduler":
             lines.append(MORE.format(pid=os.getpid()))
         lines += held
         if self._snapshot is not None:
             take = self._snapshot
-            lines += _tried(lambda: [about] if (about := take(found.kind)) else [])
+            lines += _tried(lambda: [about] if (about := take(stall.kind)) else [])
         for process, stack in stacks.items():
-            said = (found.kind, process, *_functions(stack))
-            if now_s - self._stacks_s.get(said, -STACKS_EVERY_S) >= STACKS_EVERY_S:
-                self._stacks_s[said] = now_s
+            key = (stall.kind, process, *_functions(stack))
+            if now_s - self._stacks_s.get(key, -STACKS_EVERY_S) >= STACKS_EVERY_S:
+                self._stacks_s[key] = now_s
                 lines += stack
         log.warning("%s", "\n  ".join(map(visible, lines)))
 
@@ -272,14 +272,14 @@ class Watchdog:
             logger.trace("schedtrace: a stall is described without stacks: {!r}", error)
             return {}
 
-    def _noted(self, found: Stall, held: list[str], stacks: dict[str, list[str]]) -> None:
+    def _noted(self, stall: Stall, held: list[str], stacks: dict[str, list[str]]) -> None:
         """Have the stall written into the trace."""
         with suppress(Exception):  # the log has it
             scheduler = self._engine.scheduler
             stalled = Stalled(
-                kind=found.kind,
+                kind=stall.kind,
                 since_us=int(self._reported_since_s * 1e6),
-                sentence=found.sentence,
+                sentence=stall.sentence,
                 running=len(scheduler.running),
                 waiting=self._queues.num_waiting_seen_from_outside(scheduler),
                 input_requests=queues.num_in_input_queue(self._engine),

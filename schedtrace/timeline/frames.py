@@ -127,7 +127,7 @@ class Frames:
         times = self.steps.select(
             pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
-        known = [
+        moments_us = [
             times,
             self.finishes["finished_us"].max(),
             self.arrivals["queued_us"].max(),
@@ -136,8 +136,8 @@ class Frames:
         gone = self.finishes["request_id"].implode()
         if not self.known_requests["request_id"].is_in(gone).all():
             asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
-            known += [asked, self.cpu["at_us"].max()]
-        return max((int(us) for us in known if us is not None), default=0)
+            moments_us += [asked, self.cpu["at_us"].max()]
+        return max((int(us) for us in moments_us if us is not None), default=0)
 
     @cached_property
     def demand(self) -> Demand:

@@ -120,8 +120,8 @@ def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | No
     Raises:
         UsageError: which one was given.
     """
-    for option, given in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
-        if given is not None:
+    for option, value in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
+        if value is not None:
             msg = f"{option} is for timed traces in JSON, and {path} is none"
             raise UsageError(msg)
 
@@ -261,8 +261,8 @@ def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
     for number, row in json_rows(path, _OwnLine):
         lengths: list[int | None] = []
         for name in _LENGTHS:
-            given = getattr(row, name)
-            lengths.append(None if given is None else tokens(path, number, name, given))
+            value = getattr(row, name)
+            lengths.append(None if value is None else tokens(path, number, name, value))
             if lengths[-1] == 0:
                 raise refused(path, number, f"{name} 0: a length is 1 or more")
         prompt, output, same_output = lengths

@@ -146,8 +146,8 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
     """
     shown = _evidence(path)
     size = block or shown.block(path)
-    found = unit or shown.unit(size)
-    if found is None and shown.has_gaps:
+    file_unit = unit or shown.unit(size)
+    if file_unit is None and shown.has_gaps:
         what = "whole numbers" if shown.is_whole else "with fractions"
         blocks = f"blocks of {size} tokens" if size else "no block ids that tell"
         msg = (
@@ -158,9 +158,9 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
     source: Source = "timed_trace"
     if shown.is_bailian:
         source = "bailian"
-    elif size in {None, MOONCAKE_BLOCK} and found in {None, "ms"}:
+    elif size in {None, MOONCAKE_BLOCK} and file_unit in {None, "ms"}:
         source = "mooncake"
-    read_unit = UNIT_WORDS[found] if found and unit is None and shown.has_gaps else None
+    read_unit = UNIT_WORDS[file_unit] if file_unit and unit is None and shown.has_gaps else None
     read_block = size if block is None else None
     note = say(
         "[Timestamps are read as {unit} (--time-unit). ][Ids are read as those of blocks of {block:n token}, "
@@ -170,7 +170,7 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
         fits=shown.fitting[size or 0],
         rows=shown.rows_with_ids,
     )
-    return Units(found or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
+    return Units(file_unit or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
 
 
 def _evidence(path: Path) -> _Evidence:

@@ -312,8 +312,8 @@ def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
     )
     for begin_us, end_us in longest.select("begin_us", "end_us").head(1).iter_rows():
         meanwhile = (pl.col("since_us") < end_us) & (pl.col("until_us") > begin_us)
-        if found := timeline.stalls.filter(meanwhile).head(1).to_dicts():
-            return found[0]
+        if stalls := timeline.stalls.filter(meanwhile).head(1).to_dicts():
+            return stalls[0]
     return {}
 
 
@@ -325,7 +325,7 @@ def _place(stacks: list[str]) -> Message:
     """Return where the engine's thread was: its innermost functions."""
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stacks[1:])
     theirs = [line for line in main if "/schedtrace/record/" not in line]
-    frames = [f"{found[1]}:{found[2]} {found[3]}" for line in theirs if (found := _FRAME.search(line))]
+    frames = [f"{match[1]}:{match[2]} {match[3]}" for line in theirs if (match := _FRAME.search(line))]
     return say(
         "[The engine's thread was in {frames:code}.]", frames=", called by ".join(frames[:MOST_FRAMES])
     )
@@ -342,13 +342,13 @@ def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
     """The threads that lost time, the one that lost most first."""
     return [
         StarvedThread(
-            role=one["role"],
-            pid=one["pid"],
-            ran_frac=one["ran_us"] / one["us"],
-            waited_frac=one["waited_us"] / one["us"],
-            lost_ms=one["lost_us"] / 1e3,
+            role=thread["role"],
+            pid=thread["pid"],
+            ran_frac=thread["ran_us"] / thread["us"],
+            waited_frac=thread["waited_us"] / thread["us"],
+            lost_ms=thread["lost_us"] / 1e3,
         )
-        for one in threads_of(timeline).to_dicts()
+        for thread in threads_of(timeline).to_dicts()
     ]
 
 

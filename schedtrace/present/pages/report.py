@@ -162,7 +162,9 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
         return NOTHING
     part = PARTS_OF.get(first.code)
     bar = sum(
-        one.share_frac for one in split if (one.part == part if part else one.cause == (first.cause or 0))
+        piece.share_frac
+        for piece in split
+        if (piece.part == part if part else piece.cause == (first.cause or 0))
     )
     if not bar or abs(bar - first.share_frac) < APART_FRAC:
         return NOTHING
@@ -173,13 +175,15 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
             first,
             part=part,
         )
-    charged = [one for root in roots for one in (root, *root.symptoms) if one is not first]
-    others = dict.fromkeys(one.code for one in charged if one.share_frac and KINDS[one.code].charges)
+    charged = [charge for root in roots for charge in (root, *root.symptoms) if charge is not first]
+    other_codes = dict.fromkeys(
+        charge.code for charge in charged if charge.share_frac and KINDS[charge.code].charges
+    )
     return say(
         "Of the {bar:%} above, {share_frac:%} are the verdict's[; the rest is charged to {others}].",
         first,
         bar=bar,
-        others=", ".join(others),
+        others=", ".join(other_codes),
     )
 
 
