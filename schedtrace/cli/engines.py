@@ -20,14 +20,16 @@ def engines(
     from schedtrace.engine.running_engines import listening, meant
     from schedtrace.engine.unprepared import engines_of_others, of_another, unprepared_engines, without_socket
 
-    found, silent, notes = listening() if server == "all" else meant(server)
-    others = []
+    running, silent, notes = listening() if server == "all" else meant(server)
+    unprepared = []
     if server == "all":
-        here = {one.here for one in found}
-        others = [f"pid {pid}: {without_socket(pid)}" for pid in unprepared_engines(None) if pid not in here]
-        others += [of_another(pid, user) for pid, user in engines_of_others(None).items()]
-    lines = [line for one in found for line in _lines(one.name, one.status)]
-    lines += [*silent.values(), *others]
+        here = {engine.here for engine in running}
+        unprepared = [
+            f"pid {pid}: {without_socket(pid)}" for pid in unprepared_engines(None) if pid not in here
+        ]
+        unprepared += [of_another(pid, user) for pid, user in engines_of_others(None).items()]
+    lines = [line for engine in running for line in _lines(engine.name, engine.status)]
+    lines += [*silent.values(), *unprepared]
     for line in [*(lines or ["no engine of vLLM runs here"]), *notes]:
         print_line(line)
 

@@ -79,7 +79,7 @@ WITH_OPTIONS_OF_VLLM = {"allow_extra_args": True, "ignore_unknown_options": True
 LONGEST_PATH = 4096
 """Bytes: Linux's ``PATH_MAX``."""
 LARGEST_INT, LARGEST_FLOAT = 2**53, 1e15
-"""Of an option without a smaller bound of its own."""
+"""Largest values of an option without a smaller bound of its own."""
 WIDEST = 10_000
 """Columns or lines of a terminal."""
 

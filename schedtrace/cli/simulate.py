@@ -134,22 +134,22 @@ def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any
     from schedtrace.model.manifest import Workload as Work
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN
 
-    given, is_random = context.params, load.source == "random"
-    drawn = given["request_rate"] is not None or given["prequeue"]
+    parameters, is_random = context.params, load.source == "random"
+    drawn = parameters["request_rate"] is not None or parameters["prequeue"]
     return Work(
-        dataset=given["dataset"],
+        dataset=parameters["dataset"],
         num_prompts=len(load),
         input_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
-        input_len=given["input_len"] if is_random else None,
-        output_len=given["output_len"] or (DEFAULT_OUTPUT_LEN if is_random else None),
-        range_ratio=given["range_ratio"],
-        request_rate=given["request_rate"],
+        input_len=parameters["input_len"] if is_random else None,
+        output_len=parameters["output_len"] or (DEFAULT_OUTPUT_LEN if is_random else None),
+        range_ratio=parameters["range_ratio"],
+        request_rate=parameters["request_rate"],
         own_times=load.last_arrival_us > 0 and not drawn and not is_random,
-        speedup=given["speedup"],
-        burstiness=given["burstiness"],
-        prequeue=given["prequeue"],
-        seed=given["seed"],
+        speedup=parameters["speedup"],
+        burstiness=parameters["burstiness"],
+        prequeue=parameters["prequeue"],
+        seed=parameters["seed"],
         notes=notes,
     )
 

@@ -40,7 +40,7 @@ STATISTICS: dict[str, Callable[..., Series]] = {
 }
 """Metrics that are compared, and the statistic of their series; no tails of a few hundred requests."""
 LATENCIES = {"TTFT p50": "ttft_us", "TPOT p50": "tpot_us", "E2E p50": "e2e_us"}
-"""Those of requests, by their columns."""
+"""Latencies of requests, by their columns."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Timelines:
         self._in_window = False
         self._steps = 0
         self._times_us: list[int] = []
-        """When each engine's recording begins and ends, on the first trace's clock."""
+        """Begin and end of each engine's recording, on the first trace's clock."""
 
     def at(self, place: int) -> Timeline:
         """That of the trace at this place."""

@@ -19,7 +19,7 @@ class FindingKind(msgspec.Struct, kw_only=True):
     summary: str
     """What it means when this is found."""
     needs: list[str]
-    """What a record must hold for it to be judged; a trace of vLLM's own scheduler holds all of it."""
+    """Facts a record must hold for it to be judged; a trace of vLLM's own scheduler holds all of them."""
 
 
 class Catalogue(msgspec.Struct, kw_only=True):

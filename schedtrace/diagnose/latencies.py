@@ -35,7 +35,7 @@ def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
 
 @computed_once
 def request_latencies(timeline: Timeline) -> pl.DataFrame:
-    """One row per request that ended or is still there, in the order in which they came to the front end.
+    """Return a row per request that ended or is still there, in order of arrival at the front end.
 
     Columns: ``request_id``, ``trial``, those of ``ENDS``, ``has_token`` (it had a first token, if only before
     what the trace shows) and those of ``with_latencies``.

@@ -177,7 +177,7 @@ def came_at_once(timeline: Timeline) -> bool:
 
 
 def _requests(timeline: Timeline) -> pl.DataFrame:
-    """When each came and went, by trial, and the tokens that it took.
+    """Return when each request came and went, by trial, and the tokens that it took.
 
     ``came``: in this trace; ``answered``: not aborted or failed.
     """

@@ -102,7 +102,7 @@ class OneEngine:
     engine_time: list[EngineTime]
     strip: list[StripCell]
     split: pl.DataFrame | None
-    """None: its record does not show where the requests' time went."""
+    """Split of the requests' time; None: the record does not show where it went."""
     exits: pl.DataFrame
     caps: pl.DataFrame
     sums: EngineSums

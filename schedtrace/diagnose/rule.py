@@ -50,7 +50,7 @@ class Rule(Generic[Seen]):
     symptom_of: tuple[str, ...] = ()
     """Codes of the root causes whose effect it may be; empty: it is a root cause."""
     holds_up: bool = False
-    """Of a symptom: it costs requests their time by itself, whether its root cause is found or not."""
+    """True for a symptom that costs requests their time by itself, whether its root cause is found or not."""
     charges: tuple[str, ...] = ()
     """Of ``timeline.charges``: what it is about, where that is a wait which may be the effect of another."""
     specific: bool = False

@@ -38,7 +38,7 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.unrecorded import gone, recorded
 
 MANY_FRAC = 0.05
-"""Of the requests: as many without a first token make TTFT a figure of the others only."""
+"""Share of the requests: as many without a first token make TTFT a figure of the others only."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
 
 
 def survivors(statistics: Statistics | None) -> Message:
-    """That TTFT leaves out many requests, since they had no first token; nothing if it is of nearly all."""
+    """Say that TTFT leaves out many requests that had no first token; nothing if it is of nearly all."""
     if statistics is None or not statistics.latency:
         return NOTHING
     whole = statistics.latency[0]

@@ -90,8 +90,8 @@ def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
     """
     received = timeline.first_arrivals.select("request_id", "received_us")
     begin = pl.max_horizontal("begin_us", pl.min_horizontal("received_us", "end_us"))
-    known = states.join(received, on="request_id", how="left", maintain_order="left")
-    return known.select(begin_us=begin, end_us="end_us")
+    received_states = states.join(received, on="request_id", how="left", maintain_order="left")
+    return received_states.select(begin_us=begin, end_us="end_us")
 
 
 STRIP_CELLS = 40

@@ -76,9 +76,9 @@ class Unlimited:
     steps: int
     rank: int
     facts: frozenset[Fact]
-    """What its record holds; without ``SHOWS_LIMITS``, nothing below says anything but ``contents``."""
+    """Facts its record holds; without ``SHOWS_LIMITS``, nothing below says anything but ``contents``."""
     contents: Message
-    """What it shows where it cannot tell what limits the engine."""
+    """Message on what the record shows where it cannot tell what limits the engine."""
     requests_us: int = 0
     busy_us: int = 0
     idle_us: int = 0
@@ -179,36 +179,36 @@ def _verdict(
 
 
 def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Message]:
-    """What a record shows that cannot tell what limits the engines."""
+    """Return what a record shows that cannot tell what limits the engines."""
     longest = max(engines, key=lambda engine: engine.steps)
     shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
     return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
 
 
 def _nothing_leads(
-    engines: Sequence[Unlimited], found: list[Finding], split: list[TimePart]
+    engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart]
 ) -> list[Message]:
-    """That no setting limits the engines: what explains the run, or where the requests' time went."""
+    """Say that no setting limits the engines: what explains the run, or where the requests' time went."""
     main = max(engines, key=lambda engine: engine.requests_us)
     load = engines[0].load.summary if len(engines) == 1 else NOTHING
     if load and main.load.grows:
         return [say("The engine is the limit: no setting held requests back for long."), load]
-    explained = main.capped or (found[0].verdict if found else NOTHING)
+    explained = main.capped or (findings[0].verdict if findings else NOTHING)
     sentences = [explained] if explained else [main.nothing, _split(split)]
     open_ = left_open(ALL_FACTS.intersection(*(engine.facts for engine in engines)))
-    of_client = found and found[0].code == client_limited.RULE.code and not main.capped
+    of_client = findings and findings[0].code == client_limited.RULE.code and not main.capped
     last = open_ or (NOTHING if of_client else load or _idle(engines))
     return [sentence for sentence in (*sentences, last) if sentence]
 
 
 def _stalled(timeline: Timeline) -> Message:
-    for one in timeline.stalls.filter("open").tail(1).iter_rows(named=True):
+    for stall in timeline.stalls.filter("open").tail(1).iter_rows(named=True):
         return say(
             "When this trace ends, no step has made progress for {time:us}: {sentence}.[ {waiting:n request} "
             "had reached the engine's process and no step of it knows them: they are in no figure here.]",
-            time=one["until_us"] - one["since_us"],
-            sentence=one["sentence"],
-            waiting=one["input_requests"],
+            time=stall["until_us"] - stall["since_us"],
+            sentence=stall["sentence"],
+            waiting=stall["input_requests"],
         )
     return NOTHING
 

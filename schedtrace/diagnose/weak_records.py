@@ -1,4 +1,4 @@
-"""What is said of a record that lacks facts: that it cannot tell, what it does show, and what would tell."""
+"""Sentences on a record that lacks facts: that it cannot tell, what it does show, and what would tell."""
 
 import polars as pl
 
@@ -29,7 +29,7 @@ def unjudged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
 
 
 def cannot_tell(facts: frozenset[Fact]) -> Message:
-    """That a record does not show what limits the engine, and what it lacks for that; nothing if it does."""
+    """Say that a record does not show what limits the engine, and what it lacks for that; else nothing."""
     return say(
         "[This record cannot tell what limits the engine: it lacks {missing}.]",
         missing=", ".join(in_order(SHOWS_LIMITS - facts)),
@@ -37,7 +37,7 @@ def cannot_tell(facts: frozenset[Fact]) -> Message:
 
 
 def left_open(facts: frozenset[Fact]) -> Message:
-    """What a record lacks that shows what limits the engine; nothing if it lacks nothing."""
+    """Say what a record lacks that shows what limits the engine; nothing if it lacks nothing."""
     needed = frozenset[Fact]().union(*(rule.needs for rule in RULES.values()))
     return say(
         "[This record lacks {missing}: what these would show is not judged.]",

@@ -33,7 +33,7 @@ class Prompt(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     """The engine that gets it; None: vLLM's front end chooses."""
     at_s: float | None = None
-    """When it is sent, since the trial began; None: ``request_rate`` says it."""
+    """Time at which it is sent, since the trial began; None: ``request_rate`` decides."""
 
 
 class PromptSet(NamedTuple):

@@ -29,13 +29,13 @@ class RunSpec(msgspec.Struct, kw_only=True):
     """None: 1000 random prompts, or all of a data set."""
     range_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     request_rate: AboveZero | None = None
-    """None: the file's own times; at once where it has none, or with ``at_once``."""
+    """Requests per second; None: the file's own times; at once where it has none, or with ``at_once``."""
     at_once: bool = False
     """``--request-rate inf``."""
     speedup: AboveZero | None = None
     """Divides the gaps between the file's own times."""
     time_unit: Literal["s", "ms", "us"] | None = None
-    """Of the file's times, as the next one of its ids; None: found out."""
+    """Unit of the file's times, as ``prefix_block`` is of its ids; None: found out."""
     prefix_block: Positive | None = None
     burstiness: AboveZero = 1.0
     trials: Positive = 1

@@ -90,12 +90,12 @@ class Listening(NamedTuple):
     silent: dict[int, str]
     """Process ids of those that do not answer, and what they do instead."""
     notes: list[str] = []  # noqa: RUF012  # never changed
-    """What else a person should know: whose sockets are left out, and why."""
+    """Notes on what else a person should know: whose sockets are left out, and why."""
 
     def only(self, pids: Container[int]) -> "Listening":
         """Return those of these process ids."""
         silent = {pid: what for pid, what in self.silent.items() if pid in pids}
-        return Listening([one for one in self.engines if one.status.pid in pids], silent)
+        return Listening([engine for engine in self.engines if engine.status.pid in pids], silent)
 
     def require_answers(self) -> None:
         """Raise EngineError where one does not answer."""
@@ -104,7 +104,7 @@ class Listening(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What came of asking at one socket; none of these: it is nothing of interest."""
+    """Outcome of asking at one socket; all None: nothing of interest."""
 
     engine: RunningEngine | None = None
     silent: tuple[int, str] | None = None
@@ -118,16 +118,16 @@ def _where(pid: int, here: int) -> str:
 def listening() -> Listening:
     """Ask all of this user, and for root of all users, at once; remove the sockets of dead processes."""
     paths, notes = _sockets()
-    found: list[_Found] = []
+    outcomes: list[_Found] = []
     if paths:
         with ThreadPoolExecutor(min(len(paths), MOST_AT_ONCE)) as pool:
-            found = list(pool.map(_found, paths))
-    engines = [one.engine for one in found if one.engine is not None]
-    silent = dict(sorted(one.silent for one in found if one.silent is not None))
-    notes += [one.note for one in found if one.note is not None]
+            outcomes = list(pool.map(_found, paths))
+    engines = [outcome.engine for outcome in outcomes if outcome.engine is not None]
+    silent = dict(sorted(outcome.silent for outcome in outcomes if outcome.silent is not None))
+    notes += [outcome.note for outcome in outcomes if outcome.note is not None]
     if len(notes) > MOST_NOTES:
         notes[MOST_NOTES:] = [f"{len(notes) - MOST_NOTES:,} more are left out for such reasons"]
-    return Listening(sorted(engines, key=lambda one: one.status.pid), silent, notes)
+    return Listening(sorted(engines, key=lambda engine: engine.status.pid), silent, notes)
 
 
 def _found(path: Path) -> _Found:
@@ -163,7 +163,7 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
 
 
 def _fault(answer: Status | Refused | Exception) -> str:
-    """What a process does instead of an answer."""
+    """Return what a process does instead of answering."""
     if isinstance(answer, TimeoutError):
         return f"has not answered for {STATUS_S:g} s"
     why = answer.why if isinstance(answer, Refused) else str(answer)
@@ -271,10 +271,10 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
     return queues_of(meant(target))
 
 
-def queues_of(found: Listening) -> tuple[EngineQueues, list[str]]:
+def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
     """Return who waits and who runs in these, by rank, and who does not answer."""
-    queues, errors = [], list(found.silent.values())
-    for engine in found.engines:
+    queues, errors = [], list(targets.silent.values())
+    for engine in targets.engines:
         try:
             queue = engine.ask(AskQueue(), QueueNow).queue
         except EngineError as error:
@@ -284,7 +284,7 @@ def queues_of(found: Listening) -> tuple[EngineQueues, list[str]]:
             queues.append(queue)
         else:
             errors.append(f"{engine.name} answers for process {queue.pid}")
-    return EngineQueues(engines=sorted(queues, key=lambda one: one.rank)), errors
+    return EngineQueues(engines=sorted(queues, key=lambda queue_now: queue_now.rank)), errors
 
 
 def server_of(pid: int) -> int:
@@ -299,7 +299,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_worker(path: Path, here: int) -> bool:
-    """Whether the engine that started it listens as well.
+    """Return whether the engine that started it listens as well.
 
     Args:
         path: Its socket.
@@ -320,12 +320,12 @@ def _sockets() -> tuple[list[Path], list[str]]:
         if (why := live.squatted(folder, owner)) is not None:
             wrong.append(why)
             continue
-        found: list[Path] = []
+        sockets: list[Path] = []
         with suppress(OSError):  # it is gone
-            found = [
+            sockets = [
                 path for path in sorted(folder.glob("*.sock")) if process_id(path.stem) and path.is_socket()
             ]
-        paths += found[:MOST_SOCKETS]
-        if (left_out := len(found) - MOST_SOCKETS) > 0:
+        paths += sockets[:MOST_SOCKETS]
+        if (left_out := len(sockets) - MOST_SOCKETS) > 0:
             wrong.append(f"{left_out:,} more sockets in {folder} are left out: too many to ask")
     return paths, wrong

@@ -147,10 +147,10 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
         InputError: there is no engine.
         UsageError: it is not clear which.
     """
-    found = meant(target)
+    targets = meant(target)
     folders: dict[Path, None] = {}
-    errors = list(found.silent.values())
-    for engine, folder in _with_folders(found.engines, parent):
+    errors = list(targets.silent.values())
+    for engine, folder in _with_folders(targets.engines, parent):
         try:
             answer = engine.ask(AskSnapshot(run_dir=str(folder)), Snapshot)
         except EngineError as error:
@@ -202,7 +202,7 @@ def _detached(engines: Iterable[RunningEngine], errors: list[str]) -> Iterator[s
             cut.append(str(Path(answer.path).parent))
     if cut:
         see = f"to see what was recorded: schedtrace analyze {' '.join(dict.fromkeys(cut))}"
-        first, *others = errors
-        raise RecordingError(first, *(f"schedtrace: {other}" for other in others), see)
+        first, *further = errors
+        raise RecordingError(first, *(f"schedtrace: {reason}" for reason in further), see)
     if errors:
         raise engine_error(errors)

@@ -63,13 +63,13 @@ def engines_of_others(target: str | None) -> dict[int, int]:
 
 
 def any_engine(target: str | None) -> bool:
-    """Whether one that cannot be asked is this process or below it."""
+    """Return whether an engine that cannot be asked is this process or below it."""
     return bool(unprepared_engines(target) or engines_of_others(target))
 
 
 def _engines(target: str | None) -> list[int]:
-    found = sorted(_processes(ENGINE))
-    return [pid for pid in found if target in {None, "all", str(pid)} or target in map(str, above(pid))]
+    pids = sorted(_processes(ENGINE))
+    return [pid for pid in pids if target in {None, "all", str(pid)} or target in map(str, above(pid))]
 
 
 def make_listen(target: str | None) -> None:

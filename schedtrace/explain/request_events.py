@@ -16,7 +16,7 @@ from schedtrace.model.vocabulary import interruption
 from schedtrace.timeline.request_states import QUEUED
 
 LEAST_FRAC = 0.01
-"""Of its life: a shorter interruption is no event of it."""
+"""Share of a request's life: a shorter interruption is no event of it."""
 SHORTEST_WAIT_MS = 0.05
 """A shorter wait is no wait: the next step scheduled it."""
 

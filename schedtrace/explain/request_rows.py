@@ -165,7 +165,7 @@ class WaitedFor:
     steps: int
     wait_ms: float
     interrupted: bool
-    """It is a kind of interruption: nothing refused the request meanwhile."""
+    """True for a kind of interruption: nothing refused the request meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -203,12 +203,12 @@ def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
     starts = timeline.steps.select("step", "start_us").drop_nulls()
     before = starts.filter(pl.col("step") < row["step"])["start_us"].max()
     after = starts.filter(pl.col("step") > row["step"])["start_us"].min()
-    found = timeline.events.filter(
+    events = timeline.events.filter(
         pl.col("end_us") > (timeline.begin_us if before is None else before),
         pl.col("begin_us") < (timeline.end_us if after is None else after),
     )
     sentences = []
-    for event in found.to_dicts():
+    for event in events.to_dicts():
         own = event["step"] == row["step"]
         where = "right after it"
         if own and event["kind"] in {HUNG, STALLED} and event["begin_us"] >= row["end_us"]:

@@ -57,7 +57,7 @@ NEEDS = {
     "request_states": SHOWS_LIMITS,
     "engine_states": frozenset({Fact.TIMES}),
 }
-"""What a trace must hold for a table of its own."""
+"""Facts a trace must hold for a table of its own."""
 
 
 def tables(run: Run) -> dict[str, pl.LazyFrame]:
@@ -86,19 +86,19 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
 
 def missing(run: Run) -> list[str]:
     """Return a sentence for each trace that lacks steps or requests between its begin and its end."""
-    found = []
+    sentences = []
     for trace in run.traces:
         if not trace.problems.is_incomplete:
             continue
         timeline = make_timeline(trace, whole=True)
-        steps, came = missing_steps(timeline), trace.present.height - timeline.there_first.height
-        came, left = came + trace.problems.missing_arrivals, gone(timeline).height
+        steps, arrived = missing_steps(timeline), trace.present.height - timeline.there_first.height
+        arrived, left = arrived + trace.problems.missing_arrivals, gone(timeline).height
         left += trace.problems.missing_finishes
-        found.append(
-            f"{trace.path}: incomplete: {steps:,} steps are missing, the arrival of at least {came:,} and "
+        sentences.append(
+            f"{trace.path}: incomplete: {steps:,} steps are missing, the arrival of at least {arrived:,} and "
             f"the end of at least {left:,} requests, and all requests that came and went in these steps"
         )
-    return found
+    return sentences
 
 
 def write_table(table: pl.LazyFrame, kind: Kind, file: Path) -> int:

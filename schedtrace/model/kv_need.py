@@ -70,7 +70,7 @@ class KvNeed:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether ``sequence`` and ``most`` bound what a request holds, however it was admitted."""
+        """Return whether ``sequence`` and ``most`` bound what a request holds, however it was admitted."""
         windowed = (group for group in self.groups if group.kind in {*_WINDOW, _CHUNK})
         return all(group.admission_cap is not None for group in windowed)
 
@@ -91,8 +91,8 @@ def kv_need(header: Header) -> KvNeed | None:
 
 def _known(counts: Iterable[int | None]) -> list[int] | None:
     blocks = list(counts)
-    known = [count for count in blocks if count is not None]
-    return known if len(known) == len(blocks) else None
+    known_blocks = [count for count in blocks if count is not None]
+    return known_blocks if len(known_blocks) == len(blocks) else None
 
 
 def _held(group: CacheGroup, computed: int, tokens: int, slots: int) -> int | None:

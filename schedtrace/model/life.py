@@ -19,7 +19,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     ``interrupted`` while the engine was paused, did something else, or took far too long for a step;
     ``unrecorded`` before the recording of one that was there when it began."""
     cause: str | None
-    """What it waited for, or what kept tokens from it: a word of ``docs/causes.md``, or ``next_step``; of
+    """Cause of the wait, or of tokens kept from it: a word of ``docs/causes.md``, or ``next_step``; of
     ``interrupted`` the ``kind`` of the finding ``interruption``."""
     from_ms: float
     to_ms: float
@@ -31,7 +31,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     device_ms: float
     """Of the time: the device executed a batch then, whether the request was in it or not."""
     of_state: str | None = None
-    """Of ``interrupted``: the state that goes on afterwards."""
+    """State that goes on afterwards, of ``interrupted``."""
 
     @property
     def steps(self) -> int:
@@ -77,7 +77,7 @@ class Life(msgspec.Struct, kw_only=True):
     request_id: str
     trial: int | None
     into_recording_ms: float
-    """When it arrived, on the clock of the run's first trace."""
+    """Time of its arrival, on the clock of the run's first trace."""
     prompt_tokens: int | None
     max_tokens: int | None
     output_tokens: int | None

@@ -154,7 +154,7 @@ class Status(Answer, tag="status"):
     stall: str | None = None
     """Why, in a sentence."""
     paused: str | None = None
-    """That somebody has paused its scheduler or put it to sleep, in a sentence."""
+    """Sentence that somebody has paused its scheduler or put it to sleep."""
     input_requests: int | None = None
     """Requests that its process has received and its thread has not taken; null: not known."""
 

@@ -40,14 +40,14 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
     own_times: bool = False
     """Requests are sent at the times in the file."""
     speedup: float | None = None
-    """What the gaps between these are divided by."""
+    """Divisor of the gaps between the file's times."""
     burstiness: float = 1.0
     prequeue: bool = False
     seed: int = 0
     warmup_requests: int = 0
     keep_prefix_cache: bool = False
     notes: list[str] = []
-    """What was left out or assumed when the file was read."""
+    """Omissions and assumptions made when the file was read."""
 
 
 class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""How numbers are written as text, in messages, tables and errors."""
+"""Text of numbers, in messages, tables and errors."""
 
 
 def settled(value: float, decimals: int) -> float:

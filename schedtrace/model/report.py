@@ -298,7 +298,7 @@ class EngineTime(msgspec.Struct, kw_only=True):
     """``device``, ``schedule``, ``update``, ``dummy``, ``host_gap``, ``idle`` or ``not_recorded``."""
     time_ms: float
     busy_frac: float | None
-    """Of its time but ``idle`` and ``not_recorded``; None: for these."""
+    """Share of the engine's time without ``idle`` and ``not_recorded``; None: for these two."""
 
 
 class TimePart(msgspec.Struct, kw_only=True):
@@ -327,9 +327,9 @@ class LoadPart(msgspec.Struct, kw_only=True):
     """The part of a recorded load that is replayed, where the whole would take too long."""
 
     requests: int
-    """That are replayed."""
+    """Number of requests that are replayed."""
     whole_requests: int
-    """Of the whole load."""
+    """Number of requests of the whole load."""
     begin_s: float
     """Seconds into the recording at which the first of them came."""
     end_s: float
@@ -337,13 +337,13 @@ class LoadPart(msgspec.Struct, kw_only=True):
 
     @property
     def words(self) -> str:
-        """As it stands in a sentence."""
+        """Return it as it stands in a sentence."""
         seconds = f"{number(self.begin_s)} to {number(self.end_s)} s"
         return f"{self.requests:,} of this load's {self.whole_requests:,} requests ({seconds})"
 
 
 class Tested(msgspec.Struct, kw_only=True):
-    """What ``--predict`` tested the advice on."""
+    """Load that ``--predict`` tested the advice on, or why it tested none."""
 
     part: LoadPart | None = None
     """Null: the whole load."""
@@ -389,7 +389,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     settings: list[EffectiveSetting] = []
     """Every setting that decides scheduling, with its origin."""
     tested: Tested | None = None
-    """What the advice was tested on; null: it was not (``--predict``)."""
+    """Load that the advice was tested on; null: it was not tested (``--predict``)."""
 
     def every_finding(self) -> list[Finding]:
         """Root causes, each followed by its symptoms, and symptoms of none."""

@@ -144,10 +144,10 @@ class StepStory(msgspec.Struct, kw_only=True):
     output_us: int | None
     output_tokens: int | None
     token_budget: int
-    """What ``schedule()`` worked with."""
+    """Token budget that ``schedule()`` worked with."""
     remaining_budget: int
     token_budget_set: int | None = None
-    """What the settings allow, where ``schedule()`` worked with less."""
+    """Token budget of the settings, where ``schedule()`` worked with less."""
     seats: int
     """How many requests may run at once."""
     num_running_before: int
@@ -163,7 +163,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     finished: list[Leaver]
     """Gone since the step before."""
     interruptions: list[Message]
-    """What kept the engine from its usual steps right before this step, in it and right after it."""
+    """Interruptions of the engine's usual steps right before this step, in it and right after it."""
     late: list[Newcomer]
     """At the front end before the step's output was back, but in the scheduler only after the step began."""
     scheduled: list[Scheduled]

@@ -227,7 +227,7 @@ class Fact(StrEnum):
 
 ALL_FACTS = frozenset(Fact)
 SHOWS_LIMITS = frozenset({Fact.REQUESTS, Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES})
-"""What a record must hold to show where its requests' time went, and so what limits an engine."""
+"""Facts a record must hold to show where its requests' time went, and hence what limits an engine."""
 
 
 def in_order(facts: Iterable[Fact]) -> list[str]:

@@ -22,7 +22,7 @@ INTERRUPTIONS = {
 }
 """Kinds of interruptions (``timeline/events.py``), to stand within a sentence."""
 SLOW_STEP = "a step took longer than its work"
-"""Likewise, of all other kinds."""
+"""Words for all other kinds of interruptions, to stand within a sentence."""
 _NAME = re.compile(r"`([^`]+)`")
 
 
@@ -55,7 +55,7 @@ def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
 
 
 def interruption(kind: str | None) -> str:
-    """What kept an engine from its usual steps, to stand within a sentence."""
+    """Return what kept an engine from its usual steps, to stand within a sentence."""
     return INTERRUPTIONS.get(kind or "", SLOW_STEP)
 
 

@@ -41,7 +41,7 @@ ENGINE_STATES = {
     "host_gap": "between steps",
     "not_recorded": "not recorded",
 }
-"""What a busy engine did, and where the trace does not tell."""
+"""Names of a busy engine's states, and of time that the trace does not show."""
 
 GAINS = {
     "output_tokens_per_s": "output tok/s",

@@ -121,16 +121,16 @@ STALLS = {"at_us": pl.Int64, **schema_of(Stalled)}
 
 
 def stalls_in(lines: Sequence[Any]) -> pl.DataFrame:
-    """One row per stall that the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
+    """Return a row per stall the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
 
     Args:
         lines: ``notice`` lines, others among them.
     """
-    found: dict[int, dict[str, Any]] = {}
+    stalls: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line.stalled is None:
             continue
-        told = {name: getattr(line.stalled, name) for name in STALLS if name != "at_us"}
-        known = found.setdefault(line.stalled.since_us, {"at_us": line.at_us, **told})
-        known["until_us"] = told["until_us"]
-    return pl.DataFrame(list(found.values()), schema=STALLS)
+        reported = {name: getattr(line.stalled, name) for name in STALLS if name != "at_us"}
+        stall = stalls.setdefault(line.stalled.since_us, {"at_us": line.at_us, **reported})
+        stall["until_us"] = reported["until_us"]
+    return pl.DataFrame(list(stalls.values()), schema=STALLS)

@@ -124,7 +124,7 @@ class Following:
         self._behind_gap = False
         """The next ``events`` line tells who is there behind a gap."""
         self._told_us: int | None = None
-        """When that was; the next step is the first one behind the gap."""
+        """Time of that line; the step after it is the first one behind the gap."""
         self._head = b""
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)

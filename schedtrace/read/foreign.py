@@ -39,8 +39,8 @@ def without_colours(text: str) -> str:
 
 def quoted_from(line: str) -> int:
     """Return where the text of a request begins in a log line; its length where there is none."""
-    found = _TEXT_OF_A_REQUEST.search(line)
-    return len(line) if found is None else found.start()
+    match = _TEXT_OF_A_REQUEST.search(line)
+    return len(line) if match is None else match.start()
 
 
 def is_log_line(line: str) -> bool:

@@ -24,7 +24,7 @@ TOLD = "told"
 DROPPED = "dropped"
 """The recorder dropped steps, and told who came and went in them."""
 LOST = "lost"
-"""Nothing is known of who came and went."""
+"""Kind of a gap of which nothing is known of who came and went."""
 
 
 def gaps_of(
@@ -44,18 +44,18 @@ def gaps_of(
     if steps.is_empty():
         return pl.DataFrame(schema=GAP_SCHEMA)
     over = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), pl.col("output_us"))
-    known = (
+    numbered = (
         steps.sort("step")
         .select(pl.col("step", "start_us").cast(pl.Int64), over_us=over.cast(pl.Int64))
         .with_columns(before=pl.col("step").shift(1), since_us=pl.col("over_us").shift(1))
         .with_row_index("place")
     )
-    told: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    restarts: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for first, at_us in sorted(begun_anew):
-        told[int(known["step"].search_sorted(first, side="left"))].append((first, at_us))
+        restarts[int(numbered["step"].search_sorted(first, side="left"))].append((first, at_us))
     dropped = sorted(line.at_us for line in events if line.dropped_steps)
     follows = pl.col("step") <= pl.col("before") + 1
-    missing = known.filter(~follows | (pl.col("place") == 0) | pl.col("place").is_in(list(told)))
+    missing = numbered.filter(~follows | (pl.col("place") == 0) | pl.col("place").is_in(list(restarts)))
     rows: list[tuple[Any, ...]] = []
     for place, number, start_us, _, before, since_us in missing.iter_rows():
         first, from_us = (number if before is None else before + 1), min(since_us or 0, start_us)
@@ -63,7 +63,7 @@ def gaps_of(
             anew = {at_us for _, at_us in begun_anew}
             there_us = next((line.at_us for line in events if line.present and line.at_us not in anew), 0)
             first, from_us = first_step, min(there_us, start_us)
-        for behind, told_us in told.get(place, ()) if before is not None or first < number else ():
+        for behind, told_us in restarts.get(place, ()) if before is not None or first < number else ():
             to_us = max(from_us, min(start_us, told_us))
             rows.append((first, behind - 1, from_us, to_us, behind, TOLD, told_us))
             first, from_us = behind, to_us

@@ -37,13 +37,13 @@ _STARTED = re.compile(
 )
 _LOOKS_LIKE = "Iteration("
 MARKERS = (_LOOKS_LIKE.encode(),)
-"""One of them stands in every such line."""
+"""Byte strings, one of which stands in every such line."""
 
 
 def iteration_in(line: str) -> re.Match[str] | None:
     """Return the iteration that a line logs; None for one in the text of a request."""
-    found = ITERATION.search(line) if _LOOKS_LIKE in line else None
-    return None if found is None or found.start() > quoted_from(line) else found
+    match = ITERATION.search(line) if _LOOKS_LIKE in line else None
+    return None if match is None or match.start() > quoted_from(line) else match
 
 
 def read_iteration_log(path: Path) -> list[Trace]:

@@ -27,13 +27,13 @@ TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of file."""
+    """Noun phrase: what such a file is."""
 
     name: str
     """A noun phrase: what such a file is."""
     matches: Callable[[Sample], bool]
     advice: str = ""
-    """What to do with one, in the imperative."""
+    """Advice on such a file, in the imperative."""
     reader: Reader | None = None
     is_workload: bool = False
     """``schedtrace.workloads`` reads it."""
@@ -61,8 +61,8 @@ def _text(pattern: str, least: int = 1) -> Callable[[Sample], bool]:
     def matches(sample: Sample) -> bool:
         if sample.is_binary or sample.is_json:
             return False
-        found = compiled.finditer(sample.text)
-        return all(next(found, None) is not None for _ in range(least))
+        places = compiled.finditer(sample.text)
+        return all(next(places, None) is not None for _ in range(least))
 
     return matches
 

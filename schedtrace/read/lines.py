@@ -256,9 +256,9 @@ class Joint:
         self._notices: set[str] = set()
         self._path = Path()
         self._lines = 0
-        """Of this part so far."""
+        """Number of lines of this part so far."""
         self._blank = 0
-        """Of them: lines of a head that continues the part before."""
+        """Number of these lines that belong to a head that continues the part before."""
         self._begins: Begins | None = None
         """The head that is kept, until its second line comes."""
         self._is_first = True
@@ -278,8 +278,8 @@ class Joint:
         self._lines += len(lines)
         self._notices |= _notices(lines)
         for line in reversed(lines):
-            if (found := _STEP_LINE.match(line)) is not None:
-                self._last_step = int(found[1])
+            if (match := _STEP_LINE.match(line)) is not None:
+                self._last_step = int(match[1])
                 break
         lines[:blank] = [b""] * len(lines[:blank])
         return lines
@@ -302,7 +302,7 @@ class Joint:
         return lines
 
     def _continues(self, head: Begins) -> bool:
-        """Whether nothing is missing between the part before and one with this header."""
+        """Return whether nothing is missing between the part before and one with this header."""
         expected = self._whole is not None and (
             not self._parts.in_order or part_number(self._path) == self._whole + 1
         )
@@ -318,7 +318,7 @@ class Joint:
     def _borrowed(self, lines: list[bytes]) -> bytes:
         """Return the header of a later part for one whose own is broken."""
         header = msgspec.json.decode(self._parts.header)
-        steps = (int(found[1]) for line in lines if (found := _STEP_LINE.match(line)) is not None)
+        steps = (int(match[1]) for line in lines if (match := _STEP_LINE.match(line)) is not None)
         header["first_step"] = 0 if not part_number(self._path) else next(steps, header.get("first_step", 0))
         return msgspec.json.encode(header)
 

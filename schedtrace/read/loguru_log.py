@@ -32,7 +32,7 @@ KEYS = ("token_budget", "remaining_budget", "total_requests", "requests", "max_n
 BEGINS = re.compile(rf"""\{{\s*['"](?:{"|".join(KEYS)})['"]\s*:""")
 _KEY = re.compile(rf"""['"](?:{"|".join(KEYS)})['"]""")
 MARKERS = tuple(key.encode() for key in KEYS)
-"""One of them stands in every record."""
+"""Byte strings, one of which stands in every record."""
 _OPENS = re.compile(r"\{\s*(?:#.*)?$")
 """A brace that ends its line: a wrapped record, whose first key stands on the next one."""
 _OF_A_RECORD = re.compile(r"""^\s*(?:[\[{(#}\]).]|['"]\w+['"]\s*:)|\{\s*['"]\w+['"]\s*:""")
@@ -206,7 +206,8 @@ def _as_json(text: str) -> str:
 
 
 PHASES = {"unknown": "running"}
-"""Who has computed tokens in the first record was there before it, or found them in the prefix cache."""
+"""Phases by logged phase: a request with computed tokens in the first record was there before it, or found
+them in the prefix cache."""
 RECORD = "log of a patched schedule(), one dict a call"
 
 
@@ -253,10 +254,10 @@ def has_records(lines: Iterable[str]) -> bool:
 
 def _is_of_schedule(record: Record) -> bool:
     requests = record.requests or []
-    if requests and all(one.scheduled_tokens is not None for one in requests):
+    if requests and all(request.scheduled_tokens is not None for request in requests):
         return True
-    known = [name for name in KEYS if getattr(record, name) is not None]
-    return len(known) > 1 and not {"token_budget", "remaining_budget"}.isdisjoint(known)
+    names = [name for name in KEYS if getattr(record, name) is not None]
+    return len(names) > 1 and not {"token_budget", "remaining_budget"}.isdisjoint(names)
 
 
 def _records(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int | None, Record]]:

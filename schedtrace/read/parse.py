@@ -95,7 +95,7 @@ class Parsed:
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/gaps.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
-    """Who was there at the end of gaps of the kind ``TOLD``, those of whom an arrival is recorded, too."""
+    """Requests there at the end of gaps of the kind ``TOLD``, also those whose arrival is recorded."""
     dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
     """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
     syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))

@@ -63,7 +63,7 @@ class Frames:
 
     @property
     def is_open(self) -> bool:
-        """Whether the end of a frame is still to come."""
+        """Return whether the end of a frame is still to come."""
         return self._frame is not None
 
     def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:
@@ -195,12 +195,12 @@ def parts_of(path: Path) -> Parts:
     most, first = written.most_common(1)[0][0], 0
     parts, copies = Parts([]), _copies(heads)
     places: list[tuple[int, Path]] = []
-    others: dict[Begins, list[str]] = defaultdict(list)
+    foreign: dict[Begins, list[str]] = defaultdict(list)
     copied: list[str] = []
     for file in files:
         head = heads.get(file)
         if head is not None and head.engine != most:
-            others[head.engine].append(file.name)
+            foreign[head.engine].append(file.name)
         elif file in copies:
             copied.append(file.name)
         else:
@@ -212,7 +212,7 @@ def parts_of(path: Path) -> Parts:
     parts.left_out = [
         f"{named(names)}: written by another engine ({engine}) than the rest ({most}): left out, to be read "
         "in a folder of its own"
-        for engine, names in others.items()
+        for engine, names in foreign.items()
     ]
     if copied:
         parts.left_out.append(f"{named(copied)}: a copy of another part, left out")
@@ -234,9 +234,9 @@ def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
         for file, head in heads.items():
             alike[head.first_step, file.stat().st_size].append(file)
         for files in alike.values():
-            known: dict[bytes, Path] = {}
+            originals: dict[bytes, Path] = {}
             for file in files if len(files) > 1 else ():
-                same = known.setdefault(_digest(file), file)
+                same = originals.setdefault(_digest(file), file)
                 if same != file:
                     copies[file] = same
     return copies

@@ -28,7 +28,7 @@ class Problems:
     began_unix_us: int | None = None
     """When the first step began that is there, if it is not the engine's first."""
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Where parts are missing: first and last step, from and to in microseconds of the trace's clock."""
+    """Places of missing parts: first and last step, from and to in microseconds of the trace's clock."""
     broken_frames: int = 0
     """Of parts: seconds that cannot be decompressed."""
     dropped: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Problems:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether something is missing between its first and its last line."""
+        """Return whether something is missing between its first and its last line."""
         return bool(
             self.missing_steps
             or self.not_rebuilt

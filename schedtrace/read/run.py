@@ -130,7 +130,7 @@ class Skipped:
 
 @dataclass
 class Found:
-    """What stands at some paths."""
+    """Runs and other files at some paths."""
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -173,17 +173,17 @@ def find_runs(paths: list[Path]) -> list[Path]:
 
 def _inside(folder: Path) -> Found:
     """Return the run folders and logs in a folder, and its other files."""
-    found = Found()
+    contents = Found()
     for child in sorted(folder.iterdir()):
         if not child.is_file():
-            found.runs += [child] if traces_in(child) else []
+            contents.runs += [child] if traces_in(child) else []
             continue
         why = _why_skipped(child)
         if why is None:
-            found.runs.append(child)
+            contents.runs.append(child)
         else:
-            found.skipped.append(Skipped(child, why))
-    return found
+            contents.skipped.append(Skipped(child, why))
+    return contents
 
 
 def _why_skipped(file: Path) -> str | None:
@@ -201,8 +201,8 @@ MOST_REASONS, MOST_NAMES = 8, 3
 def skipped_lines(skipped: list[Skipped]) -> list[str]:
     """Return a line for each reason, with some of the files' names."""
     files: dict[str, list[str]] = {}
-    for one in skipped:
-        files.setdefault(one.why, []).append(one.path.name)
+    for file in skipped:
+        files.setdefault(file.why, []).append(file.path.name)
     lines = [f"skipped {_some(names)}: {why}" for why, names in islice(files.items(), MOST_REASONS)]
     left = sum(map(len, islice(files.values(), MOST_REASONS, None)))
     files_left = "1 more file" if left == 1 else f"{left:,} more files"

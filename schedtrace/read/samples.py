@@ -1,4 +1,4 @@
-"""What a file shows of itself: its first block as text, JSON and CSV, and later blocks with a marker."""
+"""Samples of a file: its first block as text, JSON and CSV, and later blocks with a marker."""
 
 import json
 import re
@@ -33,7 +33,7 @@ class Sample:
 
     @cached_property
     def is_binary(self) -> bool:
-        """Whether it is no text."""
+        """Return whether it is no text."""
         return b"\0" in self.content[:_BINARY]
 
     @cached_property
@@ -53,7 +53,7 @@ class Sample:
 
     @property
     def is_json(self) -> bool:
-        """Whether it begins as a JSON object, or a list of them."""
+        """Return whether it begins as a JSON object, or a list of them."""
         return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
 
     @cached_property
@@ -69,22 +69,22 @@ class Sample:
         """
         if not self.is_json:
             return []
-        found: list[dict[str, Any]] = []
+        objects: list[dict[str, Any]] = []
         text = self.text
         at = re.match(r"\s*(?:\[\s*)?", text).end()  # type: ignore[union-attr]  # it matches everything
-        while len(found) < MOST_ROWS and at < len(text) and text[at] == "{":
+        while len(objects) < MOST_ROWS and at < len(text) and text[at] == "{":
             try:
                 row, at = _STEP.raw_decode(text, at)
             except (ValueError, RecursionError):
-                found.append(_fields(text, at))
+                objects.append(_fields(text, at))
                 break
-            found.append(row)
+            objects.append(row)
             at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]  # likewise
-        return found
+        return objects
 
     @property
     def is_list(self) -> bool:
-        """Whether it begins as a JSON list."""
+        """Return whether it begins as a JSON list."""
         return self.text.lstrip().startswith("[")
 
     @property

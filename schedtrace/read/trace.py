@@ -102,7 +102,7 @@ class Trace(Parsed):
     """What requests got (``stretches``), and the entries of each list of a step; on disk where they are many,
     so never collected as a whole."""
     facts: frozenset[Fact] = ALL_FACTS
-    """What the record holds: the one place that knows. A foreign log's reader says what its kind has; what
+    """Facts the record holds: the one place that knows. A foreign log's reader says what its kind has; what
     the recorder could not see of an engine is taken out."""
     record: str = "trace of schedtrace"
     """What kind of record it was read from."""
@@ -139,7 +139,7 @@ class Trace(Parsed):
 
 
 def _unseen(header: Header, steps: pl.DataFrame) -> Iterator[Fact]:
-    """What vLLM's scheduler does not show where another class stands in its place."""
+    """Yield the facts vLLM's scheduler does not show where another class stands in its place."""
     if not header.preemptions_recorded:
         yield Fact.PREEMPTIONS
         if steps["num_resumed"].sum():  # requests waited again, and nobody knows since when

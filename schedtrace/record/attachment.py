@@ -52,7 +52,7 @@ class Ended(NamedTuple):
 
     path: Path
     held_us: float
-    """How long the engine was held up."""
+    """Time for which the engine was held up."""
     stopped: str | None
     """Why it had ended before, or is not whole; None: it is."""
 

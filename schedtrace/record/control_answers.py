@@ -68,7 +68,7 @@ def listen_from_now_on() -> None:
 
 
 def _begin_to_listen() -> bool:
-    """Whether there is a loop to listen for, in a process that is not switched off."""
+    """Begin to listen in the loop that runs; return False if there is none or the process is switched off."""
     if is_switched_off():
         logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
         return False

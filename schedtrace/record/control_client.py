@@ -30,13 +30,13 @@ LARGEST = 10**18
 """Number in an answer."""
 BLOCK = 2**16
 RETRY_S = 0.02
-"""Until another try where a process listens to as many as it can."""
+"""Seconds until another try where a process listens to as many as it can."""
 CREDENTIALS = struct.Struct("3i")
 _T = TypeVar("_T", bound=AnyAnswer)
 
 
 class AnswerError(Exception):
-    """What a process has sent is no answer to the question; the text says what it has done."""
+    """Reply of a process that is no answer to the question; the text says what the process has done."""
 
 
 class Peer(NamedTuple):

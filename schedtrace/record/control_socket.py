@@ -40,7 +40,7 @@ END_S = 1.0
 MOST_S = 5.0
 """For who connects to say what is asked, and as long again to take the answer."""
 AGAIN_S = 0.05
-"""Until it listens again after it could not, doubled each time."""
+"""Seconds until it listens again after it could not, doubled each time."""
 LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
 """Who are listened to; more wait until they are accepted."""

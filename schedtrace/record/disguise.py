@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class Beside(Generic[_T]):
-    """What is known of objects, by their identity; of an object that is gone, nothing.
+    """Facts about objects, by their identity; of an object that is gone, nothing.
 
     They are not asked for a hash or an attribute. One that cannot be referred to weakly is kept alive.
     """
@@ -32,7 +32,7 @@ class Beside(Generic[_T]):
         """The fastest way to it: ``by_id(id(thing))``."""
 
     def get(self, thing: Any) -> _T | None:
-        """What is known of an object."""
+        """Return what is known of an object."""
         return self._known.get(id(thing))
 
     def __getitem__(self, thing: Any) -> _T:
@@ -75,9 +75,9 @@ def disguises(base: type, root: type) -> list[type]:
     """
     shows, reduces, copies, deep = _disguises(root)
     own = any("__class__" in vars(owner) for owner in base.__mro__[:-1])
-    found = [reduces] if own else [shows, reduces]
-    found += [copies] if hasattr(base, "__copy__") else []
-    return found + ([deep] if hasattr(base, "__deepcopy__") else [])
+    classes = [reduces] if own else [shows, reduces]
+    classes += [copies] if hasattr(base, "__copy__") else []
+    return classes + ([deep] if hasattr(base, "__deepcopy__") else [])
 
 
 @cache
@@ -101,7 +101,7 @@ def _disguises(root: type) -> tuple[type, ...]:
             if not isinstance(reduced, tuple) or plain is kind:
                 return reduced
             make, arguments, *rest = reduced
-            named = tuple(plain if one is kind else one for one in arguments)
+            named = tuple(plain if argument is kind else argument for argument in arguments)
             return (plain if make is kind else make, named, *rest)
 
     class Copies(root):  # type: ignore[misc]  # likewise

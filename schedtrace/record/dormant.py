@@ -1,4 +1,4 @@
-"""What an installed schedtrace does before somebody asks: engines and workers listen while their loops run.
+"""Behaviour of an installed schedtrace before anybody asks: engines and workers listen in their loops.
 
 No module of vLLM is imported for that, and none of schedtrace's in a process that has no loop. A process that
 is forked later is looked at again: its parent has imported by then what it is to run.
@@ -16,7 +16,7 @@ LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
 """Methods in which vLLM's engines and workers spend their lives."""
 _core = "vllm.v1.engine.core"
 _waits = False
-"""For forks of this process."""
+"""State of the hook for forks of this process: True once it is registered."""
 
 
 def listen_while_they_run() -> None:
@@ -35,9 +35,9 @@ def _wrap_loops() -> None:
         ("vllm.v1.executor.multiproc_executor", "WorkerProc", WORKER_LOOP, _worker_loop),
     ):
         with suppress(Exception):  # then nobody can attach
-            found = getattr(sys.modules.get(module), owner, None)
-            if found is not None:
-                wrap(found, name, around)
+            loop_class = getattr(sys.modules.get(module), owner, None)
+            if loop_class is not None:
+                wrap(loop_class, name, around)
 
 
 def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:

@@ -199,7 +199,7 @@ class FlightRecorder:
             return f"no snapshot: {error}"
 
     def _folder(self, reason: str, *, always: bool) -> Path | str:
-        """Where the next one goes; or why there is none, for there were enough."""
+        """Return where the next one goes; or why there is none, for there were enough."""
         now = time.monotonic()
         with self._lock:
             if not always and self._taken >= MOST:

@@ -124,7 +124,7 @@ class InferredExits:
 
 
 _WATCHES: Beside[Callable[[Any], None]] = Beside()
-"""What is called with a request that a cache manager refuses blocks."""
+"""Functions to call with a request that a cache manager refuses blocks."""
 
 
 @cache

@@ -25,7 +25,7 @@ DEFAULT = "20G"
 SETTLED_S = 600.0
 """A recorder writes every few seconds while it lives: a folder without a change for so long has none."""
 _NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
-"""As ``settings.claim_run_dir`` and the flight recorder name folders; one of the numbers is a process."""
+"""Folder name as ``settings.claim_run_dir`` and the flight recorder form it; one number is a process."""
 _FILES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))
 
 
@@ -33,14 +33,14 @@ class Run(NamedTuple):
     """A recording that has ended."""
 
     changed_s: float
-    """When it was written last, Unix time."""
+    """Time of the last write, Unix time."""
     size: int
     files: list[Path]
     folder: Path
 
 
 class _About(msgspec.Struct):
-    """What a manifest has to say."""
+    """Fields of a manifest that are read here."""
 
     schedtrace_version: str
     status: str
@@ -94,13 +94,13 @@ def _remove_run(run: Run) -> None:
 
 def ended_runs(current: Path, now_s: float) -> list[Run]:
     """The ended recordings beside a run folder."""
-    found = []
+    runs = []
     for folder in current.parent.iterdir():
         if folder != current and not folder.name.startswith(f"{current.name}-"):
             with suppress(OSError, msgspec.MsgspecError):
                 run = _ended_run(folder, now_s)
-                found += [run] if run is not None else []
-    return found
+                runs += [run] if run is not None else []
+    return runs
 
 
 def _ended_run(folder: Path, now_s: float) -> Run | None:
@@ -118,12 +118,12 @@ def _ended_run(folder: Path, now_s: float) -> Run | None:
         return None
     files = sorted(folder.iterdir())
     stats = [path.lstat() for path in files]
-    ordinary = all(stat.S_ISREG(one.st_mode) and one.st_uid == os.geteuid() for one in stats)
+    ordinary = all(stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() for status in stats)
     if not ordinary or not all(_FILES.fullmatch(path.name) for path in files):
         return None
     manifest = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=_About)
-    changed_s = max([about.st_mtime, *(one.st_mtime for one in stats)])
+    changed_s = max([about.st_mtime, *(status.st_mtime for status in stats)])
     ours = manifest.status == "attached" and manifest.host == platform.node()
     if not ours or now_s - changed_s < SETTLED_S:
         return None
-    return Run(changed_s, sum(one.st_size for one in stats), files, folder)
+    return Run(changed_s, sum(status.st_size for status in stats), files, folder)

@@ -33,7 +33,7 @@ def process(pid: int) -> Process:
 
 
 def age_s(pid: int) -> float | None:
-    """How long a process has been there; None: it is gone."""
+    """Return how long a process has been there; None: it is gone."""
     with suppress(OSError):
         started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
@@ -50,7 +50,7 @@ def pids_within(pid: int) -> list[int]:
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
-                return [int(one) for one in line.split()[1:]]
+                return [int(number) for number in line.split()[1:]]
     return []
 
 

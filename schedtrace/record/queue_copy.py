@@ -236,8 +236,8 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
 def _parted(requests: Iterable[CopiedRequest]) -> tuple[list[CopiedRequest], list[CopiedRequest]]:
     """Return those that run and those that wait."""
     parted: tuple[list[CopiedRequest], list[CopiedRequest]] = [], []
-    for one in requests:
-        parted[one.state != "running"].append(one)
+    for request in requests:
+        parted[request.state != "running"].append(request)
     return parted
 
 

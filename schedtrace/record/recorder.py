@@ -58,9 +58,9 @@ class Recorder:
         self._before = Before()
         self.in_schedule = False
         self.events: list[Noted] | None = None
-        """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
+        """Notes of the marks in the call of ``schedule()`` that runs; None outside such a call."""
         self.queued = True
-        """Whether somebody may be waiting in the call that runs."""
+        """True if somebody may be waiting in the call that runs."""
         self.left = 0
         """Requests that have left the running ones so far: finished, aborted or preempted."""
         self._in_flight: dict[int, tuple[Capture, int]] = {}

@@ -54,15 +54,15 @@ def _wrap_scheduler_choice() -> None:
 
 
 def _wrap_configured_class() -> None:
-    """To vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
+    """Wrap the class configured up to vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
     from vllm.v1.engine.core import EngineCore
 
     def initialize(original: Method, engine: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         sizes = original(engine, vllm_config, *args, **kwargs)
         try:
             config = vllm_config.scheduler_config
-            given = config.scheduler_cls
-            chosen = pkgutil.resolve_name(given) if isinstance(given, str) else given
+            configured = config.scheduler_cls
+            chosen = pkgutil.resolve_name(configured) if isinstance(configured, str) else configured
             config.scheduler_cls = _traced(chosen, config)
         except Exception as error:
             logger.warning("schedtrace: not recording, no scheduler class could be found: {!r}", error)

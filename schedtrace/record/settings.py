@@ -116,7 +116,7 @@ class Settings:
 
 
 def hashes_ids() -> bool:
-    """Whether request ids are to be written as hashes.
+    """Return whether request ids are to be written as hashes.
 
     Raises:
         NotUnderstoodError: it is not said in words that are understood.
@@ -125,7 +125,7 @@ def hashes_ids() -> bool:
 
 
 def hides_ids() -> bool:
-    """Whether ids are hidden in what is shown; also where the variable is not understood."""
+    """Return whether ids are hidden in what is shown; also where the variable is not understood."""
     try:
         return hashes_ids()
     except NotUnderstoodError:

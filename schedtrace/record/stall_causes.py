@@ -75,7 +75,7 @@ def place_of(frame: FrameType) -> Place:
 
 
 def _is_beneath(file: str) -> bool:
-    """Whether a function is Python's own or ours, which somebody else has called."""
+    """Return whether a function is Python's own or ours, which somebody else has called."""
     of_python = file.startswith(("<", _LIBRARY)) and "-packages" not in file
     return of_python or file.startswith(_OURS)
 
@@ -195,7 +195,7 @@ def stall(
 
 
 def paused(engine: Any) -> str | None:
-    """That somebody has paused it, or put it to sleep, in a sentence; None: nobody has."""
+    """Return a sentence that somebody has paused it, or put it to sleep; None: nobody has."""
     asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
     running = queues.pause_name(engine.scheduler) == "UNPAUSED"
     return None if running and not asleep else _paused(engine).sentence
@@ -234,7 +234,7 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | N
 
 
 def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
-    """What is certain of the next request without a look into a call."""
+    """Return what is certain of the next request without a look into a call."""
     first, usable = queues.head(engine.scheduler), usable_blocks(engine.scheduler.kv_cache_manager)
     needed = None if first is None else _whole(engine, first.request_id)
     if first is None or needed is None or usable is None or needed <= usable:

@@ -69,7 +69,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         @property
         def _schedtrace_recorder(self) -> Recorder | None:
-            """What records it; kept beside it."""
+            """Return what records it; kept beside it."""
             return RECORDERS.get(self)
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:

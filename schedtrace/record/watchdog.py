@@ -92,7 +92,7 @@ def after_s() -> float | None:
 
 
 def explains() -> bool:
-    """Whether a stall may be looked at from within, unasked: by a recording of a moment."""
+    """Return whether a stall may be looked at from within, unasked: by a recording of a moment."""
     return EXPLAIN in _asked()
 
 
@@ -142,7 +142,7 @@ class Watchdog:
         self._unexplained = False
         """Calls of ``schedule()`` do nothing, and nobody was asked to look at one."""
         self._stacks_s: dict[tuple[str, ...], float] = {}
-        """When a process's stacks were written, by the kind of stall, the process and where it was."""
+        """Times at which a process's stacks were written, by kind of stall, process and where it was."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
 
@@ -178,7 +178,7 @@ class Watchdog:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a stall lasts in which the engine's thread comes to the end of no step."""
+        """Return whether a stall lasts in which the engine's thread comes to the end of no step."""
         reported = self._reported
         return reported is not None and reported.kind in HELD_UP
 
@@ -242,26 +242,26 @@ class Watchdog:
             ids=self._ids(),
         )
 
-    def _report(self, found: Stall, now_s: float) -> None:
+    def _report(self, stall: Stall, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
-        if found.kind == "paused":
-            log.info("%s", visible(f"{begin}{found.sentence}"))
+        if stall.kind == "paused":
+            log.info("%s", visible(f"{begin}{stall.sentence}"))
             return
         held = _tried(lambda: holders(self._engine, self._ids()))
         stacks = self._known_stacks()
         if self._note is not None:
-            self._noted(found, held, stacks)
-        lines = [f"{begin if found.kind != 'livelock' else 'schedtrace: '}{found.sentence} [{found.kind}]"]
-        if self._unexplained and found.kind == "scheduler":
+            self._noted(stall, held, stacks)
+        lines = [f"{begin if stall.kind != 'livelock' else 'schedtrace: '}{stall.sentence} [{stall.kind}]"]
+        if self._unexplained and stall.kind == "scheduler":
             lines.append(MORE.format(pid=os.getpid()))
         lines += held
         if self._snapshot is not None:
             take = self._snapshot
-            lines += _tried(lambda: [about] if (about := take(found.kind)) else [])
+            lines += _tried(lambda: [about] if (about := take(stall.kind)) else [])
         for process, stack in stacks.items():
-            said = (found.kind, process, *_functions(stack))
-            if now_s - self._stacks_s.get(said, -STACKS_EVERY_S) >= STACKS_EVERY_S:
-                self._stacks_s[said] = now_s
+            key = (stall.kind, process, *_functions(stack))
+            if now_s - self._stacks_s.get(key, -STACKS_EVERY_S) >= STACKS_EVERY_S:
+                self._stacks_s[key] = now_s
                 lines += stack
         log.warning("%s", "\n  ".join(map(visible, lines)))
 
@@ -272,14 +272,14 @@ class Watchdog:
             logger.trace("schedtrace: a stall is described without stacks: {!r}", error)
             return {}
 
-    def _noted(self, found: Stall, held: list[str], stacks: dict[str, list[str]]) -> None:
+    def _noted(self, stall: Stall, held: list[str], stacks: dict[str, list[str]]) -> None:
         """Have the stall written into the trace."""
         with suppress(Exception):  # the log has it
             scheduler = self._engine.scheduler
             stalled = Stalled(
-                kind=found.kind,
+                kind=stall.kind,
                 since_us=int(self._reported_since_s * 1e6),
-                sentence=found.sentence,
+                sentence=stall.sentence,
                 running=len(scheduler.running),
                 waiting=self._queues.num_waiting_seen_from_outside(scheduler),
                 input_requests=queues.num_in_input_queue(self._engine),
@@ -343,14 +343,14 @@ _LINE_NUMBER = re.compile(r", line \d+ ")
 
 
 def _functions(stack: list[str]) -> list[str]:
-    """Where a process's main thread is, without what differs between two looks at the same place."""
+    """Return where a process's main thread is, without what differs between two looks at the same place."""
     begin = next((at for at, line in enumerate(stack) if line.startswith("Thread 0x")), len(stack))
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stack[begin + 1 :])
     return [_LINE_NUMBER.sub(" ", line) for line in main][:SAME_FRAMES] or stack[:1]
 
 
 class Calls:
-    """How often ``schedule()`` was called, as far as this release counts that."""
+    """Count of the calls of ``schedule()``, as far as this release counts them."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -373,7 +373,7 @@ class Calls:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there were calls since the latest progress, the latest of them just now.
+        """Return whether there were calls since the latest progress, the latest of them just now.
 
         A call that hangs is counted when it begins; two looks in a row without another one tell it apart.
         """
@@ -387,7 +387,7 @@ class Calls:
         return self.number - self._at_progress
 
     def still_s(self, now_s: float) -> float | None:
-        """How long no call has begun, up to a look; None: not counted."""
+        """Return how long no call has begun, up to a look; None: not counted."""
         return None if self.number is None else now_s - self._moved_s
 
 

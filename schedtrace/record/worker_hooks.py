@@ -38,7 +38,7 @@ def machine() -> str:
 
 
 _BEGAN: Beside[int] = Beside()
-"""When each worker began to execute the batch that it is to sample tokens of."""
+"""Time at which each worker began to execute the batch that it is to sample tokens of."""
 
 
 def wrap_worker() -> None:

@@ -48,7 +48,7 @@ CLOCK_SET_US = 20_000
 are slewed alike."""
 
 CLOSE_S = 10
-"""For the thread to write what is left."""
+"""Seconds for the thread to write what is left."""
 
 MAX_PENDING = 50_000
 """Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""

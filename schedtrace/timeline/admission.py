@@ -215,9 +215,9 @@ class _Passing:
     def _held(self, step: int) -> int:
         """Blocks that they hold by now, had each computed a token more in every step since."""
         held = 0
-        for one in self.inside.values():
-            more = min(step - one["passed_step"], one["most_after_prompt"])
-            tokens = one["wanted_tokens"] + more
+        for request in self.inside.values():
+            more = min(step - request["passed_step"], request["most_after_prompt"])
+            tokens = request["wanted_tokens"] + more
             held += self.need.blocks_later(tokens, tokens - 1 if more else 0)
         return held
 

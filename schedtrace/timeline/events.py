@@ -48,7 +48,7 @@ KINDS = (
 HUNG_US = 1_000_000
 """``schedule()`` takes milliseconds: what took it a second and more is a hang, and no slow step."""
 NOT_RETURNED = "schedule() has not returned"
-"""How the watchdog's sentence about such a call begins (``record/stall_causes.py``)."""
+"""Beginning of the watchdog's sentence about such a call (``record/stall_causes.py``)."""
 HUNG_FACTOR = 5.0
 """Times as long as a usual call."""
 ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
@@ -160,9 +160,9 @@ def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
 
 
 def starved_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
-    """How much of each row's time a worker waited for a processor while it had the batch."""
-    found = events(frames)
-    return overlap_us(rows, merged(found.filter(kind=STARVED, part="device")))
+    """Return how much of each row's time a worker waited for a processor while it had the batch."""
+    interruptions = events(frames)
+    return overlap_us(rows, merged(interruptions.filter(kind=STARVED, part="device")))
 
 
 def _asked(frames: Frames) -> pl.DataFrame:
@@ -198,8 +198,8 @@ def _hung(frames: Frames) -> pl.DataFrame:
     steps = frames.steps.select("trial", "step", "start_us", "end_us", "schedule_us")
     usual = median(steps["schedule_us"])
     took = pl.col("schedule_us")
-    found = steps.filter((took >= HUNG_US) & (took >= HUNG_FACTOR * usual))
-    return found.select(
+    calls = steps.filter((took >= HUNG_US) & (took >= HUNG_FACTOR * usual))
+    return calls.select(
         "trial",
         "step",
         "end_us",
@@ -212,10 +212,10 @@ def _hung(frames: Frames) -> pl.DataFrame:
 
 
 def _stalled(frames: Frames) -> pl.DataFrame:
-    """What the watchdog saw in which the engine made no step; not where it stepped and was refused."""
+    """Return what the watchdog saw while the engine made no step; not where it stepped and was refused."""
     last = frames.end_us
     hung = pl.col("sentence").str.starts_with(NOT_RETURNED)
-    found = frames.stalls.filter(pl.col("kind").is_in(list(ELSEWHERE))).select(
+    stalls = frames.stalls.filter(pl.col("kind").is_in(list(ELSEWHERE))).select(
         kind=pl.when(hung).then(pl.lit(HUNG)).otherwise(pl.lit(STALLED)),
         begin_us="since_us",
         end_us=pl.min_horizontal("until_us", pl.lit(last)),
@@ -225,7 +225,7 @@ def _stalled(frames: Frames) -> pl.DataFrame:
     )
     steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
     return (
-        found.filter(LENGTH_US > 0)
+        stalls.filter(LENGTH_US > 0)
         .sort("begin_us")
         .join_asof(steps, left_on="begin_us", right_on="start_us", check_sortedness=False)
         .drop("start_us")

@@ -82,7 +82,7 @@ class Frames:
     warmup_requests: pl.Series
     """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Who was there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
+    """Requests there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
     closed_workload: bool = False
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
@@ -101,19 +101,19 @@ class Frames:
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/gaps.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Who was there when gaps were over, as far as the recorder told it: a row for each gap."""
+    """Requests there when gaps were over, as far as the recorder told it: a row for each gap."""
     missing: list[Message] = field(default_factory=list)
     """What the trace lacks before its end."""
     requests_missing: bool = False
     """There may be requests that the trace does not hold."""
     offset_us: int = 0
-    """What turns its clock into that of the run's first trace: of times into the recording."""
+    """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
     is_window: bool = False
     """Cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
     def begin_us(self) -> int:
-        """When its first step began; 0 for an empty one."""
+        """Return when its first step began; 0 for an empty one."""
         return int(self.steps.select(pl.col("start_us").min()).item() or 0)
 
     @cached_property
@@ -127,7 +127,7 @@ class Frames:
         times = self.steps.select(
             pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
-        known = [
+        moments_us = [
             times,
             self.finishes["finished_us"].max(),
             self.arrivals["queued_us"].max(),
@@ -136,8 +136,8 @@ class Frames:
         gone = self.finishes["request_id"].implode()
         if not self.known_requests["request_id"].is_in(gone).all():
             asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
-            known += [asked, self.cpu["at_us"].max()]
-        return max((int(us) for us in known if us is not None), default=0)
+            moments_us += [asked, self.cpu["at_us"].max()]
+        return max((int(us) for us in moments_us if us is not None), default=0)
 
     @cached_property
     def demand(self) -> Demand:

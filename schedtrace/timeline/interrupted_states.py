@@ -23,15 +23,14 @@ def interrupted_states(frames: Frames) -> pl.DataFrame:
     in the piece; ``tokens`` is null in pieces of a row that was cut.
     """
     states = request_states(frames)
-    found = merged(events(frames))
-    if found.is_empty() or states.is_empty():
+    interruptions = merged(events(frames))
+    if interruptions.is_empty() or states.is_empty():
         return states.with_columns(of_state=pl.lit(None, pl.String))
     starved_device = (pl.col("kind") == STARVED) & (pl.col("part") == DEVICE)
-    kinds = found.select("begin_us", "kind")
+    lost_device = interruptions.filter(starved_device).select("begin_us", "end_us")
+    kinds = interruptions.select("begin_us", "kind")
     on_host = _with_kinds(host_spans(frames), kinds)
-    still = _with_kinds(
-        pl.concat([host_spans(frames), found.filter(starved_device).select("begin_us", "end_us")]), kinds
-    )
+    still = _with_kinds(pl.concat([host_spans(frames), lost_device]), kinds)
     waits = pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     way = pl.col("state") == "front_end"
     received = frames.first_arrivals.select("request_id", "received_us")
@@ -45,7 +44,7 @@ def interrupted_states(frames: Frames) -> pl.DataFrame:
         [
             outside.filter((LENGTH_US > 0) | (pl.col("tokens") > 0)),
             _cut(frames, inside, on_host),
-            _cut(frames, states.filter(waits & ~way), found),
+            _cut(frames, states.filter(waits & ~way), interruptions),
             _cut(frames, states.filter(~waits & ~way), still),
         ],
         how="diagonal_relaxed",
@@ -91,8 +90,8 @@ def _cut(frames: Frames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFram
 
 def _with_steps(frames: Frames, pieces: pl.DataFrame) -> pl.DataFrame:
     """Pieces of rows, of whose steps each has those that began in it."""
-    known = frames.steps.drop_nulls("start_us").sort("start_us")
-    starts, numbers = known["start_us"], known["step"].cast(pl.Int64)
+    steps = frames.steps.drop_nulls("start_us").sort("start_us")
+    starts, numbers = steps["start_us"], steps["step"].cast(pl.Int64)
     first = starts.search_sorted(pieces["begin_us"], side="left").cast(pl.Int64)
     last = starts.search_sorted(pieces["end_us"], side="left").cast(pl.Int64) - 1
     begun = numbers.extend_constant(NEVER, 1).gather(first)

@@ -16,7 +16,7 @@ from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.spans import LENGTH_US, overlap_us, time_within
 
 LEAST_FRAC = 0.2
-"""Of the engine's busy time in a second: what is left takes a quarter longer than it needs."""
+"""Share of the engine's busy time in a second: what is left takes a quarter longer than it needs."""
 MOST_OF_IT = 0.5
 """A step is starved if more than half of it lies in such a time."""
 FEWEST = 30
@@ -37,7 +37,7 @@ STARVED = {"begin_us": pl.Int64, "end_us": pl.Int64, "device_frac": pl.Float64, 
 
 
 class _Turn(NamedTuple):
-    """What a thread had between two ``cpu`` lines."""
+    """Times of a thread between two ``cpu`` lines."""
 
     begin_us: int
     end_us: int
@@ -47,14 +47,14 @@ class _Turn(NamedTuple):
 
 @computed_once
 def thread_times(frames: Frames) -> pl.DataFrame:
-    """One row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
+    """Return a row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
 
     ``lost_us``: how much of its turn the thread waited for a processor, at least.
     """
-    known = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
+    cpu = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
     turns = [
         (role, pid, turn)
-        for (role, pid, _), rows in known.group_by("role", "pid", "tid", maintain_order=True)
+        for (role, pid, _), rows in cpu.group_by("role", "pid", "tid", maintain_order=True)
         for turn in _turns(rows.select("at_us", "ran_us", "waited_us").rows())
     ]
     rows = pl.DataFrame(
@@ -74,14 +74,14 @@ def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
 
     Linux counts a wait when it is over: what is longer than the time left belongs to the times before.
     """
-    later, found = 0, []
+    later, turns = 0, []
     for (begin, ran, waited), (end, ran_then, waited_then) in zip(seen[-2::-1], seen[:0:-1], strict=True):
         ran_us = min(ran_then - ran, end - begin)
         wait = waited_then - waited + later
         waited_us = min(wait, end - begin - ran_us)
         later = wait - waited_us
-        found.append(_Turn(begin, end, ran_us, waited_us))
-    return reversed(found)
+        turns.append(_Turn(begin, end, ran_us, waited_us))
+    return reversed(turns)
 
 
 @computed_once
@@ -148,10 +148,10 @@ def lost_spans(frames: Frames) -> pl.DataFrame:
     states = engine_states(frames).filter(pl.col("state").is_in([*BUSY]))
     shares = time_within(states, spans, {"of_device": pl.col("device_frac"), "of_host": pl.col("host_frac")})
     lost = pl.when(pl.col("state") == DEVICE).then("of_device").otherwise("of_host")
-    found = states.hstack(shares).with_columns(lost_us=lost).filter(pl.col("lost_us") > 0)
+    losses = states.hstack(shares).with_columns(lost_us=lost).filter(pl.col("lost_us") > 0)
     starts = frames.steps.select("step", "start_us").sort("start_us")
     return (
-        found.sort("begin_us")
+        losses.sort("begin_us")
         .join_asof(starts, left_on="begin_us", right_on="start_us")
         .select(
             "trial",

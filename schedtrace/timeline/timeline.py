@@ -142,9 +142,9 @@ def make_timeline(
     )
 
 
-def _closed(trace: Trace, kept: pl.DataFrame) -> Literal["both", "right"]:
-    """Whether a gap before the first of these steps counts: not if what is missing there is the warm-up."""
-    is_first = kept.height > 0 and kept["step"][0] == trace.steps["step"][0]
+def _closed(trace: Trace, steps: pl.DataFrame) -> Literal["both", "right"]:
+    """Return "both" if a gap before the first of these steps counts: not if the warm-up is missing there."""
+    is_first = steps.height > 0 and steps["step"][0] == trace.steps["step"][0]
     return "both" if is_first else "right"
 
 
@@ -169,9 +169,9 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
     spent = exits.filter(
         pl.col("cause") == str(Cause.TOKEN_BUDGET), pl.col("via") == "source", pl.col("budget_left") <= 0
     ).select(pl.col("step").unique(), spent=True)
-    known = steps.join(spent, on="step", how="left", maintain_order="left")
+    marked = steps.join(spent, on="step", how="left", maintain_order="left")
     lacking = pl.when("spent").then("remaining_budget").otherwise(0)
-    return known.with_columns(
+    return marked.with_columns(
         token_budget=pl.col("token_budget") - lacking, remaining_budget=pl.col("remaining_budget") - lacking
     ).drop("spent")
 

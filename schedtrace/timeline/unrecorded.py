@@ -1,4 +1,4 @@
-"""What a gap of the trace leaves unknown: requests' states meanwhile, and who left in it.
+"""Unknowns of a gap of the trace: requests' states meanwhile, and who left in it.
 
 ``Frames.gaps`` has the gaps. Nobody is said to have waited, run or ended in one: the state is
 ``NOT_RECORDED``, and a request of whom nothing is known afterwards has no end.
@@ -54,7 +54,7 @@ def gone(frames: Frames) -> pl.DataFrame:
         after(frames).select("request_id", step="next_step"),
     ]
     last = (
-        pl.concat([one.cast({"step": pl.Int64}) for one in signs])
+        pl.concat([sign.cast({"step": pl.Int64}) for sign in signs])
         .group_by("request_id")
         .agg(pl.col("step").max())
     )
@@ -126,15 +126,15 @@ def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
         .then("end_step")
         .otherwise(pl.lit(gaps["first_step"].gather(following)) - 1),
     )
-    known = between.filter(pl.col("end_us") > pl.col("begin_us"))
+    recorded = between.filter(pl.col("end_us") > pl.col("begin_us"))
     steps_known = pl.col("begin_step") <= pl.col("end_step")
-    known = known.with_columns(
+    recorded = recorded.with_columns(
         tokens=pl.when(pl.int_range(pl.len()).over("span") == 0).then("tokens").otherwise(0),
         **{name: pl.when(steps_known).then(name) for name in ("begin_step", "end_step")},
     )
     columns = [*states.columns, "span"]
     return (
-        pl.concat([part.select(columns) for part in (whole, inside, known)])
+        pl.concat([part.select(columns) for part in (whole, inside, recorded)])
         .sort("span", "begin_us", "end_us", maintain_order=True)
         .drop("span")
     )

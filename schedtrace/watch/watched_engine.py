@@ -100,7 +100,7 @@ class Engine:
         return make_timeline(self.following.trace(chunks), whole=True)
 
     def standing(self, now_s: float) -> Message:
-        """That it makes no step while requests are there, and why if its watchdog knows; empty: it steps."""
+        """Say that it makes no step though requests are there, and why if known; empty: it makes steps."""
         if self.over or self.header is None or self._last_step_us is None:
             return NOTHING
         now_us = int(now_s * 1e6) - self.header.wall_anchor_us

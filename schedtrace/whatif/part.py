@@ -1,4 +1,4 @@
-"""Of a long load the part that is replayed: that in which the requests waited for what the verdict is about.
+"""Part of a long load that is replayed: that in which the requests waited for what the verdict is about.
 
 A replay begins with an empty engine. So the part begins where few requests were there, if possible none.
 """
@@ -25,15 +25,15 @@ from schedtrace.whatif.prediction import Recorded
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 STEP_US, REQUEST_US = 350.0, 25.0
-"""What a step of a replay costs, and each request in it, with 16 to 256 running (docs/what-if.md)."""
+"""Cost of a step of a replay, and of each request in it, with 16 to 256 running (docs/what-if.md)."""
 MOST_S = 3.0
-"""Of one replay: a menu has 20 to 40."""
+"""Seconds of one replay: a menu has 20 to 40."""
 FEWEST = 50
 """Requests of a part: fewer show nothing."""
 
 
 def replay_s(timelines: list[Timeline]) -> float:
-    """How long one replay of all of it takes, roughly, in seconds."""
+    """Estimate how long one replay of all of it takes, roughly, in seconds."""
     return sum(float(_cost_us(timeline.steps).sum() or 0.0) for timeline in timelines) / 1e6
 
 
@@ -44,7 +44,7 @@ CANDIDATES = 1000
 
 
 def part_of(base: Recorded, findings: Sequence[Finding] = (), *, most_s: float = MOST_S) -> Recorded:
-    """As many of the trials, or else of one trial's requests, as can be replayed in this time.
+    """Return as many of the trials, or else of one trial's requests, as can be replayed in this time.
 
     Of requests that came at their own times those are chosen among whom the leading root cause shows; clients
     that wait for answers, or send all at once, are replayed from the load's beginning.
@@ -94,44 +94,48 @@ def part_of(base: Recorded, findings: Sequence[Finding] = (), *, most_s: float =
 
 
 class _Time:
-    """Where in time the findings of a run are, on the clock of its first engine."""
+    """Times at which the findings of a run are, on the clock of its first engine."""
 
     def __init__(self, timelines: Sequence[Timeline]) -> None:
         self._timelines = timelines
-        self.later_us = [offset(one.header, timelines[0].header).us for one in timelines]
+        self.later_us = [offset(timeline.header, timelines[0].header).us for timeline in timelines]
         starts = timelines[0].steps["start_us"]
         self.first_us = int(starts[0]) if starts.len() else 0
 
     def spans(self, finding: Finding) -> list[pl.DataFrame]:
-        """Of each engine the spans of time that a finding is about; none where the record does not tell."""
+        """Return each engine's spans of time that a finding is about; none where the record does not tell."""
         charges = KINDS[finding.code].charges
         if charges:
             wanted = pl.col("charge").is_in([*map(str, charges)])
-            return [one.charges.filter(wanted) for one in self._timelines]
+            return [timeline.charges.filter(wanted) for timeline in self._timelines]
         if finding.code == interruption.RULE.code:
-            return [one.events.filter(pl.col("kind") == finding.cause) for one in self._timelines]
+            return [timeline.events.filter(pl.col("kind") == finding.cause) for timeline in self._timelines]
         return []
 
     def shares(self, spans: list[pl.DataFrame], begins_us: list[int], ends_us: list[int]) -> list[float]:
-        """What part of the requests' time between these moments lies in the spans."""
+        """Return what part of the requests' time between these moments lies in the spans."""
         inside = self._between(spans, begins_us, ends_us)
-        whole = self._between([one.request_states for one in self._timelines], begins_us, ends_us)
+        whole = self._between([timeline.request_states for timeline in self._timelines], begins_us, ends_us)
         return [part / all_of_it if all_of_it else 0.0 for part, all_of_it in zip(inside, whole, strict=True)]
 
     def holds(self, finding: Finding, begin_us: int, end_us: int) -> bool:
-        """Whether a finding shows between these moments as it does in the whole."""
+        """Return whether a finding shows between these moments as it does in the whole."""
         spans = self.spans(finding)
         if not spans:
             return True
-        last_us = max(one.end_us + later for one, later in zip(self._timelines, self.later_us, strict=True))
+        last_us = max(
+            timeline.end_us + later for timeline, later in zip(self._timelines, self.later_us, strict=True)
+        )
         here, whole = self.shares(spans, [begin_us, self.first_us], [end_us, last_us])
         return here >= HOLDS_FRAC * whole
 
     def _between(self, rows: list[pl.DataFrame], begins_us: list[int], ends_us: list[int]) -> list[float]:
         sums = [0.0] * len(begins_us)
-        for of_one, later in zip(rows, self.later_us, strict=True):
-            begin, end = (until(of_one, [us - later for us in moments]) for moments in (begins_us, ends_us))
-            sums = [known + after - before for known, before, after in zip(sums, begin, end, strict=True)]
+        for engine_rows, later in zip(rows, self.later_us, strict=True):
+            begin, end = (
+                until(engine_rows, [us - later for us in moments]) for moments in (begins_us, ends_us)
+            )
+            sums = [total + after - before for total, before, after in zip(sums, begin, end, strict=True)]
         return sums
 
 
@@ -141,9 +145,9 @@ class _Chosen(NamedTuple):
     first: int
     requests: int
     begin_us: int
-    """When the first one came, on the clock of the first engine; of the first one of all, of its steps."""
+    """Arrival of the first one, on the clock of the first engine; of the load's first, begin of its steps."""
     end_us: int
-    """Until when a replay takes as long as it may."""
+    """Time until which a replay takes as long as it may."""
 
 
 def _choose(
@@ -155,11 +159,11 @@ def _choose(
     began = load.began_us or 0
     arrived, answered = (
         np.array([math.inf if us is None else us + began for us in column])
-        for column in zip(*((one.arrived_us, one.answered_us) for one in load), strict=True)
+        for column in zip(*((request.arrived_us, request.answered_us) for request in load), strict=True)
     )
     costs = pl.concat(
-        one.steps.select(us=pl.col("start_us") + later, cost=_cost_us(one.steps))
-        for one, later in zip(timelines, time.later_us, strict=True)
+        timeline.steps.select(us=pl.col("start_us") + later, cost=_cost_us(timeline.steps))
+        for timeline, later in zip(timelines, time.later_us, strict=True)
     ).sort("us")
     starts, spent = costs["us"].to_numpy(), costs["cost"].cum_sum().to_numpy()
     paced = load.closed is not None or all(map(came_at_once, timelines))
@@ -170,7 +174,7 @@ def _choose(
     ends = starts[np.clip(np.searchsorted(spent, before + 1e6 * most_s, side="right") - 1, 0, None)]
     begins_us = [int(arrived[first]) if first else time.first_us for first in firsts]
     ends_us = [int(end) for end in ends]
-    found = [
+    candidates = [
         _Chosen(
             int(first),
             min(load.requests - int(first), max(FEWEST, int((answered[first:] <= end_us).sum()))),
@@ -179,16 +183,16 @@ def _choose(
         )
         for first, begin_us, end_us in zip(firsts, begins_us, ends_us, strict=True)
     ]
-    if len(found) == 1 or lead is None:
-        return found[0]
+    if len(candidates) == 1 or lead is None:
+        return candidates[0]
     spans = time.spans(lead)
     last_us = int(starts[-1])
     [whole] = time.shares(spans, [time.first_us], [last_us])
     shares = time.shares(spans, begins_us, ends_us)
     there = [int((answered[:first] > arrived[first]).sum()) for first in firsts]
     return min(
-        zip(found, shares, there, strict=True),
-        key=lambda one: (one[1] < HOLDS_FRAC * whole, one[2], one[0].first),
+        zip(candidates, shares, there, strict=True),
+        key=lambda candidate: (candidate[1] < HOLDS_FRAC * whole, candidate[2], candidate[0].first),
     )[0]
 
 
@@ -197,12 +201,12 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
     later = next(islice(load.read(), chosen.first, None)).arrived_us if chosen.first else 0.0
 
     def read() -> Iterator[LoadRequest]:
-        for one in islice(load.read(), chosen.first, chosen.first + chosen.requests):
+        for request in islice(load.read(), chosen.first, chosen.first + chosen.requests):
             yield msgspec.structs.replace(
-                one,
-                arrived_us=max(0.0, one.arrived_us - later),
-                abort_us=None if one.abort_us is None else one.abort_us - later,
-                answered_us=None if one.answered_us is None else one.answered_us - later,
+                request,
+                arrived_us=max(0.0, request.arrived_us - later),
+                abort_us=None if request.abort_us is None else request.abort_us - later,
+                answered_us=None if request.answered_us is None else request.answered_us - later,
             )
 
     cut = make_workload(load.name, load.source, read)
@@ -218,9 +222,14 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
 
 
 def _length_us(timelines: Sequence[Timeline]) -> int:
-    """From the first step to the end of the longest."""
+    """Return the length from the first step to the end of the longest."""
     return max(
-        (one.end_us - int(one.steps["start_us"][0]) for one in timelines if one.steps.height), default=0
+        (
+            timeline.end_us - int(timeline.steps["start_us"][0])
+            for timeline in timelines
+            if timeline.steps.height
+        ),
+        default=0,
     )
 
 
@@ -239,7 +248,7 @@ def _trials(base: Recorded, most_s: float) -> tuple[list[Workload], list[Timelin
 
 
 def _of_requests(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:
-    """What happened until these requests were answered."""
+    """Return what happened until these requests were answered."""
     own = pl.col("request_id").is_in(names)
     begin_us = chosen.begin_us if chosen.first else None
     cut = _until(timeline, timeline.finishes.filter(own)["finished_us"].max(), begin_us)

@@ -48,7 +48,7 @@ class Recorded:
     loads: list[Workload]
     times: Fitted
     part: LoadPart | None = None
-    """Which part of the whole load this is; None: it is the whole."""
+    """Part of the whole load that this is; None: it is the whole."""
     absent: frozenset[tuple[str, str | None]] = frozenset()
     """Code and cause of the findings of the whole that show too little in this part to be tested on it."""
 
@@ -59,7 +59,7 @@ class Recorded:
 
     @property
     def load_words(self) -> str:
-        """What is replayed, in a sentence."""
+        """Return what is replayed, in a sentence."""
         return "this load" if self.part is None else self.part.words
 
     @property

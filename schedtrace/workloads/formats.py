@@ -72,7 +72,7 @@ class Format:
     images: bool = False
     """It says that prompts have images."""
     notes: list[Message] = field(default_factory=list)
-    """What was found out about the file."""
+    """Notes on what was found out about the file."""
 
 
 def format_of(
@@ -120,8 +120,8 @@ def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | No
     Raises:
         UsageError: which one was given.
     """
-    for option, given in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
-        if given is not None:
+    for option, value in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
+        if value is not None:
             msg = f"{option} is for timed traces in JSON, and {path} is none"
             raise UsageError(msg)
 
@@ -228,7 +228,7 @@ _LENGTHS = ("input_len", "output_len", "output_tokens")
 
 
 class _OwnLine(msgspec.Struct, kw_only=True):
-    """One line of one's own, or of vLLM's ``custom`` data set, as it stands."""
+    """Line of a user's own file, or of vLLM's ``custom`` data set, as it stands."""
 
     prompt: str | None = None
     input_len: float | None = None
@@ -238,11 +238,11 @@ class _OwnLine(msgspec.Struct, kw_only=True):
     priority: int = 0
     data_parallel_rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     timestamp: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Not read: nothing says its unit."""
+    """Time that is not read: nothing says its unit."""
 
 
 class OwnRow(NamedTuple):
-    """One request of one's own: ``text`` or ``input_len``, and how much to generate."""
+    """Request of a user's own file: ``text`` or ``input_len``, and how much to generate."""
 
     text: str | None
     input_len: int | None
@@ -261,8 +261,8 @@ def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
     for number, row in json_rows(path, _OwnLine):
         lengths: list[int | None] = []
         for name in _LENGTHS:
-            given = getattr(row, name)
-            lengths.append(None if given is None else tokens(path, number, name, given))
+            value = getattr(row, name)
+            lengths.append(None if value is None else tokens(path, number, name, value))
             if lengths[-1] == 0:
                 raise refused(path, number, f"{name} 0: a length is 1 or more")
         prompt, output, same_output = lengths

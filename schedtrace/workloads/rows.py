@@ -44,7 +44,7 @@ CountTokens = Callable[[str], int]
 CHARACTERS_A_TOKEN = 4
 """Of English text, about."""
 MOST_TOKENS = 2**40
-"""No request has more."""
+"""Tokens of a request: no request has more."""
 ESTIMATED = "estimated"
 """Counted: rows whose texts no tokenizer measured."""
 
@@ -123,16 +123,16 @@ def _json_values(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
 
 CHUNK_BYTES = 2**20
 MOST_CHARACTERS = 2**26
-"""Of one value: beyond that the file is taken for broken, instead of being read to its end."""
+"""Characters of one value: beyond that the file is taken for broken, instead of being read to its end."""
 
 
 class JsonValue(NamedTuple):
-    """One entry of a JSON list, or one value of several."""
+    """Entry of a JSON list, or one value of several."""
 
     number: int
     """Its place in the file, from 1."""
     line: int
-    """Where it begins, from 1."""
+    """Line on which it begins, from 1."""
     value: object
 
 

@@ -38,7 +38,7 @@ _SIZES = tuple(2**power for power in range(17))
 
 
 class TimedRow(msgspec.Struct):
-    """One line of the file."""
+    """Line of the file."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: float
@@ -50,13 +50,13 @@ class TimedRow(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Units:
-    """What the numbers of a file mean."""
+    """Meaning of the numbers of a file."""
 
     unit: TimeUnit
     block: int
     source: Source
     note: Message | None = None
-    """What was found out, and from what; None: it was given, or changes nothing."""
+    """Message on what was found out, and from what; None: it was given, or changes nothing."""
 
     def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """The rows of the file.
@@ -82,11 +82,11 @@ class Units:
 
 @dataclass
 class _Evidence:
-    """What the first rows of a file show."""
+    """Evidence from the first rows of a file."""
 
     rows_with_ids: int = 0
     fitting: Counter[int] = field(default_factory=Counter)
-    """How many of these have an id for each begun block, by the size of blocks."""
+    """Number of these that have an id for each begun block, by the size of blocks."""
     times: set[float] = field(default_factory=set)
     """At most two of them."""
     is_whole: bool = True
@@ -106,7 +106,7 @@ class _Evidence:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether requests come at different times."""
+        """Return whether requests come at different times."""
         return len(self.times) > 1
 
     def block(self, path: Path) -> int | None:
@@ -146,8 +146,8 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
     """
     shown = _evidence(path)
     size = block or shown.block(path)
-    found = unit or shown.unit(size)
-    if found is None and shown.has_gaps:
+    file_unit = unit or shown.unit(size)
+    if file_unit is None and shown.has_gaps:
         what = "whole numbers" if shown.is_whole else "with fractions"
         blocks = f"blocks of {size} tokens" if size else "no block ids that tell"
         msg = (
@@ -158,9 +158,9 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
     source: Source = "timed_trace"
     if shown.is_bailian:
         source = "bailian"
-    elif size in {None, MOONCAKE_BLOCK} and found in {None, "ms"}:
+    elif size in {None, MOONCAKE_BLOCK} and file_unit in {None, "ms"}:
         source = "mooncake"
-    read_unit = UNIT_WORDS[found] if found and unit is None and shown.has_gaps else None
+    read_unit = UNIT_WORDS[file_unit] if file_unit and unit is None and shown.has_gaps else None
     read_block = size if block is None else None
     note = say(
         "[Timestamps are read as {unit} (--time-unit). ][Ids are read as those of blocks of {block:n token}, "
@@ -170,11 +170,11 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
         fits=shown.fitting[size or 0],
         rows=shown.rows_with_ids,
     )
-    return Units(found or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
+    return Units(file_unit or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
 
 
 def _evidence(path: Path) -> _Evidence:
-    """What the first rows show; what is wrong with a row is said where it is used."""
+    """Return what the first rows show; what is wrong with a row is said where it is used."""
     evidence = _Evidence()
     with suppress(InputError):
         for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):

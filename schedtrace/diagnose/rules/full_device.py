@@ -95,12 +95,12 @@ LEAST_KNOWN_FRAC = 0.9
 
 
 def knows_waiting_tokens(steps: pl.DataFrame) -> bool:
-    """Whether nearly all of these steps tell how many tokens waited: else nobody knows what more would do."""
+    """Return whether nearly all of these steps tell how many tokens waited: else a gain is not known."""
     return steps["waiting_tokens_after"].count() >= LEAST_KNOWN_FRAC * steps.height
 
 
 OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
-"""What a larger limit would save depends on how many tokens waited."""
+"""Causes for which the number of waiting tokens decides what a larger limit would save."""
 
 
 def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:

@@ -142,7 +142,7 @@ class StarvedThread(msgspec.Struct, kw_only=True):
     waited_frac: float
     """Share of that time that it was ready to run and had none."""
     lost_ms: float
-    """How long it waited while it was its turn, at least."""
+    """Time that it waited while it was its turn, at least."""
 
 
 class Interruptions(Evidence, kw_only=True):
@@ -166,9 +166,9 @@ class Interruptions(Evidence, kw_only=True):
     scheduler: str
     """The scheduler's class."""
     sentence: str | None = None
-    """What the watchdog said of the longest."""
+    """Sentence of the watchdog about the longest."""
     stacks: list[str] = msgspec.field(default_factory=list)
-    """Where the threads of engine and workers were then."""
+    """Stacks of the threads of engine and workers at that time."""
     examples: list[Interruption]
     short_ms: float | None
     """``starved``: for how long processors were short."""
@@ -182,12 +182,12 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def ran_frac(self) -> float | None:
-        """Of that thread."""
+        """Return that thread's ``ran_frac``; None: there is no thread."""
         return self.threads[0].ran_frac if self.threads else None
 
     @property
     def waited_frac(self) -> float | None:
-        """Likewise."""
+        """Return that thread's ``waited_frac``; None: there is no thread."""
         return self.threads[0].waited_frac if self.threads else None
 
     @property
@@ -306,14 +306,14 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
 
 
 def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
-    """What the watchdog saw of the longest of these; empty: nothing."""
+    """Return what the watchdog saw of the longest of these; empty: nothing."""
     longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(
         LENGTH_US, descending=True
     )
     for begin_us, end_us in longest.select("begin_us", "end_us").head(1).iter_rows():
         meanwhile = (pl.col("since_us") < end_us) & (pl.col("until_us") > begin_us)
-        if found := timeline.stalls.filter(meanwhile).head(1).to_dicts():
-            return found[0]
+        if stalls := timeline.stalls.filter(meanwhile).head(1).to_dicts():
+            return stalls[0]
     return {}
 
 
@@ -322,17 +322,17 @@ MOST_FRAMES = 3
 
 
 def _place(stacks: list[str]) -> Message:
-    """Where the engine's thread was: its innermost functions."""
+    """Return where the engine's thread was: its innermost functions."""
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stacks[1:])
     theirs = [line for line in main if "/schedtrace/record/" not in line]
-    frames = [f"{found[1]}:{found[2]} {found[3]}" for line in theirs if (found := _FRAME.search(line))]
+    frames = [f"{match[1]}:{match[2]} {match[3]}" for line in theirs if (match := _FRAME.search(line))]
     return say(
         "[The engine's thread was in {frames:code}.]", frames=", called by ".join(frames[:MOST_FRAMES])
     )
 
 
 def _where(evidence: Interruptions) -> str:
-    """Where the longest lies, to be read before its step."""
+    """Return where the longest lies, to be read before its step."""
     if evidence.kind in (events.HUNG, events.STALLED):
         return "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
     return "before" if evidence.kind in NOT_SLOW else "in"
@@ -350,13 +350,13 @@ def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
     """The threads that lost time, the one that lost most first."""
     return [
         StarvedThread(
-            role=one["role"],
-            pid=one["pid"],
-            ran_frac=one["ran_us"] / one["us"],
-            waited_frac=one["waited_us"] / one["us"],
-            lost_ms=one["lost_us"] / 1e3,
+            role=thread["role"],
+            pid=thread["pid"],
+            ran_frac=thread["ran_us"] / thread["us"],
+            waited_frac=thread["waited_us"] / thread["us"],
+            lost_ms=thread["lost_us"] / 1e3,
         )
-        for one in threads_of(timeline).to_dicts()
+        for thread in threads_of(timeline).to_dicts()
     ]
 
 

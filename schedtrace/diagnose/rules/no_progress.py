@@ -59,7 +59,7 @@ class NoProgress(Evidence, kw_only=True):
     requests: int
     unfinished: int
     hopeless: int
-    """Of them: those that cannot get on, as nobody else did either until the trace ended."""
+    """Number of these that cannot get on, as nobody else did either until the trace ended."""
     recomputed_tokens: int = 0
     recomputed_frac: float | None = None
     holders: list[str] = msgspec.field(default_factory=list)

@@ -151,7 +151,7 @@ def _felt(share: float | None) -> float | None:
 
 
 def _hides_shared(evidence: PrefixCache) -> bool:
-    """Whether prompts may begin alike although no full block of them is the same."""
+    """Return whether prompts may begin alike although no full block of them is the same."""
     return evidence.salted > 0 or bool(evidence.without_hit.get("short"))
 
 

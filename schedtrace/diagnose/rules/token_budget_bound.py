@@ -77,7 +77,7 @@ class LoweredBudget(LongestWaited, kw_only=True):
 
     lowered_steps: int
     empty_steps: int
-    """Of them: those that scheduled nothing."""
+    """Number of these steps that scheduled nothing."""
     steps: int
     worked_with: int
     """The median budget of these steps."""

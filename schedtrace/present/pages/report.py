@@ -47,7 +47,7 @@ NAMED_FROM_FRAC = 0.01
 PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
 """Findings whose time is a part without a cause."""
 APART_FRAC = 0.04
-"""Of the requests' time: two shares that differ by more need a word."""
+"""Share of the requests' time: two shares that differ by more need a word."""
 MOST_PARTS, FEWER_PARTS = 7, 5
 MOST_ENGINES, EXTREMES = 4, 2
 """Rows of the engines; of more only those with the most and the fewest requests."""
@@ -162,7 +162,9 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
         return NOTHING
     part = PARTS_OF.get(first.code)
     bar = sum(
-        one.share_frac for one in split if (one.part == part if part else one.cause == (first.cause or 0))
+        piece.share_frac
+        for piece in split
+        if (piece.part == part if part else piece.cause == (first.cause or 0))
     )
     if not bar or abs(bar - first.share_frac) < APART_FRAC:
         return NOTHING
@@ -173,13 +175,15 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
             first,
             part=part,
         )
-    charged = [one for root in roots for one in (root, *root.symptoms) if one is not first]
-    others = dict.fromkeys(one.code for one in charged if one.share_frac and KINDS[one.code].charges)
+    charged = [charge for root in roots for charge in (root, *root.symptoms) if charge is not first]
+    other_codes = dict.fromkeys(
+        charge.code for charge in charged if charge.share_frac and KINDS[charge.code].charges
+    )
     return say(
         "Of the {bar:%} above, {share_frac:%} are the verdict's[; the rest is charged to {others}].",
         first,
         bar=bar,
-        others=", ".join(others),
+        others=", ".join(other_codes),
     )
 
 
@@ -253,7 +257,7 @@ def _change(gain: Gain) -> Message:
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
-    """What was found too small to be described; what does not fit into these lines has its code only."""
+    """Yield what was found too small to be described; what does not fit in has its code only."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [say("{title} ({code}[, {gain}])", root, gain=_gain(root)) for root in named]
@@ -283,7 +287,7 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
 
 
 def _tested(run: RunReport) -> Iterator[Note]:
-    """What the advice was tested on, where that is not the whole load, or why it was not."""
+    """Yield what the advice was tested on, where that is not the whole load, or why it was not."""
     tested = run.tested
     if tested is not None and tested.refused:
         yield Note(say("{why}.", why=tested.refused), "Not predicted:")
@@ -293,7 +297,7 @@ def _tested(run: RunReport) -> Iterator[Note]:
 
 
 def _replay(run: RunReport) -> Commands:
-    """How to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
+    """Return how to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
     return Commands(
         "Which setting helps, and how much, by replaying this load (about a minute):",
         [shlex.join(["schedtrace", "analyze", run.path, "--predict"])],

@@ -209,7 +209,7 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
 def used(
     tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
 ) -> Message:
-    """What a step scheduled; ``requests`` is None where it scheduled nobody.
+    """Return what a step scheduled; ``requests`` is None where it scheduled nobody.
 
     ``allowed`` is what the settings allow, where ``schedule()`` worked with less.
     """
