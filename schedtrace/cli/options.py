@@ -114,7 +114,7 @@ def checked(name: str, value: Any) -> Any:
         raise UsageError(msg)
     if isinstance(value, int | float):
         most = LARGEST_FLOAT if isinstance(value, float) else LARGEST_INT
-        is_rate = name == "--request-rate" and value == float("inf")  # as vLLM has it: all at once
+        is_rate = name.endswith("request-rate") and value == float("inf")  # as vLLM has it: all at once
         if not (abs(value) <= most or is_rate):
             msg = f"{name} {value}: expected a number up to {most:,}"
             raise UsageError(msg)

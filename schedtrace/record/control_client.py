@@ -4,7 +4,6 @@ Nothing is believed of what listens: its process and its user are the kernel's w
 of the kind that was asked for.
 """
 
-import math
 import os
 import socket
 import struct
@@ -169,7 +168,7 @@ def _bounded(value: Any, most: int) -> Any:
     """
     if isinstance(value, str):
         return shortened(value, most)
-    if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= LARGEST):
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:
         msg = "its answer has a number that cannot be"
         raise AnswerError(msg)
     if isinstance(value, msgspec.Struct):

@@ -236,7 +236,9 @@ def _stacks(path: Path) -> list[str]:
     try:
         answer = ask(path, AskStacks(), Stacks, STACKS_S)
     except (OSError, AnswerError) as error:
-        state = _STATES.get(process(pid).state, "")
+        state = ""
+        with contextlib.suppress(OSError):  # it is gone
+            state = _STATES.get(process(pid).state, "")
         return [f"worker with pid {pid}{state} does not answer: {error}"]
     if isinstance(answer, Refused):
         return [f"worker with pid {pid}: {answer.why}"]

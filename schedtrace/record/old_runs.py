@@ -3,13 +3,15 @@
 Only what is provably a recording of schedtrace's that has ended is removed: see ``_ended_run``.
 """
 
+import fcntl
 import os
 import platform
 import re
 import stat
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +20,16 @@ import msgspec
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace_bounds import size_of
 from schedtrace.record.log import logger
+from schedtrace.record.processes import age_s
+from schedtrace.record.switches import DIR, value
 
 VARIABLE = "SCHEDTRACE_DIR_MAX"
 """``20G``: what all recordings in ``SCHEDTRACE_DIR`` may take together; ``off``: nothing is removed."""
 DEFAULT = "20G"
 SETTLED_S = 600.0
 """A recorder writes every few seconds while it lives: a folder without a change for so long has none."""
+CLOCK_S = 60.0
+"""What the clock of the disk and that of processes may differ by."""
 _NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
 """Folder name as ``settings.claim_run_dir`` and the flight recorder form it; one number is a process."""
 _FILES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))
@@ -61,19 +67,43 @@ def remove_old_runs(current: Path) -> None:
     except ValueError as error:
         logger.warning("schedtrace: {}={}: {}; no old recording is removed", VARIABLE, text, error)
         return
+    if current.parent != Path(value(DIR)).expanduser().absolute():
+        return  # SCHEDTRACE_RUN_DIR names a folder elsewhere
     work = threading.Thread(target=_remove, args=(current, most), name="schedtrace-old-runs", daemon=True)
-    work.start()
+    try:
+        work.start()
+    except RuntimeError as error:
+        logger.warning("schedtrace: no old recording is removed: {}", error)
 
 
 def _remove(current: Path, most: int) -> None:
-    with suppress(Exception):  # the disk's owner does that better
+    with suppress(Exception), _alone(current.parent):
         runs = sorted(ended_runs(current, time.time()))
         excess = sum(map(_size, current.parent.iterdir())) - most
         for run in runs:
             if excess <= 0:
                 break
-            excess -= run.size
-            _remove_run(run)
+            try:
+                _remove_run(run)
+            except OSError as error:
+                logger.warning("schedtrace: the old recording {} cannot be removed: {}", run.folder, error)
+            else:
+                excess -= run.size
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder against the engines that start beside this one.
+
+    Raises:
+        OSError: another engine has it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _size(folder: Path) -> int:
@@ -113,9 +143,6 @@ def _ended_run(folder: Path, now_s: float) -> Run | None:
     named, about = _NAME.fullmatch(folder.name), folder.lstat()
     if named is None or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
         return None
-    numbers = filter(str.isdecimal, named[1].split("-"))
-    if any(Path(f"/proc/{number}").exists() for number in numbers):
-        return None
     files = sorted(folder.iterdir())
     stats = [path.lstat() for path in files]
     ordinary = all(stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() for status in stats)
@@ -123,6 +150,10 @@ def _ended_run(folder: Path, now_s: float) -> Run | None:
         return None
     manifest = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=_About)
     changed_s = max([about.st_mtime, *(status.st_mtime for status in stats)])
+    # A process of that number that is younger than the last write is another one: in a container all are 1.
+    ages = [age_s(int(number)) for number in named[1].split("-") if number.isdecimal()]
+    if any(age is not None and now_s - age < changed_s + CLOCK_S for age in ages):
+        return None
     ours = manifest.status == "attached" and manifest.host == platform.node()
     if not ours or now_s - changed_s < SETTLED_S:
         return None

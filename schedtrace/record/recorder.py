@@ -366,8 +366,10 @@ class Recorder:
         if self.active:
             self.active = False
             with contextlib.suppress(Exception):
+                why = f"the scheduler has given itself the class {kind.__qualname__}"
+                self.writer.stops(why)
                 self._inference.release()
-                self._warn(f"recording stopped: the scheduler has given itself the class {kind.__qualname__}")
+                self._warn(f"recording stopped: {why}")
 
     def mark_failed(self, error: Exception) -> None:
         """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import FrameType
@@ -235,8 +236,10 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | N
 
 def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
     """Return what is certain of the next request without a look into a call."""
-    first, usable = queues.head(engine.scheduler), usable_blocks(engine.scheduler.kv_cache_manager)
-    needed = None if first is None else _whole(engine, first.request_id)
+    first = usable = needed = None
+    with suppress(Exception):  # a user's scheduler, or another release's cache groups
+        first, usable = queues.head(engine.scheduler), usable_blocks(engine.scheduler.kv_cache_manager)
+        needed = None if first is None else _whole(engine, first.request_id)
     if first is None or needed is None or usable is None or needed <= usable:
         return "which limit it was, is not known"
     who = f"the next request, {ids[first.request_id]},"

@@ -32,6 +32,7 @@ class WrittenIds(dict[Any, str]):
 
     def __init__(self, *, hash_ids: bool) -> None:
         super().__init__()
+        self.hash_ids = hash_ids
         self._write = hashed if hash_ids else capped
 
     def __missing__(self, request_id: Any) -> str:

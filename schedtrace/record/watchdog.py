@@ -139,6 +139,8 @@ class Watchdog:
         self._paused = False
         self._reported: Stall | None = None
         self._reported_since_s = 0.0
+        self._reported_hashed = False
+        """Whether the ids in the reported sentence are hashes."""
         self._unexplained = False
         """Calls of ``schedule()`` do nothing, and nobody was asked to look at one."""
         self._stacks_s: dict[tuple[str, ...], float] = {}
@@ -219,6 +221,7 @@ class Watchdog:
             self._ended(now_s, working=working)
             return
         if self._reported is None:
+            self._reported_hashed = self._ids().hash_ids
             self._reported, self._reported_since_s = cause(), since_s
             self._report(self._reported, now_s)
 
@@ -276,10 +279,11 @@ class Watchdog:
         """Have the stall written into the trace."""
         with suppress(Exception):  # the log has it
             scheduler = self._engine.scheduler
+            sentence, held = self._as_now_asked(stall, held)
             stalled = Stalled(
                 kind=stall.kind,
                 since_us=int(self._reported_since_s * 1e6),
-                sentence=stall.sentence,
+                sentence=sentence,
                 running=len(scheduler.running),
                 waiting=self._queues.num_waiting_seen_from_outside(scheduler),
                 input_requests=queues.num_in_input_queue(self._engine),
@@ -288,6 +292,12 @@ class Watchdog:
             )
             assert self._note is not None  # noqa: S101  # who calls has seen to that
             self._note(stalled)
+
+    def _as_now_asked(self, stall: Stall, held: list[str]) -> tuple[str, list[str]]:
+        """Return the sentence and the holders; without ids if these are to be hashed by now and are not."""
+        if self._ids().hash_ids and not self._reported_hashed:
+            return f"no step makes progress ({stall.kind})", []
+        return stall.sentence, held
 
     def _ended(self, now_s: float, *, working: bool) -> None:
         reported, self._reported = self._reported, None
@@ -301,7 +311,7 @@ class Watchdog:
                         kind=reported.kind,
                         since_us=int(self._reported_since_s * 1e6),
                         until_us=int((self._moved_s or now_s) * 1e6),
-                        sentence=reported.sentence,
+                        sentence=self._as_now_asked(reported, [])[0],
                     )
                 )
         level = logging.INFO if reported.kind == "paused" else logging.WARNING
@@ -507,7 +517,7 @@ def has_work(engine: Any, waiting: int) -> bool:
     scheduler = engine.scheduler
     inputs = getattr(engine, "input_queue", None)
     sessions = getattr(scheduler, "num_waiting_for_streaming_input", 0)
-    return bool(scheduler.running) or waiting > sessions or (inputs is not None and not inputs.empty())
+    return bool(scheduler.running) or waiting > sessions or bool(getattr(inputs, "queue", None))
 
 
 def _preemptions(request: Any) -> int:

@@ -75,6 +75,10 @@ def test_an_endless_rate_is_vllms_word_for_all_at_once(cli, plans, tmp_path):
     assert (code, plans[0].spec.request_rate) == (0, None)
 
 
+def test_an_endless_rate_may_stand_in_the_file(ran):
+    assert ran("model: tiny\nrequest-rate: .inf").spec.request_rate is None
+
+
 @pytest.mark.parametrize(
     ("given", "arguments"),
     [

@@ -233,6 +233,10 @@ FAULTS = [
     (b"\xff\n", "its answer is not understood (JSON is malformed"),
     (msgspec.json.encode(status(model="x" * 5_000_000)) + b"\n", "its answer is longer than 1 MiB"),
     (msgspec.json.encode(status(running=10**30)) + b"\n", "its answer has a number that cannot be"),
+    (
+        msgspec.json.encode(status()).replace(b'"running":', b'"running":' + b"1" * 400 + b',"_":') + b"\n",
+        "its answer ",
+    ),
     (b'{"answer":"refused","why":"no"}\n', "no"),
 ]
 

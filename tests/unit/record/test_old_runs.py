@@ -42,7 +42,28 @@ def test_the_oldest_go_until_all_together_take_no_more(recorded):
     assert [folder.exists() for folder in (*folders, current)] == [False, False, False, True, True, True]
 
 
-def test_what_is_not_provably_an_ended_recording_stays(recorded, tmp_path):
+def test_a_process_that_began_after_the_last_write_is_no_recorder(recorded, monkeypatch):
+    """In a container every server is process 1."""
+    folder, current = recorded(named(1, pid=1)), recorded(named(9), age_s=0)
+    monkeypatch.setattr(old_runs, "age_s", {1: HOUR_S + 10}.get)
+    old_runs._remove(current, 0)
+    assert folder.exists()
+    monkeypatch.setattr(old_runs, "age_s", {1: HOUR_S - 100}.get)
+    old_runs._remove(current, 0)
+    assert not folder.exists()
+
+
+def test_recordings_elsewhere_than_in_the_folder_that_is_bounded_stay(recorded, monkeypatch, tmp_path):
+    folder, current = recorded(named(1)), recorded(named(9), age_s=0)
+    monkeypatch.setenv("SCHEDTRACE_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(old_runs.VARIABLE, "1M")
+    monkeypatch.setattr(old_runs, "_remove", lambda *_: pytest.fail("it was looked at"))
+    old_runs.remove_old_runs(current)
+    assert folder.exists()
+
+
+def test_what_is_not_provably_an_ended_recording_stays(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(old_runs, "age_s", {os.getpid(): 10 * HOUR_S}.get)
     current = recorded(named(30), age_s=0)
     kept = [
         recorded(named(1, os.getpid())),
@@ -68,8 +89,9 @@ def test_a_snapshot_of_an_ended_server_goes_as_well(recorded):
 
 
 @pytest.mark.parametrize(("value", "works"), [("off", False), ("much", False), ("1K", True), ("", True)])
-def test_the_variable(recorded, monkeypatch, warnings, value, works):
+def test_the_variable(recorded, monkeypatch, warnings, tmp_path, value, works):
     begun = []
+    monkeypatch.setenv("SCHEDTRACE_DIR", str(tmp_path))
     monkeypatch.setenv(old_runs.VARIABLE, value)
     monkeypatch.setattr(old_runs, "_remove", lambda _, most: begun.append(most))
     old_runs.remove_old_runs(recorded(named(1)))

@@ -100,6 +100,17 @@ def test_ids_are_those_that_the_recorder_writes_when_a_stall_is_described(watche
     assert f"1 of 4 seats: {hashed('a')}" in seen.for_s(12)[0][2]
 
 
+def test_what_was_said_in_the_clear_is_not_written_into_a_trace_that_hashes_ids(watched):
+    ids, noted = WrittenIds(hash_ids=False), []
+    seen = watched(Engine([request("a", 10)]), ids=lambda: ids, note=noted.append)
+    seen.for_s(12)
+    ids = WrittenIds(hash_ids=True)
+    seen.for_s(1, lambda: works(seen.engine))
+    begun, ended = noted
+    assert begun.holders[0] == "running: 1 of 4 seats: a"
+    assert (ended.sentence, ended.holders) == ("no step makes progress (worker)", [])
+
+
 def works(engine):
     engine.scheduler.running[0].num_computed_tokens += 1
 
