@@ -124,9 +124,9 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
 def _manifest(folder: Path, shape: Any, device: Any) -> Any:
     import platform
 
-    from schedtrace import __version__
     from schedtrace.model.manifest import Manifest
     from schedtrace.model.redact import without_secrets
+    from schedtrace.version import __version__
 
     return Manifest(
         schedtrace_version=__version__,

@@ -10,7 +10,6 @@ from typing import Any
 
 from loguru import logger
 
-from schedtrace import __version__
 from schedtrace.model.live import (
     AnyAnswer,
     AnyAsk,
@@ -44,6 +43,7 @@ from schedtrace.record.stall_causes import stacks_here
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.watchdog import watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
+from schedtrace.version import __version__
 
 LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
 """Methods in which vLLM's engines and workers spend their lives."""
