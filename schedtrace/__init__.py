@@ -1,3 +1,55 @@
-"""schedtrace: why did vLLM's scheduler not schedule that request?"""
+"""schedtrace: why did vLLM's scheduler not schedule that request?
 
-__version__ = "0.1.0"
+What a program needs to read a run, analyze it and simulate a load stands here (``docs/python.md``). Each name
+is imported when it is first used: vLLM loads this package in all of its processes.
+"""
+
+from schedtrace.version import __version__
+
+TYPE_CHECKING = False
+"""Type checkers take it for true; ``typing`` itself would be one more import in vLLM's processes."""
+if TYPE_CHECKING:
+    from schedtrace.diagnose.analyze import analyze_run
+    from schedtrace.errors import SchedtraceError
+    from schedtrace.model.report import Finding, RunReport
+    from schedtrace.read.run import Run, find_runs, read_run
+    from schedtrace.simulate.simulation import Simulation
+    from schedtrace.timeline.timeline import Timeline, make_timeline
+
+__all__ = [
+    "Finding",
+    "Run",
+    "RunReport",
+    "SchedtraceError",
+    "Simulation",
+    "Timeline",
+    "__version__",
+    "analyze_run",
+    "find_runs",
+    "make_timeline",
+    "read_run",
+]
+
+_HOMES = {
+    "Finding": "schedtrace.model.report",
+    "Run": "schedtrace.read.run",
+    "RunReport": "schedtrace.model.report",
+    "SchedtraceError": "schedtrace.errors",
+    "Simulation": "schedtrace.simulate",
+    "Timeline": "schedtrace.timeline.timeline",
+    "analyze_run": "schedtrace.diagnose.analyze",
+    "find_runs": "schedtrace.read.run",
+    "make_timeline": "schedtrace.timeline.timeline",
+    "read_run": "schedtrace.read.run",
+}
+"""Module of each public name."""
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name, imported from its module."""
+    from importlib import import_module  # noqa: PLC0415  # likewise
+
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(_HOMES[name]), name)

@@ -2,6 +2,7 @@
 
 SchedtraceError
 ├── UsageError      2  the command line or a configuration file is wrong
+│   ├── MissingExtraError a package of an extra is not installed
 │   └── NeverEndsError    a load never ends under the settings asked for
 ├── InputError      3  a trace, run folder or workload file cannot be read
 ├── EngineError     4  vLLM did not start, or died
@@ -53,6 +54,20 @@ class UsageError(SchedtraceError):
     """The command line or a configuration file asks for something impossible."""
 
     exit_code = ExitCode.USAGE
+
+
+class MissingExtraError(UsageError):
+    """A command needs a package that only an extra of schedtrace installs.
+
+    Args:
+        what: Command or option that needs it.
+        extra: Name of the extra, as in ``pip install "schedtrace[extra]"``.
+        instead: What works without the package, as a clause.
+    """
+
+    def __init__(self, *, what: str, extra: str, instead: str = "") -> None:
+        otherwise = f"; {instead}" if instead else ""
+        super().__init__(f"{what} needs an extra: pip install 'schedtrace[{extra}]'{otherwise}")
 
 
 class NeverEndsError(UsageError):

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from schedtrace import __version__
 from schedtrace.cli import (
     advise,
     analyze,
@@ -32,6 +31,7 @@ from schedtrace.cli import (
 from schedtrace.cli.options import WITH_OPTIONS_OF_VLLM, Command, forget_absurd_terminal, print_line
 from schedtrace.errors import ExitCode, SchedtraceError
 from schedtrace.model.printable import capped, shortened
+from schedtrace.version import __version__
 
 LONGEST_ARGUMENT = 1000
 """Characters of one that is quoted as it is: paths may be long."""

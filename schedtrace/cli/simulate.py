@@ -157,9 +157,9 @@ def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any
 def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
     import platform
 
-    from schedtrace import __version__
     from schedtrace.model.manifest import Manifest
     from schedtrace.model.redact import without_secrets
+    from schedtrace.version import __version__
 
     return Manifest(
         schedtrace_version=__version__,

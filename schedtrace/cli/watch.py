@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import is_terminal, print_line, put
+from schedtrace.errors import MissingExtraError
 
 
 def watch(
@@ -39,7 +40,12 @@ def watch(
     if once:
         put(page(session.look(judge_now=True), SCREENFUL))
     elif is_terminal():
-        from schedtrace.watch.app import WatchApp
+        try:
+            from schedtrace.watch.app import WatchApp
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                what="the full screen of watch", extra="watch", instead="watch --once prints text without it"
+            ) from error
 
         WatchApp(session).run()
     else:

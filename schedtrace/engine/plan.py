@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from schedtrace import __version__
 from schedtrace.engine import simulated
 from schedtrace.engine.lengths import check_lengths
 from schedtrace.engine.prompts import check_ranks, read_prompts
@@ -25,6 +24,7 @@ from schedtrace.model.message import Message
 from schedtrace.model.printable import encodable
 from schedtrace.model.redact import hide_in_text, without_secrets
 from schedtrace.model.trace_names import traces_in
+from schedtrace.version import __version__
 
 MAX_MEMORY_SHARE = 0.95
 """Of a GPU, for the engines of both runs together."""

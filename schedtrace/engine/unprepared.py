@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import schedtrace
 from schedtrace.errors import InputError
 from schedtrace.model import live
 from schedtrace.record.processes import above, age_s
@@ -84,7 +83,7 @@ def make_listen(target: str | None) -> None:
         workers = [pid for pid in _processes(WORKER) if engine in above(pid) and not _listens(pid)]
         with TemporaryDirectory(prefix="schedtrace-") as folder:
             script = Path(folder) / "listen.py"
-            script.write_text(SCRIPT.format(place=str(Path(schedtrace.__file__).parents[1])))
+            script.write_text(SCRIPT.format(place=str(Path(__file__).parents[2])))
             script.chmod(0o444)
             Path(folder).chmod(0o755)  # the engine may be another user's, where root asks
             try:

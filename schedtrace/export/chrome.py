@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import schedtrace
 from schedtrace.export.scene import Clock, Process, Track, clock_of, processes
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
+from schedtrace.version import __version__
 
 TIDS = 1000
 """Threads have numbers above it, processes below: viewers take a thread with its process's number for the
@@ -47,7 +47,7 @@ def _head(run: Run, clock: Clock) -> dict[str, Any]:
         "baseTimeNanoseconds": clock.torch_base_ns,
         "otherData": {
             "run": run.label,
-            "schedtrace_version": schedtrace.__version__,
+            "schedtrace_version": __version__,
             "clock": header.clock,
             "realtime_ns": clock.wall_ns,
             "monotonic_ns": clock.monotonic_ns,

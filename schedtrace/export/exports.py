@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 from polars import selectors as cs
 
-from schedtrace.errors import InputError, UsageError
+from schedtrace.errors import InputError, MissingExtraError, UsageError
 from schedtrace.export import Kind
 from schedtrace.export.mooncake import mooncake_loads, write_mooncake
 from schedtrace.model import safe_files
@@ -182,7 +182,12 @@ def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], in
         for trace in run.traces:
             trace.require(Fact.TIMES, "a viewer")
     if kind is Kind.PERFETTO:
-        from schedtrace.export.perfetto import write_perfetto  # noqa: PLC0415  # protobuf takes 0.1 s
+        try:
+            from schedtrace.export.perfetto import write_perfetto  # noqa: PLC0415  # protobuf takes 0.1 s
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                what="--to perfetto", extra="perfetto", instead="--to chrome opens in the same viewer"
+            ) from error
 
         return {folder / "trace.pftrace": partial(write_perfetto, run)}
     if kind is Kind.CHROME:

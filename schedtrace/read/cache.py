@@ -18,7 +18,6 @@ from typing import BinaryIO
 import msgspec
 import polars as pl
 
-from schedtrace import __version__
 from schedtrace.errors import InputError
 from schedtrace.model import safe_files
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
@@ -27,6 +26,7 @@ from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, write
+from schedtrace.version import __version__
 
 FOLDER = "traces"
 NOTE = "cache.json"

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from schedtrace import __version__
 from schedtrace.model.live import (
     AnyAnswer,
     AnyAsk,
@@ -48,6 +47,7 @@ from schedtrace.record.switches import SWITCH, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.watchdog import explains, watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
+from schedtrace.version import __version__
 
 _forever = ExitStack()
 """Of a process that was made to listen; its socket goes with it."""

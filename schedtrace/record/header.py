@@ -11,7 +11,6 @@ import platform
 import time
 from typing import Any
 
-from schedtrace import __version__
 from schedtrace.model.redact import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.model.trace_facts import CacheGroup
@@ -24,6 +23,7 @@ from schedtrace.record.instrument import Instrumented
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import Settings
 from schedtrace.record.vllms_own import TESTED_RELEASES, is_own, is_tested, package_version, vllm_version
+from schedtrace.version import __version__
 
 
 def notices_about(version: str) -> list[str]:

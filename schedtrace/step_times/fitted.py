@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import polars as pl
 
-import schedtrace
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.step_times.batch import Batch
@@ -22,6 +21,7 @@ from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows
 from schedtrace.step_times.observed import observed
 from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.version import __version__
 
 BLOCK = 25
 """Steps: residuals of neighbours are alike, so they are drawn in blocks."""
@@ -181,7 +181,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
         device=header.device,
         host=header.host,
         recorded_at=datetime.fromtimestamp(header.wall_anchor_us / 1e6, UTC).isoformat(timespec="seconds"),
-        schedtrace_version=schedtrace.__version__,
+        schedtrace_version=__version__,
     )
     blocks = pl.int_range(pl.len()) // BLOCK
     rows = rows.filter(blocks % max(1, -(-rows.height // MOST_STEPS)) == 0)

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-import schedtrace
 from schedtrace.engine.vllm_config import vllm_version
 from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model import safe_files
@@ -20,6 +19,7 @@ from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, Outcome, Sweep
 from schedtrace.read.run import Run
+from schedtrace.version import __version__
 from schedtrace.whatif.replays import RecordedEngine, Work, gathering_notes
 from schedtrace.whatif.sweep_play import Pool, base_settings, outcome_of
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows
@@ -79,7 +79,7 @@ def digest(work: Work) -> str:
     hashed = hashlib.sha256()
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
-    versions = (schedtrace.__version__, vllm_version())
+    versions = (__version__, vllm_version())
     hashed.update(repr((work.engine, work.keep_prefix_cache, work.warmups, versions)).encode())
     return hashed.hexdigest()
 

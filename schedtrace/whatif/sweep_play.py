@@ -17,7 +17,7 @@ from loguru import logger
 from schedtrace.diagnose.latencies import with_latencies
 from schedtrace.diagnose.throughput import seconds
 from schedtrace.engine.vllm_config import import_vllm
-from schedtrace.errors import UsageError
+from schedtrace.errors import MissingExtraError, UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
 from schedtrace.model.trace_facts import Fact
@@ -158,15 +158,14 @@ class RayPool:
         jobs: Processors of a cluster of our own.
 
     Raises:
-        UsageError: Ray is not installed.
+        MissingExtraError: Ray is not installed.
     """
 
     def __init__(self, work: Work, jobs: int) -> None:
         try:
             import ray  # noqa: PLC0415  # an extra
         except ImportError as error:
-            msg = "--on ray needs Ray: pip install 'schedtrace[ray]'"
-            raise UsageError(msg) from error
+            raise MissingExtraError(what="--on ray", extra="ray") from error
         self._ray = ray
         options = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": {"env_vars": QUIET}}
         try:

@@ -66,7 +66,10 @@ seen["after"] = state()
 print(json.dumps(seen))
 sys.stdout.flush()
 """
-LIGHT = ["schedtrace", "schedtrace.record", "schedtrace.record.plugin", "schedtrace.record.switches"]
+LIGHT = [
+    *("schedtrace", "schedtrace.record", "schedtrace.record.plugin", "schedtrace.record.switches"),
+    "schedtrace.version",
+]
 WAITING = sorted([*LIGHT, "schedtrace.record.dormant", "schedtrace.record.hooks"])
 
 

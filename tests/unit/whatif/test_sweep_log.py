@@ -75,7 +75,7 @@ def test_whatever_decides_an_outcome_is_in_the_digest(work, changed):
 def test_another_version_replays_anew(work, monkeypatch, name):
     before = digest(work)
     if name == "schedtrace":
-        monkeypatch.setattr("schedtrace.__version__", "9")
+        monkeypatch.setattr(sweep, "__version__", "9")
     else:
         monkeypatch.setattr(sweep, name, lambda: "9")
     assert digest(work) != before
