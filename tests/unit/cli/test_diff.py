@@ -6,6 +6,8 @@ from schedtrace.model.comparison import COMPARISON_SCHEMA_VERSION
 from tests import makers
 from tests.makers import step
 
+pytestmark = pytest.mark.vllm  # commands that look for vLLM before they begin
+
 
 def test_the_verdict_is_the_first_line_of_stdout(cli, quiet, warned):
     code, out, err = cli("diff", quiet, warned)

@@ -7,6 +7,8 @@ from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.printable import capped
 from tests.makers import encoded, header, manifest, run_folder, step, workload, write_trace
 
+pytestmark = pytest.mark.vllm  # commands that look for vLLM before they begin
+
 USAGE, INPUT = 2, 3
 VARY, MODEL = "--vary max_num_seqs=4,8", "--model Qwen3-8B --gpu h100"
 

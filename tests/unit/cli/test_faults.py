@@ -16,6 +16,8 @@ from schedtrace.engine.vllm_options import Option
 from schedtrace.errors import UsageError
 from tests.makers import manifest, run_folder, step
 
+pytestmark = pytest.mark.vllm  # commands that look for vLLM before they begin
+
 OPTIONS = [
     Option(names=["--max-num-seqs"], refuses=["word"]),
     Option(names=["--enforce-eager", "--no-enforce-eager"], values=0),

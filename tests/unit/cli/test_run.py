@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.vllm  # commands that look for vLLM before they begin
+
 FILES = Path(__file__).parents[2] / "data" / "files"
 
 

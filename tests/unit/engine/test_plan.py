@@ -11,6 +11,8 @@ from schedtrace.errors import RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import read_manifest
 from tests.makers import run_folder, step
 
+pytestmark = pytest.mark.vllm  # commands that look for vLLM before they begin
+
 
 def spec(*engine_args, **fields):
     return RunSpec(engine_args=["--model", "tiny", *engine_args], **fields)
