@@ -94,9 +94,12 @@ def missing(run: Run) -> list[str]:
         steps, arrived = missing_steps(timeline), trace.present.height - timeline.there_first.height
         arrived, left = arrived + trace.problems.missing_arrivals, gone(timeline).height
         left += trace.problems.missing_finishes
+        ends = {"the arrival": arrived, "the end": left}
+        of_requests = " and ".join(f"{what} of at least {count:,}" for what, count in ends.items() if count)
         sentences.append(
-            f"{trace.path}: incomplete: {steps:,} steps are missing, the arrival of at least {arrived:,} and "
-            f"the end of at least {left:,} requests, and all requests that came and went in these steps"
+            f"{trace.path}: incomplete: {steps:,} steps are missing"
+            + (f", {of_requests} requests" if of_requests else "")
+            + ", and all requests that came and went in these steps"
         )
     return sentences
 
