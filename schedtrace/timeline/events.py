@@ -65,7 +65,7 @@ SCHEMA = {
 
 @computed_once
 def events(frames: Frames) -> pl.DataFrame:
-    """One row per interruption, in order of time; none overlaps another.
+    """Return one row per interruption, in order of time; only ``starved`` may overlap slow steps, by half.
 
     Columns:
 
@@ -78,7 +78,7 @@ def events(frames: Frames) -> pl.DataFrame:
       device took longer for the same work (``slow_spans.py``); ``starved``: what the engine and its workers
       lost for want of a processor, which nothing else explains as well (``starvation.py``),
     * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
-    * ``step``: the slow one, else the first one afterwards,
+    * ``step``: the slow one; of ``stalled``, and of ``hung`` without an end, the one before; else the next,
     * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
     * ``factor``: how many times as long as usual that part took,
     * ``detail``: of ``paused`` its state, of ``called`` what was called, of ``stalled`` and ``hung`` the

@@ -109,7 +109,7 @@ class HasProperties(Scheduler):
 
 
 class LooksLikeAnother(Scheduler):
-    """As a mock with a ``spec``."""
+    """Scheduler that claims another class, as a mock with a ``spec`` does."""
 
     __class__ = property(lambda _: Scheduler)
 
@@ -247,7 +247,7 @@ def _rebuilt(kind, state):
 
 
 class Registered(Plans):
-    """With a reducer that is registered for its class."""
+    """Scheduler with a reducer that is registered for its class."""
 
     def copied(self):
         return copy.deepcopy(self)
@@ -471,7 +471,7 @@ abc.update_abstractmethods(Delegates)
 STEPS_ASIDE: dict[str, Any] = {"Final": "could not be wrapped"}
 """Classes that nobody can record, and what is said."""
 CANNOT_BE_ATTACHED_TO = {"WrapsItself": "schedule() was put on the scheduler itself"}
-"""Those whose calls do not come to the class once they are built."""
+"""Schedulers whose calls do not come to the class once they are built."""
 CLASSES = {
     kind.__name__: kind
     for kind in list(globals().values())

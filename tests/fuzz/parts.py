@@ -24,7 +24,7 @@ compressed = ZstdCompressor(1, write_checksum=True).compress
 NAME = "engine-0.{:06}.jsonl.zst"
 EXPORTS = (*reading.EXPORTS, "mooncake")
 CLOSE_US = 200_000
-"""Of all requests together: what an output in flight leaves open where lines end or begin."""
+"""Difference over all requests that an output in flight leaves open where lines end or begin."""
 
 Parts = list[list[bytes]]
 """Each part's frames, compressed."""

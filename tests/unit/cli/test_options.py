@@ -15,7 +15,7 @@ from tests.makers import run_folder, step
 COMMANDS = typer.main.get_command(app).commands
 HOSTILE = ["~nosuchuser/x", "9" * 400, "-1", "nan", "inf", "1e400", "a\0b", "x" * 5000, ""]
 GIVEN = {"slo": "ttft_p99=1s", "model": "Qwen3-8B", "gpu": "h100", "number": "0", "request_id": "a"}
-"""Of options and arguments that have to be given; else a run folder."""
+"""Values of options and arguments that have to be given; elsewhere a run folder."""
 ALWAYS = {
     "watch": ["--once"],
     "run": ["--model=tiny"],
@@ -25,7 +25,7 @@ ALWAYS = {
 
 
 SHARE = 3
-"""Of the values each parameter gets one in so many, its neighbours the others."""
+"""Number of parameters that share the hostile values: each gets one in so many."""
 
 
 def parameters():

@@ -223,6 +223,6 @@ def test_one_request_that_comes_back_three_times_is_one_request(found):
     ids=["no block shared", "shorter than a block", "salted"],
 )
 def test_prompts_of_which_no_two_share_a_block_are_no_verdict(found, lines, block_size, leads):
-    """No cache would have given them anything; it stays a finding, with what vLLM does not look for."""
+    """Prompts that no cache would have helped stay a finding, with what vLLM does not look for."""
     [finding] = found(CODE, *lines, block_size=block_size)
     assert (leading([finding]) == [finding]) == leads

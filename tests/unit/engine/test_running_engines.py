@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Of tests in which nobody answers."""
+    """Shorten the deadlines of tests in which nobody answers."""
     monkeypatch.setattr(running_engines, "STATUS_S", 0.2)
 
 
