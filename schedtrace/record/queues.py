@@ -140,7 +140,7 @@ class Queues:
         return total
 
     def num_waiting_seen_from_outside(self, scheduler: Any) -> int:
-        """The same for who is not told of those who leave; never on the path of a step.
+        """The same for who is not told of those who leave; never on the path of a step, nor again and again.
 
         Where the queues do not tell all, a request may be done and kept until somebody has read its blocks.
         """
@@ -150,6 +150,26 @@ class Queues:
         running = set(map(id, scheduler.running))
         here = list(dict.values(scheduler.requests))
         return sum(id(request) not in running and not _is_done(request) for request in here)
+
+    def any_waiting(self, scheduler: Any, sessions: int) -> bool:
+        """Return whether more requests wait than these sessions, without a walk through those that do.
+
+        Where the queues do not tell all, the latest requests are looked at until enough of them are not done.
+
+        Args:
+            scheduler: Seen from outside.
+            sessions: Requests that wait for their client's next part.
+        """
+        if self.num_waiting(scheduler) <= sessions:
+            return False
+        if self._reads_all:
+            return True
+        not_done = sessions + len(scheduler.running)
+        for request in reversed(dict.values(scheduler.requests)):
+            not_done -= not _is_done(request)
+            if not_done < 0:
+                return True
+        return False
 
     def num_not_ready(self, scheduler: Any) -> int:
         """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""

@@ -199,7 +199,7 @@ class Watchdog:
         paused = is_paused(self._engine)
         moved = self._movement.look(scheduler, now_s) or paused != self._paused
         self._paused = paused
-        working = has_work(self._engine, self._queues.num_waiting_seen_from_outside(scheduler))
+        working = has_work(self._engine, self._queues)
         absent_s = now_s - self._looked_s - EVERY_S
         self._looked_s = now_s
         self._calls.look(scheduler, now_s)
@@ -505,19 +505,21 @@ class Movement:
         return again
 
 
-def has_work(engine: Any, waiting: int) -> bool:
-    """Whether somebody waits for this engine's next step, or for its thread to take what was sent.
+def has_work(engine: Any, waiting: Queues) -> bool:
+    """Return whether a request waits for this engine's next step, or for its thread to take what was sent.
 
-    Sessions that wait for their clients' next part do not.
+    Sessions that wait for their clients' next part do not. The waiting queues may be long: they are asked last,
+    and only whether any request is in them.
 
     Args:
         engine: vLLM's ``EngineCore``.
-        waiting: Requests in the waiting queues.
+        waiting: Its scheduler's queues.
     """
     scheduler = engine.scheduler
     inputs = getattr(engine, "input_queue", None)
-    sessions = getattr(scheduler, "num_waiting_for_streaming_input", 0)
-    return bool(scheduler.running) or waiting > sessions or bool(getattr(inputs, "queue", None))
+    if scheduler.running or getattr(inputs, "queue", None):
+        return True
+    return waiting.any_waiting(scheduler, getattr(scheduler, "num_waiting_for_streaming_input", 0))
 
 
 def _preemptions(request: Any) -> int:

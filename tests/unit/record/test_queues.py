@@ -98,3 +98,31 @@ def test_seen_from_outside_who_is_done_and_kept_for_its_blocks_does_not_wait():
     assert Queues(foreign).num_waiting_seen_from_outside(foreign) == 1
     own = SimpleNamespace(running=[runs], requests=None, waiting=Queue([waits]))
     assert Queues(own).num_waiting_seen_from_outside(own) == 1
+
+
+def test_sessions_between_two_parts_do_not_wait_in_a_foreign_queue():
+    waits = SimpleNamespace(status=SimpleNamespace(name="WAITING"))
+    scheduler = SimpleNamespace(running=[], requests={}, waiting=Foreign())
+    counted = Queues(scheduler)
+    assert not counted.any_waiting(scheduler, 0)
+    scheduler.requests = {"session": waits}
+    assert not counted.any_waiting(scheduler, 1)
+    assert counted.any_waiting(scheduler, 0)
+
+
+def test_the_latest_request_that_waits_ends_the_walk_of_a_foreign_queue():
+    class Finished(SimpleNamespace):
+        @property
+        def status(self):
+            looked.append(self)
+            return SimpleNamespace(name="FINISHED_STOPPED")
+
+    looked = []
+    kept = [Finished() for _ in range(3)]
+    waits = SimpleNamespace(status=SimpleNamespace(name="WAITING"))
+    requests = dict(enumerate([*kept, *[waits] * 10_000, kept[0]]))
+    scheduler = SimpleNamespace(running=[], requests=requests, waiting=Foreign())
+    assert Queues(scheduler).any_waiting(scheduler, 0)
+    assert looked == [kept[0]]
+    scheduler.requests = dict(enumerate(kept))
+    assert not Queues(scheduler).any_waiting(scheduler, 0)

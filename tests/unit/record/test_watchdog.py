@@ -491,3 +491,15 @@ def test_of_many_who_hold_blocks_eight_are_named(number, more):
     held.clear()
     held.update({f"r{place}": [1] for place in range(number)})
     assert holders(engine, WrittenIds(hash_ids=False))[-1].endswith(f", r7 1 (finished){more}")
+
+
+def test_while_requests_run_a_look_reads_the_state_of_no_waiting_request(watched):
+    class Untouched(Some):
+        @property
+        def status(self):
+            raise AssertionError
+
+    waiting = [Untouched(request_id=f"w{number}", num_preemptions=0) for number in range(3)]
+    seen = watched(Engine([request("a", 10)], waiting))  # a deque is a queue of nobody's
+    works(seen.engine)
+    seen.watchdog.look(seen.now + 1)
