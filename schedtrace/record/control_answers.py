@@ -52,7 +52,9 @@ from schedtrace.version import __version__
 _forever = ExitStack()
 """Of a process that was made to listen; its socket goes with it."""
 _listens = False
-"""It was."""
+"""Whether it has such a socket."""
+_in_loop: dict[int, "_Engine"] = {}
+"""Engines whose loop runs in this process, by the id of vLLM's ``EngineCore``: each has one watchdog."""
 _made_once = threading.Lock()
 
 
@@ -68,7 +70,11 @@ def listen_from_now_on() -> None:
 
 
 def _begin_to_listen() -> bool:
-    """Begin to listen in the loop that runs; return False if there is none or the process is switched off."""
+    """Begin to listen in the loop that runs; return whether there is a socket.
+
+    An engine that has none since its loop began, as where somebody else's folder stood in the place of the
+    sockets' one, keeps its watchdog and gets its socket now.
+    """
     if is_switched_off():
         logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
         return False
@@ -79,11 +85,13 @@ def _begin_to_listen() -> bool:
     if frame is None:
         logger.warning("schedtrace: process {} is in no loop of an engine or worker of vLLM", os.getpid())
         return False
-    if frame.f_code.co_name == ENGINE_LOOP:
-        _forever.enter_context(_Engine(frame.f_locals["self"], main).listening())
-    else:
-        _forever.enter_context(_listening(_Worker(frame.f_locals["self"]).answer))
-    return True
+    loop = frame.f_locals["self"]
+    if frame.f_code.co_name != ENGINE_LOOP:
+        return _forever.enter_context(_listening(_Worker(loop).answer))
+    engine = _in_loop.get(id(loop))
+    return _forever.enter_context(
+        _Engine(loop, main).listening() if engine is None else _listening(engine.answer)
+    )
 
 
 def engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
@@ -104,8 +112,8 @@ def worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any
 
 
 @contextmanager
-def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[None]:
-    """Meanwhile a process answers; not where there can be no socket."""
+def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[bool]:
+    """Have the process answer meanwhile; yield whether it can: there may be no socket."""
     listener = None
     try:
         listener = ControlSocket(answer)
@@ -114,7 +122,7 @@ def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[None]:
     except Exception as error:
         logger.trace("schedtrace: nobody can attach to process {}: {!r}", os.getpid(), error)
     try:
-        yield
+        yield listener is not None
     finally:
         if listener is not None:
             listener.close()
@@ -139,12 +147,14 @@ class _Engine:
         )
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Meanwhile it answers, and its watchdog looks at its thread."""
+    def listening(self) -> Iterator[bool]:
+        """Have it answer while its loop runs, watched by its watchdog; yield whether it can answer."""
+        _in_loop[id(self._core)] = self
         try:
-            with _listening(self.answer):
-                yield
+            with _listening(self.answer) as listens:
+                yield listens
         finally:
+            del _in_loop[id(self._core)]
             if self._watchdog is not None:
                 self._watchdog.close()
 

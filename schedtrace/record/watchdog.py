@@ -508,8 +508,8 @@ class Movement:
 def has_work(engine: Any, waiting: Queues) -> bool:
     """Return whether a request waits for this engine's next step, or for its thread to take what was sent.
 
-    Sessions that wait for their clients' next part do not. The waiting queues may be long: they are asked last,
-    and only whether any request is in them.
+    Sessions that wait for their clients' next part do not. The waiting queues may be long: they are asked
+    last, and only whether any request is in them.
 
     Args:
         engine: vLLM's ``EngineCore``.
