@@ -15,9 +15,10 @@ class LifeState(msgspec.Struct, kw_only=True):
     """A piece of its life; the pieces follow each other without a gap, to when it left the scheduler."""
 
     state: str
-    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted`` or ``stalled``;
-    ``interrupted`` while the engine was paused, did something else, or took far too long for a step;
-    ``unrecorded`` before the recording of one that was there when it began."""
+    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside`` or
+    ``stalled``; ``interrupted`` while the engine was paused, did something else, or took far too long for a
+    step; ``not_recorded`` where steps or parts of the trace are missing; ``unrecorded`` before the recording
+    of a request that was there when it began."""
     cause: str | None
     """Cause of the wait, or of tokens kept from it: a word of ``docs/causes.md``, or ``next_step``; of
     ``interrupted`` the ``kind`` of the finding ``interruption``."""

@@ -307,7 +307,8 @@ class TimePart(msgspec.Struct, kw_only=True):
     part: str
     """``client``-side parts first: ``front_end``; ``next_step`` (no step could see them yet); ``waiting`` and
     ``stalled`` with a cause; ``prefill``, ``decode``, ``recompute``; ``between_steps`` (of these three, while
-    the device waited for the engine); ``interrupted`` (the engine was paused, or did not step)."""
+    the device waited for the engine); ``interrupted`` (the engine was paused, did not step, or its processes
+    lacked processors: the device's time that this took is in it)."""
     cause: str | None
     """A word of ``docs/causes.md``, of ``waiting`` and ``stalled``."""
     time_ms: float

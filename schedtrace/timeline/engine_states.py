@@ -101,10 +101,10 @@ def engine_busy_us(frames: Frames) -> int:
 
 
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
-    """Rows of ``request_states`` with the engine's time in each: ``device_us``, ``host_us`` and ``idle_us``.
+    """Add the engine's time in each row of ``request_states``: ``device_us``, ``host_us`` and ``idle_us``.
 
-    ``host_us`` is all that is neither the device's nor idle. What lies before the first step is in none of
-    them.
+    ``host_us`` is the time of the busy states other than ``device``. Time before the first step and time that
+    is ``not_recorded`` is in none of the three.
     """
     kinds = {"device_us": ["device"], "idle_us": ["idle"], "host_us": [*set(BUSY) - {"device"}]}
     spent = time_within(states, engine, {name: pl.col("state").is_in(of) for name, of in kinds.items()})
