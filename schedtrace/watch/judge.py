@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from schedtrace.diagnose.analyze import all_findings
 from schedtrace.diagnose.one_engine import judge as judge_engine
+from schedtrace.diagnose.root_causes import on_engine
 from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import lead_first, leading, unlimited, verdict
 from schedtrace.model.message import NOTHING
@@ -142,7 +143,11 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
         before: Code of the verdict before; it stays as long as no other finding is twice as large.
     """
     windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
-    standing = [said for engine in engines if (said := engine.standing(now_s))]
+    standing = [
+        on_engine(engine.rank, sentence) if len(engines) > 1 else sentence
+        for engine in engines
+        if (sentence := engine.standing(now_s))
+    ]
     if not windows:
         nothing = [say("No step in this time: nothing to judge.")]
         return Verdict(span_s, now_s, standing or nothing, NOTHING, judged=False)

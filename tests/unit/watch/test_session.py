@@ -194,6 +194,14 @@ def test_two_ranks_have_a_row_each_and_their_sum(folder):
     assert seen.cells[1][-1].waiting == {}
 
 
+def test_of_several_engines_the_one_that_stands_still_is_named(folder):
+    runs, stands = Growing(folder, 0), Growing(folder, 1)
+    runs.grow(100)
+    stands.grow(30)
+    [first, *_] = session_of(folder, runs).look().verdicts[0].sentences
+    assert plain(first) == "Engine 1: No step has begun for 5,300 ms while 2 requests ran and 1 waited."
+
+
 def test_a_rank_that_begins_later_is_found(folder):
     one = Growing(folder, 0)
     session = session_of(folder, one)
