@@ -120,8 +120,19 @@ def cost_us(frames: Frames, found: pl.DataFrame) -> int:
 
 
 def standstills(frames: Frames, found: pl.DataFrame) -> pl.DataFrame:
-    """``begin_us`` and ``end_us`` of the parts of interruptions in which the engine did not step at all."""
-    still = engine_states(frames).filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
+    """Return the parts of interruptions in which the engine did not step at all: ``begin_us``, ``end_us``.
+
+    What lies before the engine's first step is such a part.
+    """
+    states = engine_states(frames).select("begin_us", "end_us", "state")
+    first_us = frames.end_us if states.is_empty() else states["begin_us"].min()
+    before = found.select(pl.col("begin_us").min(), end_us=pl.lit(first_us))
+    still = pl.concat(
+        [
+            before.filter(LENGTH_US > 0).cast(pl.Int64),
+            states.filter(pl.col("state").is_in(["host_gap", "schedule", "update"])).drop("state"),
+        ]
+    )
     first = still["end_us"].search_sorted(found["begin_us"], side="right")
     after = still["begin_us"].search_sorted(found["end_us"], side="left")
     within = (

@@ -127,3 +127,30 @@ def test_a_stall_that_has_ended_is_not_the_end(reported):
     assert "When this trace ends" not in text
     [found] = [one for one in run.findings if one.cause == "hung"]
     assert (found.evidence.times, found.evidence.sentence) == (1, seen.sentence)
+
+
+def test_a_hang_before_the_first_step_has_the_bar_that_its_verdict_is_about(reported):
+    """Two requests come at 1 ms; the first step begins at 12 s and all 30 take 30 ms."""
+    seen = stalled(since_us=1000, until_us=12_000_000, sentence="a call of the workers has not returned")
+    came = [arrival(request_id, 0, 500) for request_id in "ab"]
+    steps = [
+        step(
+            number,
+            start=12_000_000 + 1000 * number,
+            got={"a": 1, "b": 1},
+            new="" if number else "ab",
+            arrived=[] if number else came,
+            finished=[finish(request_id, finished_us=12_029_000) for request_id in "ab" if number == 29],
+        )
+        for number in range(30)
+    ]
+    run, text = reported(
+        header(),
+        Notice(at_us=10_500_000, message=seen.sentence, stalled=seen),
+        *steps,
+        End(at_us=12_030_000, steps=30),
+    )
+    assert "The engine made no step for 12.0 s while 2 requests waited" in text
+    shares = {part.part: part.time_ms for part in run.time_split}
+    assert shares["interrupted"] == 2 * 11_999
+    assert shares["next_step"] == 2 * 0.5
