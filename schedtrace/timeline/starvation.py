@@ -142,7 +142,8 @@ def unstarved(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
 def lost_spans(frames: Frames) -> pl.DataFrame:
     """``begin_us``, ``end_us``, ``state``, ``step`` and ``factor`` of the part of each state that was lost.
 
-    Where in a second a thread waited is not recorded: every state of it lost the same share, at its end.
+    Where in a second a thread waited is not recorded: every state of it lost the same share, at its end. Of a
+    window, ``step`` is null where the step began before it.
     """
     spans = starved(frames)
     states = engine_states(frames).filter(pl.col("state").is_in([*BUSY]))
@@ -161,7 +162,6 @@ def lost_spans(frames: Frames) -> pl.DataFrame:
             part=pl.col("state").replace("dummy", "host_gap"),
             factor=LENGTH_US / (LENGTH_US - pl.col("lost_us")).clip(1),
         )
-        .drop_nulls("step")
     )
 
 

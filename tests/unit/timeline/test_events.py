@@ -4,8 +4,9 @@ import polars as pl
 import pytest
 
 from schedtrace.model.trace_facts import Control
+from schedtrace.model.vocabulary import INTERRUPTIONS
 from schedtrace.timeline.engine_states import engine_states
-from schedtrace.timeline.events import cost_us, standstills
+from schedtrace.timeline.events import EPISODE, KINDS, PERIODIC, SCATTERED, cost_us, standstills
 from tests.makers import arrival, finish, step
 
 
@@ -194,3 +195,8 @@ def test_parts_of_spans_in_which_the_engine_did_not_step(view_of):
         if since < end and until > begin
     ]
     assert (found, len(found) > still.height) == (each, True)
+
+
+def test_every_kind_of_interruption_has_its_words():
+    """Kinds of slow steps share theirs."""
+    assert {*KINDS} - {*INTERRUPTIONS} == {PERIODIC, EPISODE, SCATTERED}

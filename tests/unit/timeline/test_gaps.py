@@ -10,10 +10,12 @@ from schedtrace.cli.main import main
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.model.trace import Arrival, Events, Present
+from schedtrace.present.pages.report_tables import engine_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.timeline.unrecorded import gone
+from schedtrace.timeline.window import Window, windowed
 from tests.fuzz import parts
 from tests.makers import encoded, header, step
 
@@ -132,3 +134,27 @@ def test_broken_parts_are_read_as_far_as_they_are_right(seed, tmp_path):
     assert judge().how in {"0", "3"}
     for _, run in others:
         assert run().how in {"0", "1", "2", "3"}
+
+
+def test_a_window_within_a_gap_has_the_gap_alone_and_nobody_left_before_it(by_hand):
+    timeline = timeline_of(by_hand)
+    [begins] = timeline.gaps["from_us"]
+    cut = windowed(timeline, Window(begin_us=20_000, end_us=50_000))
+    assert begins < 20_000
+    assert cut.gaps.select("from_us", "to_us").rows() == [(20_000, 50_000)]
+    assert set(cut.request_states.select("state", "begin_us", "end_us").rows()) == {
+        ("not_recorded", 20_000, 50_000)
+    }
+    assert windowed(timeline, Window(end_us=begins)).gaps.is_empty()
+    assert gone(windowed(timeline, Window(end_us=begins))).is_empty()
+    assert gone(cut)["request_id"].to_list() == ["b"]
+
+
+def test_what_is_not_recorded_is_not_called_idle(by_hand):
+    [report] = analyze([read_run(by_hand)]).runs
+    spent = {share.state: share.time_ms for share in report.engine_time}
+    [gap_us] = timeline_of(by_hand).gaps.select(pl.col("to_us") - pl.col("from_us")).to_series()
+    assert spent["not_recorded"] == gap_us / 1e3
+    assert "idle" not in spent
+    [fact] = engine_time(report).facts
+    assert plain(fact.content[0]).split("), ")[1] == f"{gap_us / 1e3:.1f} ms not recorded"

@@ -7,6 +7,7 @@ from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.present.phrases import plain
 from schedtrace.timeline.starvation import starved, starved_steps, thread_times
+from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, step
 
 SECOND = 1_000_000
@@ -118,3 +119,11 @@ def test_the_bars_say_what_the_verdict_says(run_of):
 def test_less_than_a_fifth_is_how_a_shared_machine_is(view_of):
     view = view_of(*steps(), *cpu(lambda second: (790_000, 190_000) if second in SHORT else (970_000, 0)))
     assert starved(view).is_empty()
+
+
+def test_a_window_has_what_was_lost_in_it(view_of):
+    cut = windowed(view_of(*steps(), *cpu(short)), Window(begin_us=3 * SECOND, end_us=5 * SECOND))
+    starving = cut.events.filter(kind="starved")
+    assert starving["begin_us"].min() >= 3 * SECOND
+    lost_us = (starving["end_us"] - starving["begin_us"]).sum()
+    assert lost_us == pytest.approx(1_500_000, rel=0.01)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import polars as pl
 import pytest
 
@@ -15,7 +16,7 @@ from schedtrace.model.say import say
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers.text import render
 from schedtrace.read.run import read_run
-from schedtrace.whatif.part import REQUEST_US, STEP_US, part_of, replay_s
+from schedtrace.whatif.part import REQUEST_US, STEP_US, _Time, part_of, replay_s
 from schedtrace.whatif.prediction import Predictor, recorded
 from tests import makers
 from tests.unit.whatif.conftest import a_fit
@@ -147,3 +148,18 @@ def test_the_page_says_what_was_replayed(base, tested, told):
     run = base().run
     report = Report(runs=[analyze_run(run, test=lambda _, findings: (findings, tested))])
     assert told in " ".join(render(report_page(report)).split())
+
+
+def test_a_part_of_several_ranks_is_on_the_first_ones_clock(base, kv_bound):
+    """Rank 1's clock began 1 s before rank 0's: its wait from 1.8 to 2 s is rank 0's from 0.8 to 1 s."""
+    first = base().timelines[0]
+    anchor_us = first.header.wall_anchor_us - 1_000_000
+    second = replace(first, header=msgspec.structs.replace(first.header, wall_anchor_us=anchor_us))
+    rows = {"begin_us": [1_800_000], "end_us": [2_000_000]}
+    waits = pl.DataFrame({**rows, "charge": [str(Cause.KV_BLOCKS)]})
+    states = pl.DataFrame({"begin_us": [1_000_000], "end_us": [2_200_000]})
+    vars(first).update(charges=waits.clear(), request_states=states.clear())
+    vars(second).update(charges=waits, request_states=states)
+    time = _Time([first, second])
+    assert time.later_us == [0, -1_000_000]
+    assert time.shares(time.spans(kv_bound), [0, 800_000], [800_000, 1_000_000]) == [0.0, 1.0]
