@@ -274,7 +274,7 @@ def one_run(path: Path) -> "Run":
 
 
 def stderr_console() -> "Console":
-    """For progress."""
+    """Return the console on which progress is shown."""
     from schedtrace.present.renderers.text import make_console
 
     return make_console(stderr=True)
