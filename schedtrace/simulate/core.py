@@ -40,7 +40,7 @@ def make_core(
             return sized_cache(vllm_config, groups)
 
         def step_fn(self) -> Any:
-            """Return the step function, from vLLM 0.11 an attribute of each core, before only of processes."""
+            """Return the step function: an attribute of each core from vLLM 0.11, before of processes."""
             return self.step() if self.batch_queue is None else self.step_with_batch_queue()
 
         if not hasattr(core.EngineCore, "post_step"):  # vLLM 0.10.0

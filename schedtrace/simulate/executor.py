@@ -108,7 +108,8 @@ class ModelRunner:
     def _preempted_since(self, output: Any) -> Iterator[tuple[str, int]]:
         """Yield requests that vLLM 0.10.2 and 0.11.0 preempted by priority after giving them tokens.
 
-        The output of the step omits them.         A worker computes them all the same. How much of a prompt was computed is not known: 0 stands for it.
+        The output of the step omits them. A worker computes them all the same. How much of a prompt was
+        computed is not known: 0 stands for it.
         """
         listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
         for request_id in output.num_scheduled_tokens:

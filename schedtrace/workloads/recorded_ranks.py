@@ -100,7 +100,7 @@ def without_ranks(load: Workload) -> Workload:
 
 
 def _passes(trace: Trace, trial: int | None) -> list[Pass]:
-    """Return the pass of each ``schedule()`` call of a trial; empty without lock-step or with lines missing."""
+    """Return the pass of each ``schedule()`` call; empty without lock-step or if lines are missing."""
     steps = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
     whole = steps.height and steps["step"][-1] - steps["step"][0] + 1 == steps.height
     if not whole or steps["wave"].null_count() or steps["step_counter"].null_count():
