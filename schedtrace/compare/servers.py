@@ -51,7 +51,7 @@ class Served:
 
     @classmethod
     def of(cls, report: RunReport, timeline: Timeline) -> Self | None:
-        """Return a server's figures; None with trials or several engines, and for a log without requests or times."""
+        """Return a server's figures; None with trials or several engines, or without requests or times."""
         if not {Fact.LIVES, Fact.TIMES} <= timeline.facts:
             return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
