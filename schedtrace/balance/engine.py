@@ -15,11 +15,11 @@ from schedtrace.balance.scheduler import balanced
 from schedtrace.record.hooks import Method, wrap
 
 SCHEDULER_CLS = "schedtrace.balance.BalanceScheduler"
-"""For ``--scheduler-cls``."""
+"""Value of ``--scheduler-cls``."""
 
 
 class BalanceScheduler:
-    """For ``--scheduler-cls schedtrace.balance.BalanceScheduler``: builds on vLLM's own choice.
+    """Stand-in for the class that ``--scheduler-cls`` names; builds on vLLM's own choice.
 
     Whether scheduling is asynchronous is known when the configuration is complete. Then this chooses between
     ``AsyncScheduler`` and ``Scheduler``, as vLLM does without ``--scheduler-cls``.

@@ -3,10 +3,12 @@
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from schedtrace.cli import (
     advise,
@@ -37,32 +39,56 @@ LONGEST_ARGUMENT = 1000
 """Characters of one that is quoted as it is: paths may be long."""
 LONGEST_MESSAGE = 4000
 
+
+class CommandGroups(TyperGroup):
+    """The command ``schedtrace``, whose help lists its commands under headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # click's signature
+        """Write a section for each heading, in the order in which commands were added."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            heading = str(getattr(command, "rich_help_panel", None) or "Commands")
+            sections.setdefault(heading, []).append((name, command.get_short_help_str(width)))
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows, col_max=max(map(len, self.commands)) + 2)
+
+
 app = typer.Typer(
     name="schedtrace",
+    cls=CommandGroups,
     help="Why did vLLM's scheduler not schedule that request? Records every schedule() call, shows why token "
     "budget went unused, and compares configurations.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.command("run", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(run.run)
-app.command("analyze", cls=Command)(analyze.analyze)
-app.command("advise", cls=Command)(advise.advise)
-app.command("report", cls=Command)(report.report)
-app.command("step", cls=Command)(step.step)
-app.command("request", cls=Command)(request.request)
-app.command("findings", cls=Command)(findings.findings)
-app.command("export", cls=Command)(export.export)
-app.command("simulate", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(simulate.simulate)
-app.command("replay", cls=Command)(replay.replay)
-app.command("sweep", cls=Command)(sweep.sweep)
-app.command("watch", cls=Command)(watch.watch)
-app.command("engines", cls=Command)(engines.engines)
-app.command("queue", cls=Command)(queue.queue)
-app.command("attach", cls=Command)(attach.attach)
-app.command("detach", cls=Command)(detach.detach)
-app.command("snapshot", cls=Command)(snapshot.snapshot)
-app.command("diff", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(diff.diff)
+
+RECORD, READ, ASK, LIVE = "Record", "Read a recording", "Ask what would be", "Look at running engines"
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    RECORD: (run.run, attach.attach, detach.detach, snapshot.snapshot),
+    READ: (
+        analyze.analyze,
+        report.report,
+        step.step,
+        request.request,
+        diff.diff,
+        export.export,
+        findings.findings,
+    ),
+    ASK: (replay.replay, advise.advise, sweep.sweep, simulate.simulate),
+    LIVE: (engines.engines, queue.queue, watch.watch),
+}
+"""Commands below their heading in ``--help``; each is called as its function is."""
+PASSES_OPTIONS_TO_VLLM = (run.run, simulate.simulate, diff.diff)
+for _heading, _functions in COMMANDS.items():
+    for _function in _functions:
+        app.command(
+            cls=Command,
+            rich_help_panel=_heading,
+            context_settings=WITH_OPTIONS_OF_VLLM if _function in PASSES_OPTIONS_TO_VLLM else None,
+        )(_function)
 
 
 def _show_version(asked: bool) -> None:

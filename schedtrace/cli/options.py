@@ -17,7 +17,7 @@ from schedtrace.errors import SchedtraceError, UsageError
 from schedtrace.model.live import LONGEST_S
 from schedtrace.model.printable import visible
 from schedtrace.model.safe_files import expanded
-from schedtrace.present.renderers import Format, renderer
+from schedtrace.present.renderers import Format, named_format, renderer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from schedtrace.timeline.window import Window
 
 FormatOption = Annotated[
-    Format,
+    str,
     typer.Option(
-        "--format", help="Output format; markdown is for issues and pull requests, html for a browser."
+        "--format",
+        metavar=f"[{'|'.join(Format)}]",
+        callback=named_format,
+        help="Output format; markdown is for issues and pull requests, html for a browser.",
     ),
 ]
 FromOption = Annotated[
@@ -274,13 +277,13 @@ def one_run(path: Path) -> "Run":
 
 
 def stderr_console() -> "Console":
-    """For progress."""
+    """Return the console on which progress is shown."""
     from schedtrace.present.renderers.text import make_console
 
     return make_console(stderr=True)
 
 
-def show(page: "Page[Any]", output_format: Format = Format.TEXT) -> None:
+def show(page: "Page[Any]", output_format: str = Format.TEXT) -> None:
     """Print a page on stdout, as wide as the terminal; a pipe gets text 100 columns wide.
 
     It is written by ourselves: rich would turn a closed pipe into exit code 1.

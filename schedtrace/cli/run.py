@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 MAX_SEED = 2**32 - 1
-"""Of NumPy, which vLLM seeds, too."""
+"""NumPy's largest seed: vLLM seeds NumPy, too."""
 
 NOT_IN_SPEC = {"model", "output", "label", "force", "config"}
 
@@ -274,7 +274,7 @@ def _show_outcome(plan: Any) -> None:
 
 
 def _show_device(manifest: Any) -> None:
-    """Of a simulated device: what step times are, and which defaults vLLM took for it."""
+    """Print a simulated device's step times and the defaults that vLLM took for it."""
     chosen = dict(manifest.engine_args_chosen)
     times = chosen.pop("simulated_step_times", None)
     if times is None:

@@ -71,7 +71,7 @@ class Load:
     """
 
     requests: float | None
-    """That arrived, per trial, on all engines."""
+    """Requests that arrived, per trial, on all engines."""
     prompt_tokens: float | None
     output_tokens: float | None
     """Means, of a run of one engine: which requests one of several gets is chance. Outputs are of those that
@@ -79,7 +79,7 @@ class Load:
 
     @classmethod
     def of(cls, report: RunReport, timeline: Timeline) -> Self:
-        """That of a run with the timeline of its first engine."""
+        """Return the load of a run with the timeline of its first engine."""
         outcomes = report.statistics.outcomes if report.statistics else None
         if outcomes is None or not outcomes.arrived:
             return cls(None, None, None)
@@ -113,7 +113,7 @@ def _number(value: float | None) -> Number | None:
 
 
 def load_notes(*, base: Load, new: Load) -> list[Message]:
-    """That the loads differ, if they do."""
+    """Return a note that the loads differ, if they do."""
     if not base.differs(new):
         return []
     return [

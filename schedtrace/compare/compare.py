@@ -45,7 +45,7 @@ FELL = 2.0
 
 
 def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
-    """One row per code and cause that either run has and both could have, those of the new run first."""
+    """Return a row per code and cause that either run has and both could have, the new run's first."""
     before, after = _by_kind(base), _by_kind(new)
     unjudged = _unjudged(base, new)
     return [
@@ -115,7 +115,7 @@ def _by_kind(report: RunReport) -> dict[_Kind, list[Finding]]:
 
 
 def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
-    """One row per refusal of either run, the largest change first.
+    """Return a row per refusal of either run, the largest change first.
 
     Runs differ in length, so steps are compared as shares: ``steps that showed it / all steps``.
     """
@@ -248,7 +248,7 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
 
 
 def _number_notes(*, base: RunReport, new: RunReport, least: int) -> list[Message]:
-    """That a side has one trial, and how many are needed."""
+    """Return a note that a side has a single trial, and how many are needed."""
     if min(len(trials_used(report)) for report in (base, new)) > 1:
         return []
     return [

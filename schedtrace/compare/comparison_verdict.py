@@ -91,7 +91,7 @@ def _shape(metric: MetricChange) -> Message:
 
 
 def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool) -> list[Message]:
-    """That no figure differs for certain, and what could not have been seen; nothing if all are the same."""
+    """Say that no figure differs for certain, and what could not be seen; nothing if all are equal."""
     untold = {Outcome.NONE_FOUND, Outcome.TOO_FEW, Outcome.ONE_EACH}
     changed = [m for m in metrics if m.outcome in untold]
     if not changed:
@@ -114,7 +114,7 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool)
 
 
 def _too_few(metric: MetricChange, most_tests: int) -> Message:
-    """How many trials would tell: of this change at this spread, and with as many tests as there may be."""
+    """Say how many trials would show this change at this spread, with as many tests as there may be."""
     least = fewest_trials(most_tests)
     if metric.change_frac:
         wanted = abs(metric.change_frac)
@@ -130,13 +130,13 @@ def _too_few(metric: MetricChange, most_tests: int) -> Message:
 
 
 def _size(metric: MetricChange) -> float:
-    """How large a change is, as a ratio: twice and half are alike."""
+    """Return the size of a change as a ratio, the same for double and half."""
     low, high = sorted((metric.base.mean, metric.new.mean))
     return round(high / low, 9) if low > 0 else float("inf")
 
 
 def _steadied(metric: MetricChange) -> Message:
-    """That trials no longer vary, or now do; nothing if neither, or if that may be chance."""
+    """Say that trials no longer vary, or now vary; nothing if neither, or if it may be chance."""
     steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
     if not metric.significant or steady[0] == steady[1]:
         return NOTHING

@@ -1,4 +1,4 @@
-"""Where two runs' schedulers first decided differently, trial by trial.
+"""The first different decision of two runs' schedulers, trial by trial.
 
 Request ids differ between runs, so requests are compared by their number within the trial: that of
 ``schedtrace run``'s ids (``t<trial>-<number>-...``), else their place in the order of arrival.
@@ -58,7 +58,7 @@ def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
 
 
 def _common_steps(base: pl.DataFrame, new: pl.DataFrame, compared: list[str]) -> int:
-    """How many rows from the first on are alike."""
+    """Count the rows that are alike from the first on."""
     pairs = zip(base.select(compared).iter_rows(), new.select(compared).iter_rows(), strict=False)
     return next((at for at, (here, there) in enumerate(pairs) if here != there), min(base.height, new.height))
 

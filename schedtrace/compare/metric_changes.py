@@ -19,12 +19,12 @@ def _mean(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a trial, and how the engines of a run are put together for it."""
+    """A figure of a trial, and how it is combined over the engines of a run."""
 
     name: str
     unit: str
     higher_is_better: bool | None
-    """None: neither; it is a shape."""
+    """Direction of improvement; None: neither direction is better."""
     value: Callable[[TrialReport], Value]
     over_engines: Callable[[list[float]], float] = sum
 
@@ -94,12 +94,12 @@ def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
 
 
 def number_of_tests(changes: Sequence[MetricChange]) -> int:
-    """How many tests the p-values are corrected for."""
+    """Count the tests that p-values are corrected for."""
     return len(_families(changes))
 
 
 def most_tests(changes: Sequence[MetricChange]) -> int:
-    """How many tests there would be if all of them varied, those once that are one figure in other units.
+    """Count the tests if all metrics varied, each figure once whatever its units.
 
     More trials may show that a metric varies which did not before: what is said of their number stays true.
     """
@@ -190,7 +190,7 @@ def _judge(change: MetricChange, *, tests: int) -> None:
 
 
 def _without_test(change: MetricChange) -> tuple[Outcome, bool | None]:
-    """Nothing varies, or nobody knows whether it does."""
+    """Judge a metric without a test: it does not vary, or nobody knows whether it does."""
     several = min(change.base.count, change.new.count) > 1
     if change.base.same_figures(change.new):
         return Outcome.SAME, False if several else None

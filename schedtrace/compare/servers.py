@@ -51,7 +51,7 @@ class Served:
 
     @classmethod
     def of(cls, report: RunReport, timeline: Timeline) -> Self | None:
-        """None for a run with trials or of several engines, and for a log without requests or times."""
+        """Return a server's figures; None with trials or several engines, or without requests or times."""
         if not {Fact.LIVES, Fact.TIMES} <= timeline.facts:
             return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
@@ -63,7 +63,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Change:
-    """Of one metric from base to new, as logarithms: ``new / base = exp(change)``."""
+    """Change of a metric from base to new, as logarithms: ``new / base = exp(change)``."""
 
     change: float
     error: float

@@ -18,7 +18,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 9999
 FEWEST_TO_CORRELATE = 6
 MOST_DIVISIONS = 3_432
-"""Of trials into two sides: 7 a side. Asymptotic p-values of so few are far off where trials are equal."""
+"""Most divisions of trials into two sides: 7 a side. Asymptotic p-values of so few are far off with equal
+trials."""
 
 Values = Sequence[float]
 Figures = NDArray[np.float64]
@@ -73,7 +74,7 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
 
 
 def effective_count(values: Values) -> float:
-    """How many independent trials these are worth, in their order.
+    """Return how many independent trials these are worth, in their order.
 
     A machine has slow phases, which hit several trials in a row; two such sides differ without any difference
     between the configurations. With a correlation r of the ranks of neighbouring trials, n of them are worth
@@ -89,7 +90,7 @@ def effective_count(values: Values) -> float:
 
 
 def smallest_p(base_count: int, new_count: int) -> float:
-    """Of a two-sided rank test with so many trials, if all of one side lie above all of the other."""
+    """Return the p-value of a two-sided rank test in which all of one side lie above all of the other."""
     return min(1.0, 2 / comb(base_count + new_count, base_count))
 
 
@@ -113,11 +114,11 @@ def per_trial(base: Values, new: Values, count: Callable[[Values], float]) -> fl
 
 
 POWER = 0.8
-"""How surely a difference as large as the noise floor is found."""
+"""Probability of finding a difference as large as the noise floor."""
 WANTED_FRAC = 0.05
 """The change that people want to see."""
 RANK_EFFICIENCY = 3 / pi
-"""Of the rank test, relative to the t-test, for normal figures: it needs 5 % more trials."""
+"""Efficiency of the rank test relative to the t-test for normal figures: it needs 5 % more trials."""
 
 
 def noise_floor(base: Values, new: Values, tests: int) -> float | None:

@@ -48,7 +48,7 @@ def watch(client: Any) -> None:
 
 
 def stop_watching() -> None:
-    """From now on the engine core may end: it was asked to."""
+    """Let the engine core end from now on: it was asked to."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
@@ -129,7 +129,7 @@ def _commands() -> Iterator[run_spec.Command]:
 
 
 class Session:
-    """One engine and its workload."""
+    """An engine and its workload."""
 
     def __init__(self, run: run_spec.RunSpec, send: Any) -> None:
         self._run, self._send = run, send

@@ -21,7 +21,7 @@ class Observer(Protocol):
         """Start-up and shutdown have come this far."""
 
     def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
-        """So many requests of a trial (0: the warm-up) are finished."""
+        """Report the number of finished requests of a trial (0: the warm-up)."""
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
         """A trial is over."""

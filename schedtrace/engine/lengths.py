@@ -101,7 +101,7 @@ _KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""Of ``config.json``: where vLLM looks for a model's length. It takes the smallest, but
+"""Keys of ``config.json`` in which vLLM looks for a model's length. It takes the smallest, but
 ``model_max_length`` over all."""
 
 _CHANGES_THE_MODEL = (
@@ -178,7 +178,7 @@ def _check_longest(run: RunSpec, longest: Prompt, limit: Limit) -> None:
 
 
 def _check_budget(arguments: list[str], limit: Limit) -> None:
-    """As vLLM's ``SchedulerConfig`` does."""
+    """Check the token budget as vLLM's ``SchedulerConfig`` does."""
     budget = number_of(arguments, "--max-num-batched-tokens")
     if budget is None or budget >= limit.tokens or not switched_off(arguments, "--enable-chunked-prefill"):
         return

@@ -27,7 +27,7 @@ from schedtrace.model.trace_names import traces_in
 from schedtrace.version import __version__
 
 MAX_MEMORY_SHARE = 0.95
-"""Of a GPU, for the engines of both runs together."""
+"""Share of a GPU's memory for the engines of both runs together."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Given:
 
 @dataclass
 class Plan:
-    """One run to be made, and how far it has come."""
+    """A run to be made, and its progress."""
 
     spec: RunSpec
     folder: Path
@@ -53,7 +53,7 @@ class Plan:
     """On the workload."""
     manifest: Manifest = field(init=False)
     traces: list[Path] = field(default_factory=list)
-    """Of the run's engines, once they are up."""
+    """Traces of the run's engines, once they are up."""
 
     def __post_init__(self) -> None:
         self.manifest = Manifest(

@@ -1,4 +1,4 @@
-"""No process of a run outlives it: two guards above the engine process end what it leaves.
+"""Guards that end what a run leaves: two processes above the engine process, so that nothing outlives it.
 
 ``supervise`` starts ``python -m schedtrace.engine.process_guard FD``. It forks twice before vLLM is imported:
 

@@ -22,7 +22,7 @@ DEFAULT_RANDOM_OUTPUT_LEN = random_load.DEFAULT_OUTPUT_LEN
 
 
 class Prompt(msgspec.Struct, kw_only=True):
-    """One request before it is tokenized: a text, or a number of random tokens."""
+    """A request before it is tokenized: a text, or a number of random tokens."""
 
     text: str | None = None
     input_len: int | None = None
@@ -171,11 +171,11 @@ def _random(spec: RunSpec) -> list[Prompt]:
 
 
 class Request(msgspec.Struct):
-    """One request as it is handed to vLLM's front end."""
+    """A request as it is handed to vLLM's front end."""
 
     prompt: Any
     input_tokens: int | None
-    """None: a text, which the front end tokenizes as in production."""
+    """Length of the prompt; None: a text, which the front end tokenizes as in production."""
     output_len: int
     priority: int
     data_parallel_rank: int | None = None

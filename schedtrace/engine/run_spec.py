@@ -16,7 +16,7 @@ AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class RunSpec(msgspec.Struct, kw_only=True):
-    """One run: workload, trials and vLLM's own arguments."""
+    """Specification of a run: workload, trials and vLLM's own arguments."""
 
     engine_args: list[str]
     """vLLM's command-line arguments as given, ``--model`` included."""
@@ -26,7 +26,7 @@ class RunSpec(msgspec.Struct, kw_only=True):
     output_len: Positive | None = None
     """Tokens to generate; None: 128 for random prompts, the data set's own lengths otherwise."""
     num_prompts: Positive | None = None
-    """None: 1000 random prompts, or all of a data set."""
+    """Number of prompts; None: 1000 random ones, or all of a data set."""
     range_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     request_rate: AboveZero | None = None
     """Requests per second; None: the file's own times; at once where it has none, or with ``at_once``."""
@@ -47,11 +47,11 @@ class RunSpec(msgspec.Struct, kw_only=True):
     lines: Literal["delta", "full"] | None = None
     """Every step in full, or as what it changes; None: as ``SCHEDTRACE_LINES`` says, else ``delta``."""
     trace: str | None = None
-    """How much of the trace is kept, as ``model.trace_bounds`` understands it; None: all, in a plain file."""
+    """Bounds of the trace, in the syntax of ``model.trace_bounds``; None: a plain file without bounds."""
     executor: Literal["simulated"] | None = None
-    """None: vLLM's own, with the model."""
+    """Executor; None: vLLM's own, with the model."""
     gpu: str | None = None
-    """Of the simulated executor, as the next two."""
+    """GPU of the simulated executor, which the next two fields are about as well."""
     step_times: str | None = None
     """File of saved step times."""
     noise: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
@@ -62,7 +62,7 @@ OWN_OPTIONS = tuple(
     for name in (*RunSpec.__struct_fields__[1:], "model", "output", "label", "force", "config")
     if name != "at_once"
 )
-"""Of ``schedtrace run``; every other option is vLLM's."""
+"""Options of ``schedtrace run`` itself; every other option is vLLM's."""
 
 
 class Phase(msgspec.Struct, tag="phase"):
@@ -96,7 +96,7 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 class TrialDone(msgspec.Struct, tag="trial"):
-    """One trial is over."""
+    """Event: a trial is over."""
 
     result: TrialResult
 

@@ -18,9 +18,9 @@ from schedtrace.record.control_client import AnswerError, Connection, Peer, ask
 from schedtrace.record.processes import above, pids_within, process, process_id
 
 STATUS_S = 2.0
-"""For an answer that needs nothing of the engine's own thread."""
+"""Deadline in seconds of an answer that needs nothing of the engine's own thread."""
 ACT_S = 60.0
-"""For one that waits for the end of a step."""
+"""Deadline in seconds of an answer that waits for the end of a step."""
 MOST_SOCKETS = 256
 """Processes of a user that are asked; each engine has one, and each worker."""
 MOST_NOTES = 20
@@ -189,12 +189,12 @@ def _remove(path: Path) -> None:
 
 
 def running_engines() -> list[RunningEngine]:
-    """Those that answer."""
+    """List the engines that answer."""
     return listening().engines
 
 
 def reached(target: str | None) -> list[RunningEngine]:
-    """As ``chosen``, and those that began without schedtrace as well, where Python lets us reach into them.
+    """List engines as ``chosen`` does, including those started without schedtrace, if Python can reach them.
 
     Raises:
         UsageError: as ``chosen``.

@@ -46,7 +46,7 @@ class AttachedEngines:
             yield f"recording to {folder}"
 
     def next_command(self, *, ended: bool) -> str:
-        """What to do now."""
+        """Return the command to type next."""
         if ended:
             return f"schedtrace analyze {' '.join(map(str, self.folders))}"
         pids = [engine.status.pid for engine, _ in self.answers]
@@ -117,7 +117,7 @@ def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tu
     """Each engine with its run folder: one for the ranks of a server, each of which writes its own files."""
     folders: dict[tuple[int, int], Path] = {}
     seen: dict[tuple[int, int], int] = {}
-    """How many engines of this rank the server has so far: a process may have several ``LLM`` objects."""
+    """Number of engines by server and rank so far: a process may have several ``LLM`` objects."""
     for engine in engines:
         server = engine.server
         nth = seen[server, engine.status.rank] = seen.get((server, engine.status.rank), 0) + 1

@@ -187,7 +187,7 @@ def _user(pid: int) -> int:
 
 
 def _processes(title: re.Pattern[str]) -> Iterator[int]:
-    """Those with such a title, which vLLM puts in the place of the command line."""
+    """Yield the pids of processes with such a title, which vLLM puts in the place of the command line."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if title.search((process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")):

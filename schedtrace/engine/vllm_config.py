@@ -173,7 +173,7 @@ def fork_workers() -> None:
 
 
 def vllm_version() -> str:
-    """Of the installed vLLM, without importing it; its CPU build is a package of its own.
+    """Return the installed vLLM's version without importing it; its CPU build is a package of its own.
 
     Raises:
         UsageError: there is none.

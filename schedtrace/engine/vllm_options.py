@@ -39,7 +39,7 @@ _MOST_CHOICES = 12
 
 
 class Option(msgspec.Struct, kw_only=True):
-    """One option of vLLM."""
+    """An option of vLLM."""
 
     names: list[str]
     values: int | str | None = None

@@ -1,1 +1,1 @@
-"""One step or one request explained: ``step.py`` and ``request.py`` are the entries."""
+"""Explanations of a step or a request: ``step.py`` and ``request.py`` are the entries."""

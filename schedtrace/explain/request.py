@@ -1,4 +1,4 @@
-"""One request's life."""
+"""The life of a request."""
 
 from collections.abc import Callable
 from itertools import pairwise

@@ -17,26 +17,26 @@ from schedtrace.timeline.timeline import Timeline
 
 Row = dict[str, Any]
 _TIMES = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "last_token_us", "finished_us")
-"""Of a finish."""
+"""Times of a finish."""
 
 
 @dataclass(frozen=True)
 class RequestRows:
-    """One request's rows; times in microseconds of the trace's clock."""
+    """A request's rows; times in microseconds of the trace's clock."""
 
     timeline: Timeline
     request_id: str
     arrival: Row | None
     present: Row | None
-    """It was there when the trace began; None: it came, or nobody knows how it came."""
+    """State when the trace began; None: it arrived later, or nobody knows when."""
     finish: Row | None
     scheduled: list[Row]
-    """One per step that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
+    """Rows of the steps that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
     ``outputs``: the step gave it a token, since it reached the end of what it had to compute."""
     preemptions: list[Row]
-    """With ``start_us`` of their step."""
+    """Preemptions, with ``start_us`` of their step."""
     set_aside: list[Row]
-    """Likewise."""
+    """Times at which it was set aside, with ``start_us`` of the step."""
     states: list[Row]
     """Its ``interrupted_states``, in their order in time, with the engine's time in each."""
     caps: dict[int, list[str]]
@@ -49,14 +49,14 @@ class RequestRows:
 
     @property
     def end_us(self) -> int | None:
-        """When it left the scheduler; None: it did not."""
+        """Time at which it left the scheduler; None: it did not."""
         if self.finish is None:
             return None
         return max([int(self.finish["finished_us"]), *(int(row["end_us"]) for row in self.states[-1:])])
 
     @property
     def first_token_us(self) -> int | None:
-        """When the output with its first token came back."""
+        """Time at which the output with its first token came back."""
         recorded = self.finish["first_token_us"] if self.finish else None
         # Otherwise it may have got tokens in steps that are missing.
         seen = self.scheduled if self.scheduled and self.scheduled[0]["phase"] == "new" else []
@@ -123,7 +123,7 @@ class RequestRows:
 
 
 def ending() -> pl.Expr:
-    """How a request of ``timeline.finishes`` ended: an abort that no client asked for is its scheduler's."""
+    """Return how a request of ``timeline.finishes`` ended: an abort not asked for is the scheduler's."""
     by_scheduler = pl.col("in_schedule") & pl.col("abort_us").is_null()
     return pl.when(by_scheduler).then(pl.col("status") + " by the scheduler").otherwise("status")
 
@@ -159,7 +159,7 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """One cause that it waited for."""
+    """A cause that it waited for."""
 
     cause: str
     steps: int
@@ -170,7 +170,7 @@ class WaitedFor:
 
 @dataclass(frozen=True)
 class Wait:
-    """One time in the waiting queue."""
+    """A time in the waiting queue."""
 
     from_ms: float
     since_step: int | None
@@ -179,7 +179,7 @@ class Wait:
     """The step that scheduled it; None: none did."""
     wait_ms: float
     before_step_ms: float
-    """Of these, until a step could see it."""
+    """Part of the wait until a step could see it."""
     causes: list[WaitedFor]
     """The rest, the longest first."""
 

@@ -74,7 +74,7 @@ def stop_values(row: Row) -> Values:
 
 
 def stopped(header: Header, row: Row, values: Values) -> Message:
-    """One exit, or several alike, in a sentence.
+    """Say an exit, or several alike, in a sentence.
 
     Args:
         header: Of the trace.
@@ -123,7 +123,7 @@ def victim_values(row: Row) -> Values:
 
 
 def preempted(row: Row, values: Values) -> Message:
-    """One preemption in a sentence.
+    """Say a preemption in a sentence.
 
     Args:
         row: Of ``timeline.preemptions``: it decides what the sentence says.
@@ -197,7 +197,7 @@ def _by_group(timeline: Timeline, refusal: Row) -> Message:
 
 
 def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
-    """Who holds the KV blocks, the largest holders by name."""
+    """Name the holders of KV blocks, the largest ones first."""
     held = [sum(blocks) for blocks in zip(*(group for group in refusal["held"] if group), strict=True)]
     if not held:
         return

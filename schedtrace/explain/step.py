@@ -1,4 +1,4 @@
-"""One step: who arrived, what each request got, who was refused and why, what else would have fitted."""
+"""A step, explained: arrivals, tokens of each request, refusals and their cause, what else would have fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
-    """One entry per rank, in their order; none where there is one rank, or no common step.
+    """Return a turn per rank, in their order; none with a single rank, or without a common step.
 
     Args:
         traces: Of all ranks.
@@ -56,7 +56,7 @@ def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
 
 
 def _turn(trace: Trace, same: pl.Expr, offset_us: int) -> tuple[int | None, RankTurn]:
-    """When a rank began, and its turn with when its output was back, both on the first's clock."""
+    """Return when a rank began, and its turn with the time of its output, on the first rank's clock."""
     turn = RankTurn(
         engine_rank=trace.header.engine_rank,
         step=None,
@@ -107,7 +107,7 @@ class StepStories:
 
     run: Run
     timeline: Timeline
-    """Of a whole trace."""
+    """Timeline of the whole trace."""
 
     @cached_property
     def _need(self) -> Need | None:

@@ -284,7 +284,7 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
 
 
 def _more_blocks(asked: Question) -> Iterator[WhatIf]:
-    """How many more free blocks the refused request needed; without ``scheduler_reserve_full_isl``, none."""
+    """Say how many more blocks the refused request needed; none without ``scheduler_reserve_full_isl``."""
     stop, head, need = asked.end, asked.waiting[0], asked.need
     if stop is None or stop.blocks_needed is None or stop.blocks_free is None:
         return

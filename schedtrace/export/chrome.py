@@ -19,7 +19,7 @@ TIDS = 1000
 """Threads have numbers above it, processes below: viewers take a thread with its process's number for the
 main one."""
 LEVEL = 3
-"""Of gzip: fast."""
+"""Level of gzip: fast."""
 
 
 def write_chrome(run: Run, file: Path) -> int:

@@ -19,7 +19,7 @@ from schedtrace.workloads.recorded_ranks import loads_of_run
 from schedtrace.workloads.workload import LoadRequest, Workload
 
 BLOCK = 512
-"""Tokens."""
+"""Tokens in a block."""
 MILLISECOND_US = 1000
 
 
@@ -94,7 +94,7 @@ class _HashIds:
         self._recorded = recorded or BLOCK
         self._numbers = count()
         self._known: dict[tuple[int | None, tuple[int, ...], int], int] = {}
-        """By the block before, what is in this one, and its length."""
+        """Block numbers by the block before, the block's content and its length."""
 
     def of(self, request: LoadRequest) -> list[int]:
         """A number for each begun block; one that is not wholly known equals no other."""

@@ -50,7 +50,7 @@ class _Writer:
         self._chunk = pb.Trace()
 
     def process(self, process: Process) -> None:
-        """All of one engine."""
+        """Write everything of an engine."""
         whole = process.number << _PROCESS_BITS
         described = pb.ProcessDescriptor(
             pid=process.number, process_name=process.name, process_labels=process.labels

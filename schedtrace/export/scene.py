@@ -26,7 +26,7 @@ QUARTER_NS = 7_889_238_000_000_000
 
 
 class Clock(NamedTuple):
-    """How times of a run, in microseconds of its first trace's clock, become Unix time."""
+    """Conversion of a run's times, in microseconds of its first trace's clock, to Unix time."""
 
     wall_ns: int
     """``CLOCK_REALTIME`` at 0; 0 where a foreign log has no wall clock."""
@@ -48,13 +48,13 @@ class Clock(NamedTuple):
 
 
 def clock_of(header: Header) -> Clock:
-    """From the anchors of a trace's header."""
+    """Make the clock from the anchors of a trace's header."""
     monotonic_us = header.monotonic_anchor_us
     return Clock(1000 * header.wall_anchor_us, None if monotonic_us is None else 1000 * monotonic_us)
 
 
 def step_spans(timeline: Timeline) -> pl.DataFrame:
-    """One row per step, with all of ``chart.per_step``; named by its number and the cause of its end."""
+    """Return a row per step, with all of ``chart.per_step``, named by its number and the cause of its end."""
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     name = pl.concat_str(pl.lit("step "), pl.col("step").cast(pl.String), cause)
     missing = timeline.gaps.select(
@@ -94,7 +94,7 @@ def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
 
 
 def execution_spans(timeline: Timeline) -> pl.DataFrame:
-    """When the worker that answers executed each step; no row where the record has no clock of it."""
+    """Return when the answering worker executed each step; no row if the record lacks its clock."""
     began = pl.col("start_us") + pl.col("execute_after_us")
     tokens = ("decode_tokens", "prefill_tokens")
     return _spans(timeline.steps, "execute", began, pl.col("execute_us"), "step", *tokens).sort("begin_us")
@@ -133,7 +133,7 @@ def _spans(frame: pl.DataFrame, name: str, begin: pl.Expr, took: pl.Expr, *facts
 
 
 def _whole(spans: pl.DataFrame) -> pl.DataFrame:
-    """Those that have both times: a foreign log or a damaged line may lack one."""
+    """Filter spans that have both times: a foreign log or a damaged line may lack one."""
     return spans.filter(pl.col("end_us") >= pl.col("begin_us"))
 
 
@@ -168,14 +168,14 @@ class Track:
     """Slices that neither overlap nor nest."""
 
     number: int
-    """Of its process, from 1, in the order in which tracks stand below each other."""
+    """Number in its process, from 1, in the order in which tracks stand below each other."""
     name: str
     group: str | None
     spans: pl.DataFrame
     first: int = 0
     """Row of ``spans`` with which this track begins: requests share a table, as they may be many."""
     count: int | None = None
-    """Of its rows; None: all."""
+    """Number of its rows; None: all."""
 
     def slices(self) -> Iterator[Slice]:
         """In order of time."""
@@ -198,10 +198,10 @@ class Preempted(NamedTuple):
 
 @dataclass
 class Process:
-    """One engine."""
+    """An engine's tracks."""
 
     number: int
-    """From 1. Not the process id: a viewer that shows a profile beside it would mix up the two."""
+    """Number from 1. Not the process id: a viewer that shows a profile beside it would mix up the two."""
     name: str
     labels: list[str]
     tracks: list[Track]
@@ -265,7 +265,7 @@ def _later(spans: pl.DataFrame, us: int) -> pl.DataFrame:
 
 
 def _counters(timeline: Timeline, offset_us: int) -> dict[str, pl.DataFrame]:
-    """From the beginning of each step; zero from when the engine had no request."""
+    """Return counters from the beginning of each step; zero from when the engine had no request."""
     steps = per_step(timeline, offset_us).rename({"begin_us": "us"}).drop_nulls("us")
     zeros = [pl.lit(0).alias(name) for name in (*COUNTERS["token budget"].values(), "running", "waiting")]
     idle = timeline.engine_states.filter(pl.col("state") == "idle")

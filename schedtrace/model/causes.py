@@ -15,7 +15,7 @@ PAGE = "docs/causes.md"
 
 @dataclass(frozen=True)
 class Entry:
-    """What is said about a cause, about one detail of it, or about a cap.
+    """Texts and properties of a cause, of one detail of a cause, or of a cap.
 
     A detail takes what it leaves empty from its cause.
     """
@@ -37,7 +37,7 @@ class Entry:
     requested: bool = False
     """A client asked for it: reported, but no problem of the configuration."""
     own_size: bool = False
-    """It refuses the request for its size; a smaller request may still fit."""
+    """Whether it refuses a request for its size, so that a smaller request may still fit."""
     statuses: tuple[str, ...] = ()
     """``RequestStatus`` names (their numbers shift between vLLM releases) of requests that wait for it."""
     details: Mapping[str, "Entry"] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class _Word(StrEnum):
 
     @property
     def page(self) -> str:
-        """Where it is documented."""
+        """Documentation of the word: page and anchor."""
         return f"{PAGE}#{type(self).__name__.lower()}-{self.value}"
 
 

@@ -11,7 +11,7 @@ COMPARISON_SCHEMA_VERSION = 3
 
 
 class ConfigChange(msgspec.Struct, kw_only=True):
-    """One setting that differs."""
+    """A setting that differs between the two runs."""
 
     name: str
     base: Any
@@ -19,16 +19,16 @@ class ConfigChange(msgspec.Struct, kw_only=True):
     given: bool
     """Whether a person gave it on either side, or vLLM resolved it differently."""
     base_origin: Message = NOTHING
-    """Where the value comes from: ``given``, ``default for LLM_CLASS``, ``derived``, ...; empty: not known,
-    or no setting that decides scheduling."""
+    """Origin of the value: ``given``, ``default for LLM_CLASS``, ``derived``, ...; empty: unknown, or a
+    setting that does not affect scheduling."""
     new_origin: Message = NOTHING
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    """One metric over the trials of one run."""
+    """Values of a metric over the trials of a run."""
 
     values: list[float]
-    """One per trial, in their order."""
+    """Values by trial, in order."""
     count: int
     effective_count: float
     """Independent trials that they are worth: fewer where slow phases of the machine hit several in a row."""
@@ -42,7 +42,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class Outcome(StrEnum):
-    """What can be said of a metric, in one word."""
+    """Result for a metric, in one word."""
 
     SAME = "same"
     """The same figures on both sides."""
@@ -52,21 +52,21 @@ class Outcome(StrEnum):
     DIFFERS = "differs"
     """Neither good nor bad by itself, or ranks and means point to different sides."""
     EXACT = "differs exactly"
-    """One figure in every trial of the base and another one in every trial of the new run: needs no test."""
+    """The same value in every base trial and another one in every new trial: needs no test."""
     NONE_FOUND = "no difference found"
     TOO_FEW = "too few trials to tell"
-    """No outcome of these trials could have been significant."""
+    """Too few trials for any outcome to be significant."""
     ONE_EACH = "one against one"
-    """Of two servers: nothing tells by how much it would vary by itself."""
+    """Two servers, compared without an estimate of the metric's own variation."""
 
 
 class MetricChange(msgspec.Struct, kw_only=True):
-    """One metric on both sides."""
+    """A metric on both sides."""
 
     name: str
     unit: str
     higher_is_better: bool | None
-    """None: a shape, neither good nor bad by itself."""
+    """Direction of improvement; None: neither direction is better."""
     base: Sample
     new: Sample
     change_frac: float | None
@@ -74,7 +74,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
     beyond_spread: bool | None
     """Whether no trial of one side lies within the range of the other; None with one trial on a side."""
     outcome: Outcome
-    """In a word: see below."""
+    """Result in one word; see ``Outcome``."""
     significant: bool | None
     """Whether the sides differ beyond chance; None: too few trials for any difference to be so."""
     p: float | None
@@ -101,7 +101,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
 
 
 class FindingChange(msgspec.Struct, kw_only=True):
-    """One kind of finding (code and cause) on both sides."""
+    """A kind of finding (code and cause) on both sides."""
 
     code: str
     cause: str | None
@@ -118,11 +118,11 @@ class FindingChange(msgspec.Struct, kw_only=True):
     threshold_frac: float | None = None
     """The share below which it is not found."""
     message: str | Message
-    """Of the new run's finding, or of the base's if it has none."""
+    """Sentence of the new run's finding, or of the base's if the new run has none."""
 
 
 class CauseChange(msgspec.Struct, kw_only=True):
-    """How often one kind of refusal happened in two runs."""
+    """Counts of a kind of refusal in both runs."""
 
     loop: str
     cause: str
@@ -135,7 +135,7 @@ class CauseChange(msgspec.Struct, kw_only=True):
 
 
 class DecidedStep(msgspec.Struct, kw_only=True):
-    """One step of one side, as it was decided and what it was decided from."""
+    """A step of one side: its decision and the state that it was decided from."""
 
     step: int
     """Its number in the trace."""
@@ -165,7 +165,7 @@ class Divergence(msgspec.Struct, kw_only=True):
     at: int
     """Steps that both sides had decided alike before; those in which nothing could be decided left out."""
     base: DecidedStep | None
-    """None: this side had no further step."""
+    """Step of the base; None: the base had no further step."""
     new: DecidedStep | None
     decided: list[str]
     """What of the decision differs: ``scheduled``, ``preempted``, ``causes``."""
@@ -179,11 +179,11 @@ class Decisions(msgspec.Struct, kw_only=True):
     trials_compared: int
     """Trials that both sides have; a trace without trials is one."""
     trials_alike: int
-    """Those in which every step was decided alike."""
+    """Trials in which all steps were decided alike."""
     common_steps: list[int]
     """Per trial compared: steps decided alike before the first that differs, or all."""
     first: Divergence | None
-    """Of the first trial that has one."""
+    """Divergence of the first trial that has one."""
 
 
 class Comparison(msgspec.Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""One request's life: the answer of ``schedtrace request``; ``docs/commands.md`` describes its JSON form.
+"""A request's life: the answer of ``schedtrace request``; ``docs/commands.md`` describes its JSON form.
 
 Times are milliseconds since the request arrived at the front end; where that is not recorded, since the first
 thing that is.
@@ -28,15 +28,15 @@ class LifeState(msgspec.Struct, kw_only=True):
     """The first of the steps that refused or scheduled it; None: no step knew of it."""
     last_step: int | None
     tokens: int
-    """Scheduled for it in these steps."""
+    """Tokens scheduled for the request in these steps."""
     device_ms: float
-    """Of the time: the device executed a batch then, whether the request was in it or not."""
+    """Part of the time in which the device executed a batch, with this request or without it."""
     of_state: str | None = None
     """State that goes on afterwards, of ``interrupted``."""
 
     @property
     def steps(self) -> int:
-        """How many they are."""
+        """Number of steps from ``first_step`` to ``last_step``."""
         if self.first_step is None or self.last_step is None:
             return 0
         return self.last_step - self.first_step + 1
@@ -53,7 +53,7 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     ``cached``, ``abort``, ``drafts``."""
     step: int | None
     last_step: int | None
-    """Of a run of decodes; else the same as ``step``."""
+    """Last step of a run of decodes; otherwise the same as ``step``."""
     message: Message
     """The same in a phrase."""
 
@@ -65,7 +65,7 @@ class Gap(msgspec.Struct, kw_only=True):
     """The step whose output ended it."""
     gap_ms: float
     preempted: bool
-    """It was preempted meanwhile."""
+    """Whether the request was preempted meanwhile."""
 
 
 class Life(msgspec.Struct, kw_only=True):
@@ -85,25 +85,25 @@ class Life(msgspec.Struct, kw_only=True):
     cached_tokens: int | None
     """Prompt tokens found in a cache at its first scheduling."""
     num_preemptions: int
-    """By the scheduler, as recorded in this trace; as ``analyze`` counts them."""
+    """Preemptions by the scheduler in this trace, counted as ``analyze`` counts them."""
     num_cache_resets: int
-    """How often a reset of the prefix cache preempted it, apart from these."""
+    """Preemptions by a reset of the prefix cache, counted apart."""
     status: str | None
     """``RequestStatus`` name without ``FINISHED_``; None: it did not leave while the trace was recorded."""
     e2e_ms: float | None
-    """From its arrival to when it left the scheduler: the sum of ``states``. None: it did not leave."""
+    """Time from arrival to leaving the scheduler: the sum of ``states``. None: it did not leave."""
     ttft_ms: float | None
-    """From its arrival to its first output."""
+    """Time from arrival to first output."""
     states: list[LifeState]
     events: list[LifeEvent]
     outputs: int
     """Steps whose output had a token of it."""
     mean_gap_ms: float | None
-    """Between these outputs."""
+    """Mean time between these outputs."""
     gaps: list[Gap]
     """The longest of them, at most ``MOST_GAPS``."""
     problems: list[Message] = []
-    """What the trace lacks: some of it may be about this request."""
+    """Gaps of the trace, some of which may concern this request."""
 
 
 MOST_GAPS = 5

@@ -73,15 +73,15 @@ LONGEST_S = 10 * 366 * 86400.0
 
 
 class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
-    """What all questions have in common."""
+    """Base of all questions."""
 
 
 class AskStatus(Ask, tag="status"):
-    """How is it?"""
+    """Ask for the state of an engine."""
 
 
 class AskAttach(Ask, tag="attach"):
-    """Record from now on."""
+    """Ask for a recording from now on."""
 
     run_dir: str
     """Absolute path of the run folder."""
@@ -90,48 +90,48 @@ class AskAttach(Ask, tag="attach"):
     hash_ids: bool = False
     """Write request ids as hashes."""
     trace: str = "plain"
-    """How much is kept, as ``model.trace_bounds`` understands it."""
+    """Bounds of the trace, in the syntax of ``model.trace_bounds``."""
 
 
 class AskDetach(Ask, tag="detach"):
-    """Record no more, if it is an attached recording."""
+    """Ask for the end of an attached recording."""
 
 
 class AskQueue(Ask, tag="queue"):
-    """Who waits, and who runs?"""
+    """Ask for the waiting and running requests."""
 
 
 class AskSnapshot(Ask, tag="snapshot"):
-    """Write what is kept in memory."""
+    """Ask for the part of the trace kept in memory to be written."""
 
     run_dir: str
     """Absolute path of the run folder."""
 
 
 class AskTimes(Ask, tag="times"):
-    """Of a worker: note when batches are executed, or do so no more."""
+    """Ask a worker to start or stop recording when batches are executed."""
 
     on: bool
 
 
 class AskStacks(Ask, tag="stacks"):
-    """Of a worker: where are its threads?"""
+    """Ask a worker for the stacks of its threads."""
 
 
 AnyAsk = AskStatus | AskAttach | AskDetach | AskQueue | AskSnapshot | AskTimes | AskStacks
 
 
 class Answer(msgspec.Struct, tag_field="answer", kw_only=True):
-    """What all answers have in common."""
+    """Base of all answers."""
 
 
 class Status(Answer, tag="status"):
-    """One process of an engine."""
+    """State of a process of an engine."""
 
     role: Literal["engine", "worker"]
     pid: int
     engine_pid: int
-    """Of a worker: the process that started it; else ``pid``."""
+    """Engine's process: of a worker its parent, of an engine ``pid``."""
     rank: int
     """Data-parallel rank of an engine, rank of a worker."""
     schedtrace_version: str
@@ -142,15 +142,15 @@ class Status(Answer, tag="status"):
     recording: str | None = None
     """The trace that is written now."""
     keeps: str | None = None
-    """What is in memory instead, and its bounds, for a person."""
+    """Contents and bounds of the trace kept in memory, for a person."""
     attached: bool = False
-    """It is written by an attached recording, which can be detached."""
+    """Whether an attached recording writes it, which ``detach`` can end."""
     stopped: str | None = None
     """Why the recording ended though nobody has ended it."""
     left_s: float | None = None
-    """Until it ends by itself."""
+    """Time until the recording ends by itself."""
     stalled_s: float | None = None
-    """How long no step has made progress, once the watchdog has said so."""
+    """Time without progress of any step, once the watchdog has reported it."""
     stall: str | None = None
     """Why, in a sentence."""
     paused: str | None = None
@@ -160,17 +160,17 @@ class Status(Answer, tag="status"):
 
 
 class Attached(Answer, tag="attached"):
-    """It records."""
+    """Confirmation that the engine records."""
 
     path: str
     present: int
     """Requests that were there."""
     held_us: float
-    """How long the engine was held up."""
+    """Time that the engine was held up."""
 
 
 class Detached(Answer, tag="detached"):
-    """It records no more."""
+    """Confirmation that the recording has ended."""
 
     path: str
     held_us: float
@@ -179,30 +179,30 @@ class Detached(Answer, tag="detached"):
 
 
 class QueueNow(Answer, tag="queue"):
-    """They do."""
+    """Waiting and running requests of an engine."""
 
     queue: EngineQueue
 
 
 class Snapshot(Answer, tag="snapshot"):
-    """It is written."""
+    """Confirmation that the snapshot is written."""
 
     path: str
 
 
 class Done(Answer, tag="done"):
-    """A worker does what it was asked."""
+    """Confirmation by a worker."""
 
 
 class Stacks(Answer, tag="stacks"):
-    """Where they are."""
+    """Stacks of a process's threads."""
 
     text: str
-    """As Python's ``faulthandler`` has it, with the threads' names."""
+    """Text in the format of Python's ``faulthandler``, with thread names."""
 
 
 class Refused(Answer, tag="refused"):
-    """It does not, or cannot."""
+    """Refusal, with its reason."""
 
     why: str
 

@@ -19,7 +19,7 @@ LARGEST = 2**26
 
 Status = Literal["starting", "running", "finished", "interrupted", "failed", "attached"]
 ENDED_EARLY = frozenset({"running", "interrupted", "failed"})
-"""Of a run whose last trial may be cut."""
+"""Statuses of a run whose last trial may be cut."""
 
 
 class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -51,7 +51,7 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One trial as the front end saw it; the trace tells the rest."""
+    """A trial as seen by the front end; the trace has the rest."""
 
     trial: int
     elapsed_s: float
@@ -63,7 +63,7 @@ class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One run. Fields are added with a default, never renamed or retyped."""
+    """Description of a run. Fields are added with a default, never renamed or retyped."""
 
     schema_version: int = SCHEMA_VERSION
     schedtrace_version: str
@@ -140,13 +140,13 @@ class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field
 
     at_unix_us: int
     usage_context: str | None = None
-    """What for, in vLLM's words: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ``ENGINE_CONTEXT``."""
+    """vLLM's usage context: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ``ENGINE_CONTEXT``."""
     given: dict[str, Any] = {}
     """Arguments that differ from vLLM's default; secrets are hidden, and structured ones not shown."""
     derived: dict[str, Any] = {}
     """Arguments that were not given, with the value that vLLM chose; those of the scheduler and the cache."""
     context_defaults: dict[str, dict[str, int]] = {}
-    """Of ``max_num_seqs`` and ``max_num_batched_tokens``: vLLM's default on this platform, by usage context
+    """Defaults of ``max_num_seqs`` and ``max_num_batched_tokens`` on this platform, by usage context
     (vLLM 0.12 and newer). vLLM adapts it to the model and to other arguments."""
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="is", tag="request"):
-    """One request, by its id."""
+    """A request, by its id."""
 
     request_id: str
 
@@ -23,11 +23,11 @@ class Requests(msgspec.Struct, frozen=True, tag_field="is", tag="requests"):
 
     request_ids: list[str]
     count: int
-    """How many there are, those without a name included."""
+    """Number of requests, including unnamed ones."""
 
 
 class Steps(msgspec.Struct, frozen=True, tag_field="is", tag="steps"):
-    """One step or a range of steps: ``step 12``, ``steps 248-257``."""
+    """A step or a range of steps: ``step 12``, ``steps 248-257``."""
 
     first: int
     last: int
@@ -40,7 +40,7 @@ class StepList(msgspec.Struct, frozen=True, tag_field="is", tag="step_list"):
     steps: list[int]
     """In ascending order."""
     whole: bool
-    """These are all of them."""
+    """Whether the list is complete."""
 
 
 class CauseWord(msgspec.Struct, frozen=True, tag_field="is", tag="cause"):
@@ -74,7 +74,7 @@ class Count(msgspec.Struct, frozen=True, tag_field="is", tag="count"):
     count: int
     noun: str
     plural: str | None = None
-    """Where it is not the noun with an s."""
+    """Plural of ``noun``, if it is not the noun with an s."""
 
 
 class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number", omit_defaults=True):
@@ -82,7 +82,7 @@ class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number", omit_def
 
     value: int | float | None
     decimals: int | None = None
-    """Of a mean of counts, for instance; ``None``: as many as matter."""
+    """Decimals to print, such as of a mean of counts; ``None``: as many as are significant."""
 
 
 class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
@@ -98,9 +98,9 @@ class Slot(msgspec.Struct, frozen=True, tag_field="is", tag="slot"):
     kind: str
     """What goes there: ``number``, ``count``, ``request``, ``requests`` (some ids and how many there are)."""
     noun: str = ""
-    """Of a count."""
+    """Noun of a count."""
     plural: str | None = None
-    """Likewise, where it is not the noun with an s."""
+    """Plural of ``noun``, if it is not the noun with an s."""
 
 
 Value = (
@@ -129,7 +129,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
     """Name to ``Value``, ``Message``, or ``str``: plain words."""
 
     def __bool__(self) -> bool:
-        """Whether it says anything."""
+        """Whether the sentence has any words."""
         return bool(self.template)
 
     def parts(self) -> Iterator[str | Value]:

@@ -28,16 +28,16 @@ OF_RANKS: dict[str, tuple[Any, ...]] = {
 
 
 class SettingChange(msgspec.Struct, kw_only=True):
-    """One setting that is changed."""
+    """A changed setting."""
 
     name: str
-    """As vLLM's argument is called."""
+    """Name of vLLM's argument."""
     recorded: Any
     value: Any
 
 
 class Figure(msgspec.Struct, kw_only=True):
-    """One metric, mean over the trials."""
+    """A metric, as mean over the trials."""
 
     name: str
     unit: str
@@ -59,23 +59,23 @@ class Prediction(msgspec.Struct, kw_only=True):
     label: str
     path: str
     vllm_version: str
-    """Whose scheduler decided."""
+    """Release of vLLM whose scheduler decided."""
     recorded_version: str
-    """Of the vLLM that was recorded."""
+    """Release of vLLM that was recorded."""
     changes: list[SettingChange]
     step_times: str
-    """Where the durations come from."""
+    """Source of the step times, as a sentence."""
     kv_blocks: int
     kv_blocks_recorded: bool
     trials: int
     requests: int
     same_steps: int | None
-    """Of the recorded steps, replayed by step: how many have the same requests with the same tokens."""
+    """Replayed steps that have the same requests with the same tokens as the recorded ones."""
     compared_steps: int | None
     decided: list[Figure]
-    """What scheduling decides."""
+    """Figures decided by scheduling."""
     measured: list[Figure]
-    """What follows in time."""
+    """Figures of time that follow from it."""
     by_arrival: bool
     """Requests arrive while others run, so that what is decided depends on the step times, too."""
     outside_frac: float | None
@@ -86,51 +86,51 @@ class Prediction(msgspec.Struct, kw_only=True):
 
 
 class Proposal(msgspec.Struct, kw_only=True):
-    """One configuration, replayed."""
+    """A proposed configuration, replayed."""
 
     changes: list[SettingChange]
-    """Of the recorded configuration."""
+    """Changes to the recorded configuration."""
     meets_slo: bool
     """Whether every bound would hold."""
     goodput_requests_per_s: float
     """Requests a second that meet every bound themselves."""
     bounds_ms: list[float | None]
-    """What the objective bounds, in its order."""
+    """Values of the bounded latencies, in the order of the objective."""
     figures: list[Figure]
-    """Throughput and latencies against the recorded configuration, replayed likewise."""
+    """Throughput and latencies against the replay of the recorded configuration."""
     extrapolated_frac: float | None
     """Share of the steps outside what was recorded."""
     removed: list[str]
     """Codes of root causes that the replay as recorded has, and this one has not."""
     appeared: list[str]
-    """The other way round."""
+    """Codes of root causes that this replay has, and the replay as recorded has not."""
 
 
 class Proposals(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace advise``."""
 
     label: str
-    """Of the run."""
+    """Label of the run."""
     path: str
     """Its folder."""
     slo: list[Bound]
-    """As given."""
+    """Bounds as given on the command line."""
     tried: int
     """Configurations that were replayed, the recorded one included."""
     meets_slo: bool
     """Whether the recorded configuration does, replayed."""
     goodput_requests_per_s: float
-    """Of it."""
+    """Goodput of the recorded configuration, replayed."""
     bounds_ms: list[float | None]
-    """Of it, what the objective bounds."""
+    """Values of the bounded latencies under the recorded configuration, replayed."""
     proposals: list[Proposal]
     """At most three, the best first."""
     commands: list[str]
-    """That try the first one on the real machine: a run, and what compares it with the recorded one."""
+    """Commands that try the first proposal on the real machine: a run, and its comparison with this run."""
     step_times: str
-    """Where they come from, in a sentence."""
+    """Source of the step times, as a sentence."""
     notes: list[Message]
-    """What the load does not say, and what was assumed."""
+    """Facts missing in the load, and assumptions in their place."""
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:

@@ -11,13 +11,13 @@ MOST_ENTRIES = 10_000
 
 
 class QueueEntry(msgspec.Struct, kw_only=True):
-    """One request between two steps."""
+    """A request between two steps."""
 
     request_id: str
     state: str
     """Its ``RequestStatus`` of vLLM in lower case: ``waiting``, ``preempted``, ``waiting_for_remote_kvs``."""
     age_s: float
-    """Since it arrived."""
+    """Time since arrival."""
     refused_for: str | None = None
     """The cause for which the engine's latest step gave it nothing: the skip that named it, else what ended
     the waiting loop. Null: it got something, or nobody knows."""
@@ -32,15 +32,15 @@ class QueueEntry(msgspec.Struct, kw_only=True):
 
 
 class EngineQueue(msgspec.Struct, kw_only=True):
-    """One engine between two of its steps."""
+    """An engine between two of its steps."""
 
     rank: int
     pid: int
     model: str
     unix_s: float
-    """When."""
+    """Unix time of the observation."""
     held_us: float
-    """How long the engine was held up to look."""
+    """Time that the engine was held up for the observation."""
     between_steps: bool
     """False: it did not come to the end of a step, and was read meanwhile: lists may be of two moments."""
     policy: str | None
@@ -63,7 +63,7 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     more_waiting: int = 0
     """Requests that wait behind those in ``waiting``, which holds 10,000 at most."""
     exits: list[Exit]
-    """Of the latest step: where ``schedule()`` stopped or skipped; empty: not known."""
+    """Exits of the latest step: where ``schedule()`` stopped or skipped; empty: not known."""
 
     @property
     def num_running(self) -> int:

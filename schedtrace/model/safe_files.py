@@ -140,7 +140,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Where schedtrace keeps what it can make again: ``$XDG_CACHE_HOME/schedtrace``, else below ``~/.cache``.
+    """Return the folder for files that can be made again: ``$XDG_CACHE_HOME/schedtrace`` or in ``~/.cache``.
 
     Raises:
         OSError: the user has no home.

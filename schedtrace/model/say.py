@@ -56,7 +56,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{(?P<name>\w+)(?::(?P<kind>[^{}]+))?\
 
 
 class Place(NamedTuple):
-    """Where an argument stands in a template."""
+    """Place of an argument in a template."""
 
     name: str
     kind: str
@@ -135,7 +135,7 @@ def _typed(template: str, place: Place, value: Any) -> Any:
 
 
 def names(pieces: Pieces) -> list[str]:
-    """Of the arguments that a template names, in order; conditions are named, too."""
+    """List the arguments that a template names, in order, including conditions."""
     found = []
     for piece in pieces:
         if isinstance(piece, Place):

@@ -28,13 +28,14 @@ class ClassLatency(msgspec.Struct, kw_only=True):
     name: str
     """The priority (vLLM serves lower numbers first), or the adapter; empty: all, or the base model."""
     requests: int
-    """That arrived."""
+    """Requests that arrived."""
     finished: int
-    """With what they asked for."""
+    """Requests that finished with what they asked for."""
     without_first_token: int = 0
     """Aborted before they had one, or without one when the trace ended: no time is theirs but the queue's."""
     waiting_frac: float | None
-    """Of their time in the scheduler: in the waiting queue, unfinished requests included."""
+    """Share of the requests' time in the scheduler spent in the waiting queue, including unfinished
+    requests."""
     queue_ms: Distribution | None
     """Arrival at the scheduler to the first step that scheduled it; unfinished requests included."""
     ttft_ms: Distribution | None
@@ -50,45 +51,45 @@ class PrefixCacheUse(msgspec.Struct, kw_only=True):
     """What requests found in a cache when they were first scheduled."""
 
     requests: int
-    """That were scheduled."""
+    """Requests that were scheduled."""
     requests_with_hit: int
-    """Of them: found at least one block."""
+    """Requests that found at least one cached block."""
     prompt_tokens: int
-    """Theirs, together."""
+    """Prompt tokens of these requests."""
     hit_tokens: int
-    """Of these: found in a cache."""
+    """Prompt tokens found in a cache."""
     hit_frac: float | None
-    """Of the prompt tokens."""
+    """``hit_tokens`` as a share of ``prompt_tokens``."""
     local_tokens: int | None
-    """Of the hits: in the engine's own prefix cache (vLLM 0.20 and newer)."""
+    """Hits in the engine's own prefix cache (vLLM 0.20 and newer)."""
     external_tokens: int | None
-    """Brought by a KV connector (likewise)."""
+    """Hits brought by a KV connector (vLLM 0.20 and newer)."""
 
 
 class DraftUse(msgspec.Struct, kw_only=True):
     """Speculative tokens of the requests that ended."""
 
     drafts: int
-    """Scheduled."""
+    """Draft tokens scheduled."""
     accepted: int
-    """Of ``drafts``: accepted and delivered."""
+    """Drafts that were accepted and delivered."""
     invalid: int | None
     """Forbidden by a grammar (vLLM 0.14 and newer)."""
     accepted_frac: float
-    """Of ``drafts``."""
+    """``accepted`` as a share of ``drafts``."""
     wasted_frac: float | None
     """Rejected drafts as a share of all scheduled tokens; unfinished requests by the same acceptance."""
 
 
 class Outcomes(msgspec.Struct, kw_only=True):
-    """How requests ended."""
+    """Numbers of requests by how they ended."""
 
     arrived: int
-    """At the scheduler."""
+    """Requests that reached the scheduler."""
     finished: int
-    """With what they asked for."""
+    """Requests that finished with what they asked for."""
     aborted: int
-    """By the client."""
+    """Requests aborted by the client."""
     errored: int
     """Any other end, such as an error."""
     unfinished: int
@@ -96,48 +97,48 @@ class Outcomes(msgspec.Struct, kw_only=True):
     unrecorded: int | msgspec.UnsetType = msgspec.UNSET
     """Left where steps are missing, or may have: nothing is known of them afterwards; absent if none did."""
     by_scheduler: int = 0
-    """Of ``errored``: the scheduler itself ended them, which vLLM's own does not."""
+    """Part of ``errored`` ended by the scheduler itself, which vLLM's own scheduler never does."""
     present: int | msgspec.UnsetType = msgspec.UNSET
-    """There when the trace began, and not among ``arrived``; absent where nobody was."""
+    """Requests in the scheduler when the trace began, not counted in ``arrived``; absent if none."""
 
 
 class Durations(msgspec.Struct, kw_only=True):
-    """How long steps took, and how far a request's outputs were apart."""
+    """Durations of steps, and times between a request's outputs."""
 
     device_ms: Distribution | None
-    """From when a step with tokens could begin on the device to its output."""
+    """Time from when the device could begin a step with tokens to its output."""
     start_to_start_ms: Distribution | None
-    """From the start of a step with tokens to that of the next, while requests were there."""
+    """Time from the start of a step with tokens to the start of the next, while there were requests."""
     inter_token_ms: Distribution | None
-    """Between two outputs of a request; an output with accepted drafts counts once, a preemption in between
-    counts as time."""
+    """Time between two outputs of a request; an output with accepted drafts counts once, and time lost to a
+    preemption counts."""
 
 
 class EngineFigures(msgspec.Struct, kw_only=True):
-    """One data-parallel engine, or all of them."""
+    """Figures of a data-parallel engine, or of all engines."""
 
     engine_rank: int | None
-    """None: all engines."""
+    """Data-parallel rank; None: all engines."""
     steps: int
     """``schedule()`` calls, those without tokens included."""
     requests_finished: int | None
-    """With what they asked for; None: not recorded."""
+    """Requests that finished with what they asked for; None: not recorded."""
     output_tokens_per_s: float | None
-    """By the trace, over the ``throughput_s`` of all trials, which is that of all engines together."""
+    """Output tokens by the trace, over the ``throughput_s`` of all trials and of all engines together."""
     total_tokens_per_s: float | None
-    """Prompt tokens included."""
+    """Prompt and output tokens per second."""
     preemptions: int | None
-    """None: this scheduler cannot be asked for them."""
+    """Preemptions; None: this scheduler does not report them."""
     mean_running: float | None
     """Requests that ran at a time, over the engine's busy time; of several engines over the time in which any
     of them had a request."""
     mean_waiting: float | None
-    """Likewise, in the waiting queue; of several engines only those that were refused."""
+    """Mean requests in the waiting queue; with several engines only refused ones."""
     dummy_batches: int | None
-    """Only to keep other ranks company. Of ranks in lock-step: between the first and the last common step of
-    a wave in which any rank computed something; else all that steps report. None: not recorded."""
+    """Batches run only because another rank had work. With ranks in lock-step: between the first and the last
+    common step of a wave in which any rank computed; otherwise all that steps report. None: not recorded."""
     dummy_ms: float | None
-    """Time that these took."""
+    """Time that dummy batches took."""
     kv_used_frac: float | None = None
     """Mean share of the KV blocks in use after a step, over all engines' steps; None: not recorded."""
     stalled_ms: float | None = None
@@ -146,17 +147,17 @@ class EngineFigures(msgspec.Struct, kw_only=True):
 
 
 class Statistics(msgspec.Struct, kw_only=True):
-    """All of a run without its warm-up."""
+    """All figures of a run without its warm-up."""
 
     latency: list[ClassLatency]
     """All requests; then by priority and by adapter, where there are several."""
     prefix_cache: PrefixCacheUse | None
-    """None: no prefix caching, or not recorded."""
+    """Use of the prefix cache; None: no prefix caching, or not recorded."""
     drafts: DraftUse | None
-    """None: no speculative decoding, or not recorded."""
+    """Use of drafts; None: no speculative decoding, or not recorded."""
     outcomes: Outcomes | None
-    """None: not recorded."""
+    """Numbers of requests by how they ended; None: not recorded."""
     durations: Durations
-    """Of steps, and between tokens."""
+    """Durations of steps, and times between tokens."""
     engines: list[EngineFigures]
-    """One per engine and, of several, the last for all of them."""
+    """Figures by engine and, with several engines, of all of them as last entry."""

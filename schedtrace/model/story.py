@@ -1,4 +1,4 @@
-"""One step explained: the answer of ``schedtrace step``; ``docs/commands.md`` describes its JSON form."""
+"""A step, explained: the answer of ``schedtrace step``; ``docs/commands.md`` describes its JSON form."""
 
 import msgspec
 
@@ -8,18 +8,18 @@ STORY_SCHEMA_VERSION = 3
 
 
 class Newcomer(msgspec.Struct, kw_only=True):
-    """One request that reached the scheduler since the step before."""
+    """A request that reached the scheduler since the step before."""
 
     request_id: str
     prompt_tokens: int
     max_tokens: int | None
     queued_us: int
     on_its_way_us: int | None
-    """From the front end to the scheduler; None where the front end's time is not known."""
+    """Time from front end to scheduler; None if the front end's time is not known."""
 
 
 class Leaver(msgspec.Struct, kw_only=True):
-    """One request that left the scheduler since the step before."""
+    """A request that left the scheduler since the step before."""
 
     request_id: str
     status: str
@@ -27,7 +27,7 @@ class Leaver(msgspec.Struct, kw_only=True):
 
 
 class Scheduled(msgspec.Struct, kw_only=True):
-    """What one request got in the step."""
+    """Tokens that a request got in the step."""
 
     request_id: str
     phase: str
@@ -37,16 +37,16 @@ class Scheduled(msgspec.Struct, kw_only=True):
     computed_tokens: int
     scheduled_tokens: int
     prompt_tokens: int | None
-    """None: the trace began after it had come."""
+    """Length of the prompt; None: the trace began after the request had arrived."""
     draft_tokens: int
     wanted_tokens: int | None
-    """Before the first cap; None: no cap made its chunk smaller."""
+    """Tokens wanted before the first cap; None: no cap made its chunk smaller."""
     caps: list[str]
     """The limits that made its chunk smaller, in their order."""
 
 
 class Stop(msgspec.Struct, kw_only=True):
-    """Where the step stopped or skipped; successive exits of the same kind are one entry."""
+    """Place where the step stopped or skipped; successive exits of the same kind are one entry."""
 
     loop: str
     kind: str
@@ -55,11 +55,11 @@ class Stop(msgspec.Struct, kw_only=True):
     location: str | None
     via: str
     count: int
-    """How many exits this is."""
+    """Number of exits in this entry."""
     request_ids: list[str]
     """The requests it concerned, as far as recorded."""
     budget_left: int
-    """When the first of them was taken."""
+    """Token budget left when the first of them was taken."""
     blocks_needed: int | None
     blocks_free: int | None
     message: Message
@@ -67,7 +67,7 @@ class Stop(msgspec.Struct, kw_only=True):
 
 
 class Victim(msgspec.Struct, kw_only=True):
-    """One request that was preempted."""
+    """A preempted request."""
 
     request_id: str
     for_request_id: str | None
@@ -80,39 +80,39 @@ class Victim(msgspec.Struct, kw_only=True):
 
 
 class Waiter(msgspec.Struct, kw_only=True):
-    """One request that waited after the step."""
+    """A request that waited after the step."""
 
     request_id: str
     wanted_tokens: int
     since_step: int
     """The first step after which it still waited."""
     waited_ms: float | None
-    """From when it was queued, or preempted, to the end of ``schedule()``."""
+    """Time from being queued, or preempted, to the end of ``schedule()``."""
     preempted: bool
-    """It had run before and lost its KV blocks."""
+    """Whether it had run before and lost its KV blocks."""
 
 
 class RankTurn(msgspec.Struct, kw_only=True):
-    """What one rank did in the common step of ranks in lock-step."""
+    """Part of a rank in a common step of ranks in lock-step."""
 
     engine_rank: int
     step: int | None
     """Its own step; None: it called no ``schedule()``, or the trace lacks it."""
     dummy: bool | None
-    """It had nothing to compute and ran a dummy batch; None: its trace does not tell."""
+    """Whether it had nothing to compute and ran a dummy batch; None: not recorded."""
     requests: int
     prefill_tokens: int
-    """With those that a preemption had thrown away."""
+    """Prefill tokens, including those recomputed after a preemption."""
     decode_tokens: int
     num_running: int | None
     num_waiting: int | None
-    """After its step; None: no step."""
+    """Requests waiting after its step; None: no step."""
     back_us: int | None
-    """From the first rank's start to when its output was back, or its dummy batch over; None: not known."""
+    """Time from the first rank's start to its output, or to the end of its dummy batch; None: not known."""
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
-    """What a different limit would have allowed in this step."""
+    """Effect that a different limit would have had on this step."""
 
     limit: str
     """vLLM's name of the setting, or ``kv_blocks``."""
@@ -123,7 +123,7 @@ class WhatIf(msgspec.Struct, kw_only=True):
     request_ids: list[str]
     """Waiting or shortened requests that would have got more."""
     tokens: int
-    """How many more tokens the step would have scheduled."""
+    """Additional tokens that the step would have scheduled."""
     message: Message
     """The same in one sentence."""
 
@@ -149,7 +149,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     token_budget_set: int | None = None
     """Token budget of the settings, where ``schedule()`` worked with less."""
     seats: int
-    """How many requests may run at once."""
+    """Requests that may run at once (``max_num_seqs``)."""
     num_running_before: int
     num_running_after: int
     num_waiting_before: int
@@ -159,34 +159,34 @@ class StepStory(msgspec.Struct, kw_only=True):
     kv_blocks_free_before: int | None
     kv_blocks_free_after: int | None
     arrived: list[Newcomer]
-    """In the scheduler since the step before."""
+    """Requests that reached the scheduler since the step before."""
     finished: list[Leaver]
-    """Gone since the step before."""
+    """Requests that left the scheduler since the step before."""
     interruptions: list[Message]
     """Interruptions of the engine's usual steps right before this step, in it and right after it."""
     late: list[Newcomer]
-    """At the front end before the step's output was back, but in the scheduler only after the step began."""
+    """Requests at the front end before the step's output, but in the scheduler only after the step began."""
     scheduled: list[Scheduled]
-    """What each scheduled request got, in vLLM's order."""
+    """Scheduled requests and their tokens, in vLLM's order."""
     preempted: list[Victim]
     stops: list[Stop]
-    """In the order in which they were taken."""
+    """Exits in the order in which they were taken."""
     waiting: list[Waiter]
     """The requests that waited after the step, reconstructed from the trace, in the order of the queue."""
     waiting_agrees: bool
-    """The reconstruction has as many as the recorder counted."""
+    """Whether the reconstruction has as many requests as the recorder counted."""
     what_if: list[WhatIf]
-    """What a different limit would have allowed; empty where the trace has not enough to compute it."""
+    """Effects of different limits; empty if the trace lacks the facts to compute them."""
     what_if_assumes: list[Message]
     """The assumptions of these answers."""
     problems: list[Message] = []
-    """What the trace lacks: requests and steps of which nothing is said here."""
+    """Gaps of the trace: requests and steps that this story leaves out."""
     facts: list[Message] = []
-    """What the trace records beside the decisions: who holds the KV blocks, what the caches gave, when the
-    worker executed the step, which requests are neither running nor waiting."""
+    """Recorded facts beside the decisions: holders of KV blocks, cache hits, execution by the worker,
+    requests neither running nor waiting."""
     wave: int | None = None
-    """Of ranks in lock-step: the wave."""
+    """Wave of ranks in lock-step."""
     step_counter: int | None = None
-    """Likewise: the common step counter."""
+    """Common step counter of ranks in lock-step."""
     ranks: list[RankTurn] = []
-    """All ranks in this common step; empty where ranks are not in lock-step."""
+    """All ranks in this common step; empty if ranks are not in lock-step."""

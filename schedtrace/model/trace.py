@@ -33,7 +33,7 @@ Phase = Literal["running", "new", "resumed"]
 
 
 class Line(msgspec.Struct, omit_defaults=True, tag_field="type"):
-    """What all lines have in common."""
+    """Base of all lines."""
 
 
 class Header(Line, tag="header", kw_only=True):
@@ -57,9 +57,9 @@ class Header(Line, tag="header", kw_only=True):
     wall_anchor_us: int
     """Unix time in microseconds at which the trace's clock read 0: lines up ranks of several hosts."""
     wall_uncertainty_us: int | None = None
-    """How far this may be off for having been read a moment earlier or later than the trace's clock."""
+    """Uncertainty of ``wall_anchor_us``: the two clocks are read a moment apart."""
     wall_max_error_us: int | None = None
-    """How far the host's wall clock may be off, as its kernel knows from NTP; null: no NTP, or not known."""
+    """Maximum error of the host's wall clock, by its kernel's NTP state; null: no NTP, or not known."""
     monotonic_anchor_us: int | None = None
     """The machine's monotonic clock at which the trace's clock read 0: lines up ranks of one host exactly."""
     clock_id: str | None = None
@@ -74,7 +74,7 @@ class Header(Line, tag="header", kw_only=True):
     exit_sites: int = 0
     """Places in the ``schedule()`` that runs where an exit or a cap is noted."""
     unknown_guards: list[str] = []
-    """Those whose cause this version cannot name: ``file:line: guard``."""
+    """Guards whose cause this version cannot name: ``file:line: guard``."""
     registered_causes: dict[str, str] = {}
     """Causes that another package has named for its scheduler's guards, with their meaning."""
     foreign_queues: list[str] = []
@@ -89,7 +89,7 @@ class Header(Line, tag="header", kw_only=True):
     kv_block_bytes: int | None = None
     """Memory of one KV block on each device, all layers of a pipeline's first stage together."""
     device_memory_bytes: int | None = None
-    """Of one GPU, as vLLM's platform knows it; null on a CPU and for a simulated device."""
+    """Memory of a GPU, by vLLM's platform; null on a CPU and for a simulated device."""
     enable_prefix_caching: bool | None = None
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""
@@ -117,7 +117,7 @@ class Header(Line, tag="header", kw_only=True):
 
 
 class ScheduledRequest(msgspec.Struct, omit_defaults=True):
-    """What one request got in one step."""
+    """Tokens that a request got in a step."""
 
     request_id: str
     computed_tokens: int
@@ -128,7 +128,7 @@ class ScheduledRequest(msgspec.Struct, omit_defaults=True):
 
 
 class Exit(msgspec.Struct, omit_defaults=True):
-    """One place where ``schedule()`` stopped or skipped a request."""
+    """A place where ``schedule()`` stopped or skipped a request."""
 
     loop: Loop
     kind: ExitKind
@@ -139,19 +139,19 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Token budget left when the exit was taken."""
     detail: str | None = None
     guard: str | None = None
-    """For ``other``: what was true of the condition, or of the part of it that decided, and what its flags
-    were set to; or why nothing is known."""
+    """Guard of an exit for ``other``: the condition, or the part of it that decided, and the values of its
+    flags; or why nothing is known."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
     via: Via = "inferred"
     count: int = 1
-    """How many exits this line stands for: after 64 of one cause at one place in a call the rest share it."""
+    """Exits that this entry stands for: after 64 of the same cause and place in a call, the rest share it."""
     blocks_needed: int | None = None
-    """For ``kv_blocks``: the blocks that were asked for, where it can be known."""
+    """Blocks asked for by an exit for ``kv_blocks``, if known."""
     blocks_free: int | None = None
-    """For ``kv_blocks``: the blocks that were free."""
+    """Blocks free at an exit for ``kv_blocks``."""
     values: str | None = None
-    """For ``other``: what the condition compared, as it stood then: ``len(self.running) = 3; cap = 3``."""
+    """Values that the condition of an ``other`` compared: ``len(self.running) = 3; cap = 3``."""
 
 
 class ChunkCap(msgspec.Struct, omit_defaults=True):
@@ -161,25 +161,25 @@ class ChunkCap(msgspec.Struct, omit_defaults=True):
     cap: str
     """A ``Cap``; a newer version may know words that this one does not."""
     wanted_tokens: int
-    """Before this limit."""
+    """Tokens before this limit."""
     capped_tokens: int
-    """After it; another limit may follow, and the allocation may still fail."""
+    """Tokens after it; another limit may follow, and the allocation may still fail."""
     location: str | None = None
     """``file:line`` in the installed vLLM."""
     statement: str | None = None
-    """For ``other``: the statement that stands there."""
+    """Statement of a cap for ``other``."""
 
 
 class Preemption(msgspec.Struct, omit_defaults=True):
-    """One request that lost its KV blocks."""
+    """A request that lost its KV blocks."""
 
     request_id: str
     lost_tokens: int
     """Computed tokens that have to be computed again, unless the prefix cache still has them."""
     for_request_id: str | None = None
-    """Whose allocation failed; None where it could not be seen."""
+    """Request whose allocation failed; None: not visible."""
     num_preemptions: int | None = None
-    """Of this request so far, this one included."""
+    """Preemptions of this request so far, including this one."""
     in_schedule: bool = True
     """False: preempted outside ``schedule()``, by a reset of the prefix cache."""
     blocks_needed: int | None = None
@@ -191,13 +191,13 @@ class Preemption(msgspec.Struct, omit_defaults=True):
 
 
 class Arrival(msgspec.Struct, omit_defaults=True):
-    """One request that reached the scheduler."""
+    """A request that reached the scheduler."""
 
     request_id: str
     arrived_us: int | None
-    """At the front end (vLLM's ``arrival_time``, a wall clock)."""
+    """Time of arrival at the front end (vLLM's ``arrival_time``, a wall clock)."""
     queued_us: int
-    """In ``Scheduler.add_request``."""
+    """Time of ``Scheduler.add_request``."""
     prompt_tokens: int
     max_tokens: int | None = None
     priority: int = 0
@@ -205,18 +205,18 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     streaming_update: bool = False
     """The same id came again: another part of a streaming session, not a new request."""
     received_us: int | None = None
-    """The engine's input thread began to prepare it: block hashes, grammar (vLLM 0.10.2 and newer). Null
-    outside an engine."""
+    """Time at which the engine's input thread began to prepare it: block hashes, grammar (vLLM 0.10.2 and
+    newer). Null outside an engine."""
     input_queue_us: int | None = None
-    """It was prepared, and entered the input queue, which the engine drains between steps."""
+    """Time at which it was prepared and entered the input queue, which the engine drains between steps."""
     client_index: int | None = None
-    """Which API server sent it; 0 with one."""
+    """Index of the API server that sent it; 0 if there is a single server."""
     pinned_rank: int | None = None
     """Data-parallel rank that the client asked for."""
     logprobs: int | None = None
     """Log-probabilities wanted per output token; -1: of the whole vocabulary."""
     prompt_logprobs: int | None = None
-    """Likewise per prompt token; such a request does not read the prefix cache."""
+    """Log-probabilities wanted per prompt token; such a request does not read the prefix cache."""
     structured: bool = False
     """Its output has to follow a grammar."""
     min_tokens: int = 0
@@ -224,11 +224,11 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     logit_bias: int = 0
     """Tokens whose logits it shifts."""
     sibling_index: int | None = None
-    """For a child of a request with ``n`` > 1: its number. Told by the id, ``<number>_<parent>``."""
+    """Number of a child of a request with ``n`` > 1, taken from its id ``<number>_<parent>``."""
     parent: str | None = None
     """A hash of its parent's id, salted per trace: equal for the children of one request."""
     prefix_hashes: str | None = None
-    """Which prompts begin alike: 4 characters for every full block of the prompt, at most 256 blocks. Two
+    """Prefix of the prompt: 4 characters for every full block of the prompt, at most 256 blocks. Two
     prompts share their first k blocks if these texts share their first 4k characters. Hashes of vLLM's block
     hashes, or where it makes none (without prefix caching and KV connector) of the blocks' tokens, salted
     with random bytes per trace that are written nowhere. Null before vLLM 0.10.2, and of an image or
@@ -236,7 +236,7 @@ class Arrival(msgspec.Struct, omit_defaults=True):
 
 
 class Finish(msgspec.Struct, omit_defaults=True):
-    """One request that left the scheduler, finished or aborted."""
+    """A request that left the scheduler, finished or aborted."""
 
     request_id: str
     status: str
@@ -251,19 +251,19 @@ class Finish(msgspec.Struct, omit_defaults=True):
     scheduled_us: int | None = None
     """Start of the first step that scheduled it."""
     first_token_us: int | None = None
-    """When the output with its first token came back."""
+    """Time at which the output with its first token came back."""
     last_token_us: int | None = None
     cached_tokens: int = 0
     """Prompt tokens found in a cache at its first scheduling."""
     abort_us: int | None = None
-    """When the engine's input thread received the client's abort (before vLLM 0.13: when the engine acted on
-    it). ``finished_us`` is when the scheduler did."""
+    """Time at which the engine's input thread received the client's abort (before vLLM 0.13: at which the
+    engine acted on it). The scheduler acted on it at ``finished_us``."""
     drafts: int | None = None
     """Speculative tokens scheduled in its life; null without speculative decoding."""
     drafts_accepted: int | None = None
-    """Of ``drafts``: accepted and delivered."""
+    """Part of ``drafts`` accepted and delivered."""
     drafts_invalid: int | None = None
-    """Of ``drafts``: the grammar forbade them (vLLM 0.14 and newer)."""
+    """Part of ``drafts`` forbidden by the grammar (vLLM 0.14 and newer)."""
     in_schedule: bool = False
     """The scheduler itself ended it, within ``schedule()``: no client aborted it."""
 
@@ -272,7 +272,7 @@ PresentState = Literal["waiting", "preempted", "running"]
 
 
 class Present(msgspec.Struct, omit_defaults=True):
-    """One request that was there when this file began: no arrival, and what happened before is in no step.
+    """A request in the scheduler when this file began: no arrival, and no step has its past.
 
     Null is what cannot be known, since nobody recorded then. Fields that ``Arrival`` has mean the same.
     """
@@ -286,15 +286,15 @@ class Present(msgspec.Struct, omit_defaults=True):
     scheduled_us: int | None = None
     """Start of the first step that scheduled it."""
     first_token_us: int | None = None
-    """When its first token came back; null while it has none, too."""
+    """Time of its first token; null also while it has none."""
     computed_tokens: int = 0
     """Before the first step of this file."""
     output_tokens: int = 0
     """Generated so far."""
     lost_tokens: int = 0
-    """Of one that was preempted: computed tokens that have to be computed again; 0 where nobody knows."""
+    """Tokens of a preempted request that have to be computed again; 0 also if unknown."""
     num_preemptions: int | None = None
-    """So far."""
+    """Preemptions so far."""
     max_tokens: int | None = None
     priority: int = 0
     lora: str | None = None
@@ -320,7 +320,7 @@ class RowChange(msgspec.Struct, array_like=True, gc=False):
 
 
 class RowChanges(msgspec.Struct, omit_defaults=True, gc=False):
-    """From the requests of one step to those of the next.
+    """Differences between the requests of a step and those of the next.
 
     Expected of every request: the same place, ``computed_tokens`` plus ``scheduled_tokens`` of the step
     before as its computed tokens, one scheduled token, no drafts, phase ``running``.
@@ -334,7 +334,7 @@ class RowChanges(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Step(Line, tag="step", kw_only=True):
-    """One ``schedule()`` call, in full."""
+    """A ``schedule()`` call, in full."""
 
     step: int
     """Counts every call of this engine from 0."""
@@ -342,16 +342,16 @@ class Step(Line, tag="step", kw_only=True):
     """Trial of ``schedtrace run``; 0 is the warm-up; None outside ``run``."""
     start_us: int
     schedule_us: int
-    """How long ``schedule()`` took."""
+    """Duration of ``schedule()``."""
     output_us: int | None = None
-    """When ``update_from_output`` was called for this step; None: not back when the line was written."""
+    """Time of ``update_from_output`` for this step; None: not back when the line was written."""
     update_us: int | None = None
-    """How long ``update_from_output`` took."""
+    """Duration of ``update_from_output``."""
     execute_after_us: int | None = None
-    """From ``start_us`` until the worker that answers began to execute this batch, on the worker's own clock
+    """Time from ``start_us`` until the worker that answers began to execute this batch, on the worker's clock
     reading (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host."""
     execute_us: int | None = None
-    """From then until its output was ready, sampling included."""
+    """Time from then until the output was ready, including sampling."""
     token_budget: int
     remaining_budget: int
     """``token_budget`` minus the tokens scheduled in this step."""
@@ -363,7 +363,7 @@ class Step(Line, tag="step", kw_only=True):
     num_waiting_before: int
     num_waiting_after: int
     num_not_ready_after: int = 0
-    """Of the waiting: set aside because they wait for something else than the scheduler (a grammar, a remote
+    """Waiting requests set aside because they wait for something else than the scheduler (a grammar, a remote
     KV transfer) or, since vLLM 0.31, are over ``max_loras``. 0 before vLLM 0.18, which does not tell."""
     waiting_tokens_after: int | None = None
     """Tokens that the waiting requests want; None where the recorder's own count disagrees with vLLM's."""
@@ -403,7 +403,7 @@ class Step(Line, tag="step", kw_only=True):
     """Data-parallel ranks in lock-step: the wave, which all ranks begin and end together (vLLM 0.10.2 and
     newer)."""
     step_counter: int | None = None
-    """Likewise: passes of this wave so far, dummy batches included; the same on all ranks. A call that
+    """Passes of this wave so far, including dummy batches; the same on all ranks. A call that
     schedules nothing is followed by a dummy batch of its pass or, after a wave's end, belongs to none."""
     throttle_prefills: bool | None = None
     """Argument of this call: hold new prefills back where something decodes (vLLM 0.24 and newer). Ranks in
@@ -414,13 +414,13 @@ class Step(Line, tag="step", kw_only=True):
     """Limits that made chunks smaller, in the order in which they were applied."""
     preempted: list[Preemption] = []
     arrived: list[Arrival] = []
-    """Since the last line; all of them were in the queue when this step began."""
+    """Arrivals since the last line; all of them were in the queue when this step began."""
     finished: list[Finish] = []
-    """Since the last line."""
+    """Finished requests since the last line."""
     dummy_batches: int = 0
     """Dummy batches that this data-parallel rank executed since the last line."""
     dummy_us: int = 0
-    """How long they took together."""
+    """Total duration of these dummy batches."""
     dummies: list[DummyBatch] = []
     """These batches one by one."""
     syncs: list[RankSync] = []
@@ -430,13 +430,13 @@ class Step(Line, tag="step", kw_only=True):
     admitted: list[Admission] = []
     """What the caches gave to those scheduled for the first time."""
     refusals: list[HeadRefusal] = []
-    """Where another request than before was refused KV blocks: what it needs, and who holds how much."""
+    """Refusals of KV blocks to another request than before: its need, and the holders."""
     kv_loads: list[KvLoad] = []
-    """Since the last line."""
+    """Events of KV loads since the last line."""
     grammars: list[Grammar] = []
     """Compiled since the last line."""
     set_aside: list[SetAside] = []
-    """Since the last step: those that their scheduler took out of the running ones, their KV blocks kept."""
+    """Requests that their scheduler took out of the running ones since the last step, KV blocks kept."""
     changes: RowChanges | None = None
     """What a delta would have said of ``requests``: a check for whoever rebuilds them. None: it could not."""
 
@@ -468,7 +468,7 @@ BEFORE_FIELDS = {
 OUTPUT_FIELDS = frozenset({"output_us", "update_us", "output_tokens", "execute_after_us", "execute_us"})
 """Absent from a delta: not back, or unknown. If only ``output_tokens`` is, it is ``total_requests``."""
 OWN_FIELDS = frozenset({"step", "start_us", "schedule_us"})
-"""In every delta."""
+"""Fields in every delta."""
 CARRIED_FIELDS = tuple(
     name
     for name in Step.__struct_fields__
@@ -496,7 +496,7 @@ def _delta() -> type[msgspec.Struct]:
 
 
 Delta = _delta()
-"""One ``schedule()`` call, told by what differs from the step before, whose number is one less.
+"""A ``schedule()`` call, as the difference from the step before, whose number is lower by 1.
 
 ``changes`` says what became of the requests (absent: all as expected). Other fields: see the sets above.
 """
@@ -518,10 +518,10 @@ class Events(Line, tag="events", kw_only=True):
 
     at_us: int
     trial: int | None = None
-    """As in ``Step``."""
+    """Trial, as in ``Step``."""
     present: list[Present] = []
-    """Who was there when this file began: in a line before the first step; those who run first, then those
-    who wait, in the scheduler's order."""
+    """Requests in the scheduler when this file began, in a line before the first step: running ones first,
+    then waiting ones, in the scheduler's order."""
     arrived: list[Arrival] = []
     finished: list[Finish] = []
     dummy_batches: int = 0
@@ -535,7 +535,7 @@ class Events(Line, tag="events", kw_only=True):
     dropped_arrivals: int = 0
     """Requests that came in these steps and are not in ``arrived``: they were too many to be held."""
     dropped_finishes: int = 0
-    """Likewise of ``finished``."""
+    """Requests that finished in these steps and are not in ``finished``, for the same reason."""
 
 
 class Cpu(Line, tag="cpu", kw_only=True):

@@ -1,4 +1,4 @@
-"""How much of a recording is kept: ``maxsize=1G,maxage=12h``, or ``plain`` for one file without bounds."""
+"""Bounds of a recording: ``maxsize=1G,maxage=12h``, or ``plain`` for a single file without bounds."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ SIZES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 PLAIN = "plain"
 DEFAULT = "maxsize=1G"
-"""Of a server and an attachment: at 50 steps a second with 256 requests 1 GiB holds two days."""
+"""Bound for a server and an attachment: at 50 steps a second with 256 requests 1 GiB holds two days."""
 EXPECTED = (
     "expected 'plain', or 'maxsize=SIZE' of at least 1M, 'maxage=TIME' of at least 1m, or both with a comma"
 )
@@ -22,27 +22,27 @@ PART_S = 600.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much of a trace in parts is kept; None: no bound."""
+    """Bounds of a trace in parts; None: no bound."""
 
     max_bytes: int | None = None
-    """Compressed, of each engine."""
+    """Compressed bytes per engine."""
     max_s: float | None = None
     parts: int = PARTS
-    """Of which each bound consists."""
+    """Number of parts into which each bound is divided."""
 
     @property
     def part_bytes(self) -> int:
-        """A part that has so much is followed by another."""
+        """Compressed bytes after which another part begins."""
         return PART_BYTES if self.max_bytes is None else min(PART_BYTES, self.max_bytes // self.parts)
 
     @property
     def part_s(self) -> float:
-        """A part that is so old is followed by another."""
+        """Seconds after which another part begins."""
         return PART_S if self.max_s is None else min(PART_S, self.max_s / self.parts)
 
 
 def bounds(text: str) -> Bounds | None:
-    """What was asked for; None: a plain file.
+    """Parse the bounds of a trace; None: a plain file.
 
     Raises:
         ValueError: it is not understood; the text says what is expected.
@@ -67,7 +67,7 @@ KEPT_LEAST_S = 8.0
 
 
 def kept(text: str) -> Bounds:
-    """What a flight recorder keeps in memory: ``120s`` or ``120s,64M``.
+    """Parse what a flight recorder keeps in memory: ``120s`` or ``120s,64M``.
 
     Raises:
         ValueError: it is not understood; the text says what is expected.
@@ -84,7 +84,7 @@ def kept(text: str) -> Bounds:
 
 
 def size_of(text: str) -> int:
-    """Bytes: ``20G``.
+    """Parse a size in bytes: ``20G``.
 
     Raises:
         ValueError: it is not understood; the text says what is expected.
@@ -97,7 +97,7 @@ def size_of(text: str) -> int:
 
 
 def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float:
-    """Raises ValueError."""
+    """Parse a number with a unit; raises ValueError."""
     found = re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)([{''.join(units)}])", text)
     if found is None:
         raise ValueError(EXPECTED)

@@ -1,4 +1,4 @@
-"""What a trace line says beside the decisions themselves: who holds what, what was asked for, and when.
+"""Facts in a trace line beside the decisions: holders of KV blocks, cache hits, requests of operators, times.
 
 A field is absent where the running vLLM does not have the fact; a count of 0 is written as such.
 """
@@ -16,7 +16,7 @@ Role = Literal["engine", "worker", "front_end"]
 
 
 class CacheGroup(msgspec.Struct, omit_defaults=True):
-    """One group of layers that share a block table: ``kv_cache_config.kv_cache_groups``."""
+    """A group of layers that share a block table: ``kv_cache_config.kv_cache_groups``."""
 
     kind: str
     """vLLM's class of the group's spec, without ``Spec``: FullAttention, SlidingWindow, Mamba, ..."""
@@ -39,7 +39,7 @@ class CacheGroup(msgspec.Struct, omit_defaults=True):
 
 
 class Admission(msgspec.Struct, omit_defaults=True):
-    """What the caches gave to a request when it was first scheduled."""
+    """Cache hits of a request when it was first scheduled."""
 
     request_id: str
     local_tokens: int | None = None
@@ -49,9 +49,9 @@ class Admission(msgspec.Struct, omit_defaults=True):
     full_blocks: int | None = None
     """Full blocks of the prompt that can be looked up; null without prefix caching and before vLLM 0.10.2."""
     salted: bool = False
-    """It has a cache salt: only prompts with the same salt can share blocks with it."""
+    """Whether it has a cache salt: only prompts with the same salt can share blocks with it."""
     miss: Miss | None = None
-    """Why the lookup found nothing. ``skipped``: vLLM does not look for such a request (prompt logprobs, some
+    """Reason for a miss. ``skipped``: vLLM does not look for such a request (prompt logprobs, some
     pooling); ``short``: it is no longer than one block; ``not_cached``: nobody else has its first block;
     ``other_group``: some cache groups have that, others do not; null: found, or no prefix caching."""
 
@@ -61,23 +61,23 @@ class HeadRefusal(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     blocks_needed: list[int] = []
-    """By cache group: what vLLM's managers ask for. Empty: they could not be asked."""
+    """Blocks by cache group that vLLM's managers ask for. Empty: they could not be asked."""
     blocks_free: int | None = None
     holders: list[str] = []
     """The 16 requests that hold the most blocks, those with the most first."""
     held: list[list[int]] = []
-    """By cache group, then as ``holders``: their blocks, without null blocks. A block that several requests
-    share counts for each. An empty list: a group with too many blocks to look at."""
+    """Blocks by cache group, then in the order of ``holders``, without null blocks. A block that several
+    requests share counts for each. An empty list: a group with too many blocks to look at."""
     finished_holders: list[str] = []
-    """Of the holders: finished, and kept by a KV transfer or a batch in flight."""
+    """Holders that have finished, and are kept by a KV transfer or a batch in flight."""
     other_holders: int = 0
-    """How many more requests hold blocks."""
+    """Number of further requests that hold blocks."""
     other_held: list[int] = []
-    """By cache group: theirs."""
+    """Blocks by cache group of the further holders."""
 
 
 class KvLoad(msgspec.Struct, omit_defaults=True):
-    """Something that happened to a KV load from elsewhere, which parks its request."""
+    """An event of a KV load from elsewhere, which parks its request."""
 
     request_id: str
     event: KvLoadEvent
@@ -94,45 +94,45 @@ class Grammar(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     started_us: int
-    """A thread began to compile it."""
+    """Time at which a thread began to compile it."""
     compiled_us: int
-    """It was done."""
+    """Time at which the compilation was done."""
     submitted_us: int | None = None
-    """The engine's input thread asked for it."""
+    """Time at which the engine's input thread asked for it."""
     failed: bool = False
-    """The request will end in an error."""
+    """Whether the compilation failed, so that the request ends in an error."""
 
 
 class DummyBatch(msgspec.Struct, omit_defaults=True):
     """A batch that a data-parallel rank in lock-step ran because others had something to compute."""
 
     began_us: int
-    """``EngineCore.execute_dummy_batch`` was called."""
+    """Time at which ``EngineCore.execute_dummy_batch`` was called."""
     took_us: int
-    """Until it returned. On a GPU this is the launch, which waits for the other ranks' launches."""
+    """Time until it returned. On a GPU this is the launch, which waits for the other ranks' launches."""
     wave: int | None = None
-    """As in ``Step``."""
+    """Wave, as in ``Step``."""
     step_counter: int | None = None
-    """As in ``Step``: of the pass that it belongs to."""
+    """Step counter of its pass, as in ``Step``."""
 
 
 class RankSync(msgspec.Struct, omit_defaults=True):
     """An all-reduce in which the ranks agree whether one has unfinished requests; each waits for all."""
 
     began_us: int
-    """This rank came to it."""
+    """Time at which this rank came to it."""
     took_us: int
-    """Until all ranks had come and the answer was there."""
+    """Time until all ranks had come and the answer was there."""
     wave: int
-    """As in ``Step``."""
+    """Wave, as in ``Step``."""
     step_counter: int
-    """As in ``Step``: of the pass that ended with it."""
+    """Step counter of the pass that ended with it, as in ``Step``."""
     wave_ended: bool = False
-    """No rank had any: all become idle, and the next wave begins with counter 0."""
+    """Whether no rank had any: all become idle, and the next wave begins with counter 0."""
 
 
 class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
-    """What one thread has had of the processors since it began."""
+    """Processor time of a thread since it began."""
 
     role: Role
     """``engine``: the scheduler's thread; ``worker``: main thread of a process that the engine started;
@@ -142,21 +142,21 @@ class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
     tid: int
     """Thread."""
     ran_us: int
-    """On a processor."""
+    """Time on a processor."""
     waited_us: int
-    """Ready to run while no processor was free."""
+    """Time ready to run while no processor was free."""
 
 
 class Control(msgspec.Struct, omit_defaults=True):
-    """Something that an operator or a client asked of the engine, beside requests."""
+    """An operation that an operator or a client asked of the engine, beside requests."""
 
     control: ControlKind
     """``pause_state``: the scheduler was paused or resumed; ``reset_prefix_cache``; ``sleep`` and
     ``wake_up``; ``collective_rpc``: the workers were called, as a weight update does; ``add_lora``."""
     at_us: int
-    """When it began."""
+    """Time at which it began."""
     took_us: int = 0
-    """How long the engine's thread took for it."""
+    """Time that the engine's thread took for it."""
     detail: str | None = None
     """``pause_state``: the new state; ``collective_rpc``: the workers' method."""
     running: int | None = None
@@ -164,17 +164,17 @@ class Control(msgspec.Struct, omit_defaults=True):
     prefix_keys: int | None = None
     """``reset_prefix_cache``: block hashes that the cache knew before; null without prefix caching."""
     failed: bool = False
-    """It raised, or a reset of the prefix cache was refused: requests held blocks."""
+    """Whether it raised, or a reset of the prefix cache was refused because requests held blocks."""
 
 
 class SetAside(msgspec.Struct, omit_defaults=True):
-    """One request that a scheduler other than vLLM's took out of the running ones without preempting it.
+    """A request that a scheduler other than vLLM's took out of the running ones without preempting it.
 
     It waits from then on, until a step schedules it as ``resumed``.
     """
 
     request_id: str
-    """Who was taken out."""
+    """Request that was taken out."""
     wanted_tokens: int
     """Tokens that it has and that are not computed."""
     blocks_held: int | None = None
@@ -190,11 +190,11 @@ class Stalled(msgspec.Struct, omit_defaults=True, kw_only=True):
     kind: str
     """``scheduler``, ``worker``, ``ranks``, ``connector``, ``engine``, ``livelock``: ``docs/watchdog.md``."""
     since_us: int
-    """The latest progress before it."""
+    """Time of the latest progress before it."""
     until_us: int | None = None
-    """The next progress; null: there was none when the line was written."""
+    """Time of the next progress; null: there was none when the line was written."""
     sentence: str
-    """Why, as vLLM's log has it."""
+    """Cause of the stall, as in vLLM's log."""
     running: int | None = None
     """Requests that ran when it was noticed."""
     waiting: int | None = None

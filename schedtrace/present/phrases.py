@@ -1,4 +1,4 @@
-"""How messages and numbers are written as text: each kind of argument in one place."""
+"""Text of messages and numbers: each kind of argument in a single place."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def change_range(low_frac: float, high_frac: float) -> str:
 
 
 def bar(fraction: float) -> str:
-    """One character as high as the fraction; anything above 0 is visible."""
+    """Return a character as high as the fraction; anything above 0 is visible."""
     if fraction <= 0:
         return BARS[0]
     return BARS[min(len(BARS) - 1, max(1, int(settled(fraction * (len(BARS) - 1), 0))))]
@@ -67,7 +67,7 @@ def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
 
 
 def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument a line
-    """One argument."""
+    """Write an argument as text."""
     match value:
         case Request(request_id):
             return request_id

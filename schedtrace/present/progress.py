@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # reading a trace needs no engine
     from schedtrace.model.manifest import TrialResult
 
 EVERY_S = 10.0
-"""Where there is no terminal, a line so often says how far it is."""
+"""Seconds between two lines of progress where there is no terminal."""
 SOON_S = 1.0
 """What is read faster than this needs no bar."""
 MB = 1_000_000
@@ -109,7 +109,7 @@ class RunProgress(_CountedBars):
 
 
 class CountBar(_CountedBars):
-    """How many of several things are done, with the time that took: called with these and how many there are.
+    """Progress of several things with the time taken: called with the number done and the total.
 
     A bar on a terminal; elsewhere a line every ``EVERY_S``, also while nothing is done.
 
@@ -145,7 +145,7 @@ class CountBar(_CountedBars):
 
 
 def print_elapsed(console: Console, elapsed_s: float, text: str) -> None:
-    """One line with the time that it took so far: ``[  10.0 s] reading: 512 of 1,024 MB``."""
+    """Print a line with the time taken so far: ``[  10.0 s] reading: 512 of 1,024 MB``."""
     console.print(f"[{elapsed_s:6.1f} s] {visible(text)}", soft_wrap=True)
 
 

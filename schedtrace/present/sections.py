@@ -48,7 +48,7 @@ Content = Text | Styled
 
 
 def unstyled(content: Content) -> Text:
-    """The text of it."""
+    """Return content as text without style."""
     return content.text if isinstance(content, Styled) else content
 
 

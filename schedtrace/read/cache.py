@@ -37,7 +37,7 @@ SMALL = (
 LAYOUT = 10
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
-"""For so long another process may still read, or build, a cache that no longer fits the trace."""
+"""Seconds in which another process may still read, or build, a cache that no longer fits the trace."""
 KEPT_S = 30 * 24 * 3600
 """A cache that nobody used for so long is removed: its trace may be gone."""
 KEPT_BYTES = 2**30
@@ -116,7 +116,7 @@ def folders_of(path: Path) -> list[Path]:
 
 
 def _prefix(path: Path) -> str:
-    """With which the names of a trace's caches begin."""
+    """Return the beginning of the names of a trace's caches."""
     real = os.fsencode(path.resolve())
     return f"{hashlib.blake2b(real, digest_size=16).hexdigest()}."
 
@@ -177,7 +177,7 @@ def _build(path: Path, options: ReadOptions) -> Cached:
 
 
 def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Fingerprint:
-    """Of a file that was read.
+    """Make the fingerprint of a file that was read.
 
     Args:
         file: It may have changed since.

@@ -37,7 +37,7 @@ class Chain:
         """Numbers of steps that came again, or whose start is not between those of the steps beside them."""
         self._numbers: list[int] = []
         self._starts: list[int] = []
-        """Of the steps so far, in the order of their numbers."""
+        """Step numbers so far, ascending."""
         self._forgotten = self._began = -LARGEST
         """Number and start of the last step that ``forget`` forgot."""
         self._before: Values = ()

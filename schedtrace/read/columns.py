@@ -16,7 +16,7 @@ from schedtrace.read.tables import NESTED, OF_STEP, empty, schema_of
 FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
 )
-"""Of a step, its requests left out."""
+"""Fields of a step without its requests."""
 _AT = {name: at for at, name in enumerate(FIELDS)}
 _NOTHING = len(FIELDS)
 _IF_ABSENT = [
@@ -26,7 +26,7 @@ _IF_ABSENT = [
 """Place in the step before of what an absent field is; one behind its end for those that are null then."""
 
 Values = Sequence[Any]
-"""Of ``FIELDS``, in their order."""
+"""Values of ``FIELDS``, in their order."""
 values_of = attrgetter(*FIELDS)
 """``Values`` of a full line."""
 
@@ -47,12 +47,12 @@ def rebuilt(delta: Any, before: Values) -> Values:
 
 
 def value(values: Values, name: str) -> Any:
-    """One of them."""
+    """Return the value of a field."""
     return values[_AT[name]]
 
 
 FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
-"""Of a step without its lists."""
+"""Schema of a step without its lists."""
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -68,13 +68,13 @@ def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
 
 
 def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFrame:
-    """One row per struct, one column per field."""
+    """Make a frame with a row per struct and a column per field."""
     schema = schema_of(struct)
     return frame_of({name: list(map(attrgetter(name), rows)) for name in schema}, schema)
 
 
 def entries_of(steps: Columns, column: str) -> pl.DataFrame:
-    """One row per entry of a list, with the step it belongs to."""
+    """Make a frame with a row per entry of a list, with its step."""
     lists = steps[column]
     if not any(lists):  # most lists of most chunks of a growing trace
         return empty(column)
@@ -108,7 +108,7 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
 
 
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
-    """One row per ``cpu`` line and thread: the line's ``at_us`` and the fields of ``ThreadTime``.
+    """Make a frame with a row per ``cpu`` line and thread: the line's ``at_us`` and ``ThreadTime``.
 
     ``ran_us`` and ``waited_us`` count from the thread's beginning.
     """

@@ -53,7 +53,7 @@ class Chunk:
     """What was read at once."""
 
     lives: list[Live]
-    """Those alive before it."""
+    """Requests alive before it."""
     steps: pl.DataFrame
     tables: dict[str, pl.DataFrame]
     """``read.tables.LARGE``."""
@@ -107,7 +107,7 @@ class Following:
     def __init__(self, path: Path, keep_us: int) -> None:
         self.path, self._keep_us = path, keep_us
         self.header: Header | None = None
-        """None: its first line is not there yet."""
+        """Header of the trace; None: its first line is not there yet."""
         self.notices: list[str] = []
         self.end: End | None = None
         """The engine was shut down in order."""
@@ -138,7 +138,7 @@ class Following:
         self._growing.close()
 
     def modified_s(self) -> float:
-        """When something was written last, Unix time."""
+        """Return the Unix time of the last write."""
         return self._growing.modified_s()
 
     @property
@@ -148,7 +148,7 @@ class Following:
 
     @property
     def lives(self) -> list[Live]:
-        """Those alive now, in the order of their arrival."""
+        """Requests alive now, in the order of their arrival."""
         return self._lives.snapshot()
 
     @property

@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 LONGEST_LINE = 16 * 2**20
 """Bytes; a record of 1,024 requests has about 90 KB. What is longer is cut off there."""
 LARGEST = 2**40
-"""No count of tokens or requests is larger; a larger number is no record's."""
+"""Largest count of tokens or requests; a larger number comes from no recorder."""
 EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
 """Columns of a step that only vLLM's iteration lines have."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -89,10 +89,10 @@ class StepRows:
         self._frames: list[pl.DataFrame] = []
         self._tables = Tables()
         self.count = 0
-        """Steps so far."""
+        """Number of steps so far."""
 
     def add(self, step: int, requests: Iterable[tuple[Any, ...]] = (), **told: Any) -> None:
-        """One step; what is not told is null.
+        """Add a step; fields without a value are null.
 
         Args:
             step: Its number.
@@ -108,7 +108,7 @@ class StepRows:
             self._flush()
 
     def frames(self) -> tuple[pl.DataFrame, dict[str, pl.LazyFrame]]:
-        """All of them without their lists, and the lists as ``Trace.large``."""
+        """Return all steps without their lists, and the lists as ``Trace.large``."""
         self._flush()
         return pl.concat(self._frames), self._tables.scan(in_order=True)
 

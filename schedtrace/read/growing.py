@@ -61,7 +61,7 @@ class Growing(ABC):
 
     @abstractmethod
     def modified_s(self) -> float:
-        """When something was written last, Unix time."""
+        """Return the Unix time of the last write."""
 
     def close(self) -> None:
         """Let the file go."""
@@ -69,7 +69,7 @@ class Growing(ABC):
 
 
 class GrowingFile(Growing):
-    """One file."""
+    """A file that grows."""
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path, self._keep_us, self._at = path, keep_us, 0
@@ -116,7 +116,7 @@ class GrowingFile(Growing):
         return ours.st_size
 
     def modified_s(self) -> float:
-        """Of the file that has the name now."""
+        """Return the Unix time of the last write to the file that has the name now."""
         return self._path.stat().st_mtime
 
 
@@ -223,12 +223,12 @@ class GrowingParts(Growing):
                 yield lines
 
     def modified_s(self) -> float:
-        """Of the part that is read."""
+        """Return the Unix time of the last write to the part being read."""
         return os.fstat(self._file).st_mtime
 
 
 def _age_s(part: Path) -> float:
-    """Since when nothing is written to it."""
+    """Return the seconds since the last write."""
     with suppress(OSError):
         return time.time() - part.stat().st_mtime
     return 0.0

@@ -31,7 +31,7 @@ ITERATION = re.compile(
     r"(?:, \w+ KV cache usage: (?P<kv_usage>\d{1,3}(?:\.\d{1,6})?)%)?"
 )
 _PROCESS = re.compile(r"EngineCore_DP(\d{1,6})\b")
-"""How newer vLLM prefixes the lines of a data-parallel engine's process."""
+"""Prefix of the lines of a data-parallel engine's process in newer vLLM."""
 _STARTED = re.compile(
     r"LLM engine \(v(?P<version>[\w.+-]{1,60})\) with config: model='(?P<model>[^']{1,500})'"
 )
@@ -47,7 +47,7 @@ def iteration_in(line: str) -> re.Match[str] | None:
 
 
 def read_iteration_log(path: Path) -> list[Trace]:
-    """One trace an engine, in the order of their ranks.
+    """Read a trace per engine, in the order of ranks.
 
     Requests in context are those without output yet, so a preempted request that had output counts its
     recomputed prompt as generation tokens. Dummy batches are no steps. Times are unknown but for the

@@ -46,13 +46,13 @@ class ReadOptions:
     memory_bytes: int = 32 * 2**20
     """Larger traces go by way of Parquet files; parsed, a trace needs up to ten times as much memory."""
     last_us: int | None = None
-    """Of a trace in parts, read only those that hold so much before its end."""
+    """Time before the end of a trace in parts that must be read; None: all of it."""
     chunk_bytes: int = 8 * 2**20
-    """So much of a trace is parsed at once."""
+    """Bytes of a trace parsed at once."""
 
 
 READ = ReadOptions()
-"""The usual way."""
+"""Default options."""
 
 
 @contextmanager
@@ -113,9 +113,9 @@ class WholeLines:
     cut_off: bool = field(default=False, init=False)
     """At the end: whether something stood behind the last newline, or the last frame of a part has no end."""
     left_out: bool = field(default=False, init=False)
-    """There are parts that nobody asked for."""
+    """Whether there are parts that nobody asked for."""
     broken_frames: int = field(default=0, init=False)
-    """Of parts: those that cannot be decompressed."""
+    """Frames of parts that cannot be decompressed."""
     dropped: list[str] = field(default_factory=list, init=False)
     """A sentence for parts, or the rest of them, that are no part of this trace."""
     begun_anew: list[tuple[int, int]] = field(default_factory=list, init=False)
@@ -382,7 +382,7 @@ def check_settings(scheduler_config: dict[str, Any]) -> None:
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
 HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
-"""Nothing that is counted or timed here has 19 digits; such a number would not fit Polars' integers."""
+"""Numbers of 19 digits, which no count or time has, and which do not fit Polars' integers."""
 AS_READ = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
 """Kind of line to the struct that it is read into."""
 _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: UP007  # made at run time

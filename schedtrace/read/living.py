@@ -1,4 +1,4 @@
-"""Which requests are alive at the end of what was read of a growing trace, and which of them wait."""
+"""Requests alive at the end of what was read of a growing trace, and which of them wait."""
 
 import os
 from collections import deque
@@ -25,13 +25,13 @@ class Live:
     came: Any
     """Its ``Arrival`` as read; of one that was there when the trace began its ``Present``."""
     waits_since_us: int | None
-    """Since when it is in the waiting queue, as far as is recorded; None: it runs."""
+    """Time at which it entered the waiting queue, as far as recorded; None: it runs."""
     preempted: int = 0
-    """Times."""
+    """Number of preemptions."""
     lost_tokens: int = 0
     """The most that a preemption threw away."""
     there_us: int | None = None
-    """When the trace began with it; None: it came later."""
+    """Time at which the trace began with it; None: it came later."""
 
 
 class Lives:
@@ -39,7 +39,7 @@ class Lives:
 
     def __init__(self) -> None:
         self.alive: dict[str, Live] = {}
-        """By their ids, in the order of their arrival."""
+        """Lives by request id, in the order of arrival."""
 
     def step(
         self, start_us: int, arrived: Iterable[Any], finished: Iterable[Any], preempted: Iterable[Any]
@@ -54,7 +54,7 @@ class Lives:
                 )
 
     def events(self, arrived: Iterable[Any], finished: Iterable[Any]) -> None:
-        """Those who came, and those who went."""
+        """Note arrivals and departures."""
         for one in arrived:
             if not one.streaming_update:
                 self.alive[one.request_id] = Live(one, one.queued_us)
@@ -62,7 +62,7 @@ class Lives:
             self.alive.pop(one.request_id, None)
 
     def were_there(self, at_us: int, present: Iterable[Any]) -> None:
-        """Those who were there when the trace began."""
+        """Note the requests that were there when the trace began."""
         for one in present:
             since = None if one.state == "running" else at_us
             if one.state == "waiting" and one.queued_us is not None:
@@ -71,14 +71,14 @@ class Lives:
             self.alive[one.request_id] = Live(one, since, preempted, one.lost_tokens, at_us)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
-        """They run."""
+        """Note that requests run."""
         for name in request_ids:
             known = self.alive.get(name)
             if known is not None and known.waits_since_us is not None:
                 self.alive[name] = replace(known, waits_since_us=None)
 
     def snapshot(self) -> list[Live]:
-        """Those alive now."""
+        """Copy the requests alive now."""
         return list(self.alive.values())
 
 
@@ -123,7 +123,7 @@ def arrivals_of(lives: list[Live]) -> list[Arrival]:
 
 
 def still_there(lives: list[Live]) -> pl.DataFrame:
-    """Those of them who were there when the trace began, as they are now (``columns.present_in``)."""
+    """Return the requests that were there when the trace began, as they are now (``columns.present_in``)."""
     there = [one for one in lives if one.there_us is not None]
     times = [one.there_us if one.waits_since_us is None else one.waits_since_us for one in there]
     return structs_of([_now(one) for one in there], Present).select(
@@ -142,7 +142,7 @@ def entries_in(present: pl.DataFrame) -> list[Present]:
 
 
 def _now(live: Live) -> Present:
-    """How one that was there is now; how many tokens it has by now nobody counted."""
+    """Return the present state of a request that was there; its tokens since then are not counted."""
     was: Present = msgspec.convert(live.came, Present, from_attributes=True)
     runs = live.waits_since_us is None
     return msgspec.structs.replace(
@@ -186,7 +186,7 @@ _decode = msgspec.json.Decoder(_told()).decode
 
 
 def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int, list[str]]:
-    """Where to begin to read a trace, with the lives up to there, and the notices before.
+    """Return where to begin to read a trace, with the lives up to there, and the notices before.
 
     That is the last full line that is ``keep_us`` before the last one, or the trace's begin.
 

@@ -70,7 +70,7 @@ class Record(msgspec.Struct):
 
     @property
     def scheduled_tokens(self) -> int | None:
-        """Of all requests; None where one is not told."""
+        """Scheduled tokens of all requests; None if a request lacks them."""
         told = [one.scheduled_tokens for one in self.requests or []]
         known = [tokens for tokens in told if tokens is not None]
         return sum(known) if self.requests is not None and len(known) == self.scheduled_requests else None
@@ -181,7 +181,7 @@ def _time_of(line: str) -> int | None:
 
 
 def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
-    """Where the outermost bracket closes, if it does in this line from ``at`` on, and how deep its end is."""
+    """Return where the outermost bracket closes in this line, if it does, and the depth at the line's end."""
     for token in _TOKEN.finditer(line, at):
         depth += (token[0] in "{[(") - (token[0] in "}])")
         if depth == 0:

@@ -55,16 +55,16 @@ class Steps:
             frames.append(entries_of(columns, name).drop("start_us"))
 
     def end(self) -> None:
-        """There are no more."""
+        """Note that there are no more lines."""
         self.chain.running.end()
         self._tables.finish()
 
     def frame(self) -> pl.DataFrame:
-        """All of them, without their lists."""
+        """Return all steps without their lists."""
         return self._sorted(pl.concat(self._frames))
 
     def events(self, column: str, idle: list[Any]) -> pl.DataFrame:
-        """One of ``EVENTS`` of the whole trace: those told with a step, and those of the lines between."""
+        """Return an ``EVENTS`` column of the whole trace: entries of steps and of the lines between steps."""
         with_steps = self._sorted(pl.concat(self._events[column]))
         return pl.concat([with_steps, between_steps(column, idle)], how="diagonal")
 
@@ -91,7 +91,7 @@ class Parsed:
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     present: pl.DataFrame = field(default_factory=lambda: present_in(()))
-    """Who was there when the trace began (``read/columns.py``)."""
+    """Requests there when the trace began (``read/columns.py``)."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/gaps.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
@@ -208,7 +208,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 
 def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
-    """Those of a later header, which a file has behind lost lines, stand in no line of their own."""
+    """Return all notices, including those of a later header, which a file has behind lost lines."""
     notices = [*header.notices, *about_the_recorder(others[Notice])]
     later = dict.fromkeys(notice for one in others[Header] for notice in one.notices)
     return [*notices, *(notice for notice in later if notice not in notices)]

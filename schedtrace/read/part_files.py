@@ -272,7 +272,7 @@ def last_of(files: list[Path], last_us: int | None) -> list[Path]:
 
 
 def _began_us(part: Path) -> int | None:
-    """By the second line of its head; None of the first part, which has none, and of what cannot be read."""
+    """Return a part's begin from its second line; None for the first part, or if it cannot be read."""
     lines = head_of(part, HEAD_LINES)
     return began_us(lines[1]) if len(lines) == HEAD_LINES else None
 

@@ -16,27 +16,27 @@ class Problems:
     truncated: bool = False
     """The last line was cut off; dropped."""
     unclosed: bool = False
-    """There is no end line: the engine was killed, or still runs."""
+    """Whether the end line is absent: the engine was killed, or still runs."""
     unfinished_requests: int = 0
     """Requests that had arrived and not ended when an unclosed trace ends."""
     missing_steps: int = 0
     """Steps that the numbering says there were, and that are not in the file."""
     dropped_steps: int = 0
-    """Of these, steps that the recorder dropped and whose requests it wrote all the same."""
+    """Missing steps that the recorder dropped, whose requests it wrote all the same."""
     first_step: int = 0
     """Steps before it are in another file, or lost."""
     began_unix_us: int | None = None
-    """When the first step began that is there, if it is not the engine's first."""
+    """Unix time at which the first recorded step began, if it is not the engine's first."""
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Places of missing parts: first and last step, from and to in microseconds of the trace's clock."""
     broken_frames: int = 0
-    """Of parts: seconds that cannot be decompressed."""
+    """Seconds of parts that cannot be decompressed."""
     dropped: list[str] = field(default_factory=list)
     """A sentence for parts, or the rest of them, that are no part of this trace."""
     missing_arrivals: int = 0
     """At least so many requests have none in a trace that lacks lines."""
     missing_finishes: int = 0
-    """Likewise; requests that have not ended are not counted."""
+    """Missing departures; requests that have not ended are not counted."""
     not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
     """First and last of steps whose lines tell changes to a step that is not known; dropped."""
     refused: list[int] = field(default_factory=list)
@@ -59,12 +59,12 @@ class Problems:
 
     @property
     def requests_missing(self) -> bool:
-        """There may be requests that the file does not hold."""
+        """Whether the file may lack requests."""
         lost = self.missing_steps > self.dropped_steps or self.garbled_lines or self.not_rebuilt
         return bool(lost or self.first_step or self.missing_arrivals or self.missing_finishes)
 
     def sentences(self, trace: Path) -> list[str]:
-        """One sentence a problem."""
+        """Return a sentence per problem."""
         said = [f"{trace}: the last line is cut off and was dropped"] if self.truncated else []
         said += self.missing(trace)
         if self.unclosed:
@@ -78,7 +78,7 @@ class Problems:
         return said
 
     def missing(self, trace: Path) -> list[str]:
-        """Those about what is missing before its end: they concern every answer about the trace."""
+        """Return the sentences about what is missing before the end, which concern all answers."""
         said = self._missing_files(trace)
         if self.garbled_lines:
             count = len(self.garbled_lines)

@@ -23,7 +23,7 @@ class ProfileName(msgspec.Struct, frozen=True):
     """The workload by the name of its log; nobody checked it against the log."""
 
     at: str
-    """``HHMM``."""
+    """Time of day as ``HHMM``."""
     batch_size: int
     input_len: int
     output_len: int
@@ -97,12 +97,12 @@ def _front_end_lines(file: Path) -> list[Configured | Refused]:
 
 @dataclass
 class Run:
-    """One run; its traces are read when they are asked for."""
+    """A run, whose traces are read when asked for."""
 
     path: Path
     manifest: Manifest | None
     traces: Traces
-    """One per data-parallel rank, in their order."""
+    """Traces in the order of data-parallel ranks."""
     engines: int
     """Ranks that the run had, though only one of them may have been asked for."""
     named: ProfileName | None = None

@@ -14,11 +14,11 @@ T = TypeVar("T")
 _BLOCK = 32
 """Values compared at once."""
 _FEW = 4
-"""So many are looked for one by one, which is faster than to look for all."""
+"""Number of requests up to which they are looked up singly, which is faster than all at once."""
 
 
 class Got(NamedTuple):
-    """Of one step, place by place."""
+    """Columns of a step, place by place."""
 
     ids: tuple[str, ...]
     computed: tuple[int, ...]
@@ -29,7 +29,7 @@ class Got(NamedTuple):
     """Whether the row is a stretch of its own; empty if none is."""
 
     def without(self, places: Sequence[int]) -> "Got":
-        """Of the other places than these ascending ones, without the other columns."""
+        """Return the columns without these ascending places."""
         ids, computed, scheduled = self.ids, self.computed, self.scheduled
         return Got(
             tuple(without(ids, places)),
@@ -45,7 +45,7 @@ class Got(NamedTuple):
 
 
 def got_in_line(requests: Sequence[Any]) -> Got:
-    """From a full line."""
+    """Read the columns from a full line."""
     if not requests:
         return Got((), (), (), ((),) * len(ORDINARY), ())
     ids, computed, scheduled, *others = zip(*map(astuple, requests), strict=True)
@@ -58,7 +58,7 @@ def got_in_line(requests: Sequence[Any]) -> Got:
 
 
 def got_by(rows: Sequence[Stretch], step: int) -> Got:
-    """From stretches that go on in this step or end with it."""
+    """Read the columns from stretches that go on in this step or end with it."""
     return Got(
         tuple([row.request_id for row in rows]),
         tuple([row.expected(step) for row in rows]),
@@ -143,7 +143,7 @@ class Running:
         self._ended = Ended(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
-        """Those whose stretch ends if they get what is expected, one token; None: not looked for yet."""
+        """Stretches that end if the request gets the expected token; None: not looked up yet."""
         self._at: tuple[int, int | None] | None = None
         """Their step and trial; None: unknown."""
         self._line: Got | None = None
@@ -171,12 +171,12 @@ class Running:
                 yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.others)
 
     def lose(self) -> None:
-        """Nothing can continue the last step."""
+        """Note that nothing can continue the last step."""
         self._end(self._rows)
         self._rows, self._at, self._line = [], None, None
 
     def end(self) -> None:
-        """There are no more steps."""
+        """Note that there are no more steps."""
         self.lose()
         self._ended.flush()
 

@@ -22,9 +22,9 @@ from schedtrace.model import safe_files
 from schedtrace.model.trace import Events, ScheduledRequest, Step
 
 LARGEST = 10**18
-"""Nothing that is counted or timed has so many digits, and Polars' integers hold it."""
+"""Largest count or time, which Polars' integers hold."""
 LONGEST_US = 10**15
-"""No time is farther from the begin of its trace: 31 years."""
+"""Longest time from the begin of a trace: 31 years."""
 ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
 """Times of the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
 
@@ -106,8 +106,8 @@ STRETCH_SCHEMA: dict[str, Any] = {
     **schema_of(ScheduledRequest),
     "order": pl.Int64,
 }
-"""Of a table of stretches. ``step`` is the first one, before which ``computed_tokens`` were computed. In a
-step's list, the request with the lowest ``order`` stands first."""
+"""Schema of a table of stretches. ``step`` is the first one, before which ``computed_tokens`` were computed.
+In a step's list, the request with the lowest ``order`` stands first."""
 OTHERS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
 """The other fields of a row than id and tokens, with their values in a stretch of several steps."""
 ORDINARY = tuple(OTHERS.values())
@@ -201,9 +201,9 @@ def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
 NESTED = _lists_of(Step)
 """Lists of a step, and what is in them."""
 EVENTS = tuple(name for name in NESTED if name in Events.__struct_fields__)
-"""Those of them that happen between steps, too."""
+"""Nested fields that also happen between steps."""
 LISTS = tuple(name for name in NESTED if name not in EVENTS and name != "requests")
-"""Those of them that are tables of a trace, entry by entry."""
+"""Nested fields that are tables of a trace, entry by entry."""
 STRETCHES = "stretches"
 """The table of what requests got."""
 LARGE = (STRETCHES, *LISTS)
@@ -214,7 +214,7 @@ ROWS_A_FILE = 2**17
 
 
 class CannotWriteError(Exception):
-    """There is no room for a table, or it is not allowed there."""
+    """A table for which there is no room, or which may not be written there."""
 
 
 class Tables:
@@ -254,7 +254,7 @@ class Tables:
         return scan(self._folder, in_order=in_order)
 
     def finish(self) -> None:
-        """There are no more rows.
+        """Write what is left: there are no more rows.
 
         Raises:
             CannotWriteError: the disk is full, for instance.

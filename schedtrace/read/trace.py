@@ -25,7 +25,7 @@ COLUMNS = {
         if name not in {"step", "last_step", "trial", "order"}
     },
 }
-"""Of a table of rows."""
+"""Schema of a table of rows."""
 
 
 def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -95,7 +95,7 @@ def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
 
 @dataclass(kw_only=True)
 class Trace(Parsed):
-    """One engine's trace."""
+    """An engine's trace."""
 
     path: Path
     large: dict[str, pl.LazyFrame]

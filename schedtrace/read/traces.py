@@ -39,7 +39,7 @@ def foreign_reader(path: Path) -> Reader | None:
 
 
 _ONE_LINE = ReadOptions(chunk_bytes=2**16)
-"""For a file of which one line tells enough."""
+"""Options for a file of which a single line is enough."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Unread:
 
 
 class Traces(Sequence[Trace]):
-    """One trace per data-parallel rank, in their order.
+    """Traces in the order of data-parallel ranks.
 
     A trace that was asked for by its place is kept; ``once`` reads one without keeping it, except for the
     first, which many ask for.
@@ -66,7 +66,7 @@ class Traces(Sequence[Trace]):
 
     @property
     def headers(self) -> list[Header]:
-        """Of all traces, read or not."""
+        """Headers of all traces, read or not."""
         return [trace.header for trace in self._traces]
 
     def once(self, place: int) -> Trace:

@@ -21,7 +21,7 @@ def stand_in() -> None:
 
         @classmethod
         def import_kernels(cls) -> None:
-            """Load nothing."""
+            """Load no kernel."""
 
     platforms._current_platform = WithoutKernels()  # noqa: SLF001  # 0.10 has no other way to set it
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from schedtrace.step_times.batch import Batch, StepTimes
 
 NEVER = float("inf")
-"""Of a moment: it does not come."""
+"""Moment that never comes."""
 READERS = ("vllm.v1", "schedtrace.record")
 """Packages whose modules read the virtual clock: the engine's core and the recorder."""
 
@@ -48,7 +48,7 @@ class VirtualClock:
         return getattr(time, name)
 
     def advance(self, us: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now_us += us
 
     def sleep(self, seconds: float) -> None:

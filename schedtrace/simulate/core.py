@@ -40,13 +40,13 @@ def make_core(
             return sized_cache(vllm_config, groups)
 
         def step_fn(self) -> Any:
-            """From vLLM 0.11 on each core has an attribute instead; before, only one that is a process."""
+            """Return the step function: an attribute of each core from vLLM 0.11, before of processes."""
             return self.step() if self.batch_queue is None else self.step_with_batch_queue()
 
         if not hasattr(core.EngineCore, "post_step"):  # vLLM 0.10.0
 
             def post_step(self, _executed: bool) -> None:
-                """There is nothing to do."""
+                """Do nothing."""
 
     with built_here(scheduler_class):
         return Core(config, executor, log_stats=True)

@@ -41,7 +41,7 @@ _NOTHING = dict.fromkeys(
 
 
 def kv_cache_groups(config: Any) -> list[Any]:
-    """One group of full attention layers, as dense models have it."""
+    """Return a single group of full attention layers, as dense models have it."""
     return [KVCacheGroupSpec(["layer"], _spec(FullAttentionSpec, config.cache_config.block_size))]
 
 
@@ -146,7 +146,7 @@ class Engine:
         self._texts = itertools.count()
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
-        """The scheduler."""
+        """Build the scheduler."""
         return scheduler_class(**scheduler_arguments(self.config, groups))
 
     def make_request(
@@ -201,7 +201,7 @@ class Engine:
 
 
 class Driver(Engine):
-    """One scheduler and the hands that work it; see ``Engine`` for how it is made."""
+    """A scheduler driven call by call; see ``Engine`` for how it is made."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -209,7 +209,7 @@ class Driver(Engine):
         """``SchedulerOutput`` and the tokens that will come back for it."""
 
     def schedule(self, *args: Any) -> Any:
-        """One ``schedule()``; returns its ``SchedulerOutput``.
+        """Call ``schedule()`` and return its ``SchedulerOutput``.
 
         Every request that ends its prefill or decodes in it will be given one token, and its accepted drafts.
         """
@@ -229,7 +229,7 @@ class Driver(Engine):
         return told
 
     def step(self, *args: Any) -> Any:
-        """One turn of the engine's loop; returns the ``SchedulerOutput``."""
+        """Run a turn of the engine's loop and return the ``SchedulerOutput``."""
         output = self.schedule(*args)
         if len(self.in_flight) == self.depth:
             self.update()

@@ -23,7 +23,8 @@ from schedtrace.step_times.shapes import Shape
 RENAMED = {"policy": "scheduling_policy"}
 """Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
 LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
-"""Of ``SchedulerConfig``: what a replay chooses by itself. A class that a trace names is never imported."""
+"""Fields of ``SchedulerConfig`` that a replay chooses by itself. A class that a trace names is never
+imported."""
 OF_SCHEDULER = {field.name for field in dataclasses.fields(SchedulerConfig)} - LEFT_OUT
 """Taken from a header, which may be anyone's: other arguments of vLLM can name code that is run."""
 BLOCKS = "num_gpu_blocks_override"
@@ -134,7 +135,7 @@ def _require_room(options: Mapping[str, Any], changes: Mapping[str, Any]) -> Non
 
 
 BLOCK_SIZE = 16
-"""vLLM's on CUDA."""
+"""Tokens in a block: vLLM's default on CUDA."""
 UTILIZATION = 0.92
 """vLLM's default of ``gpu_memory_utilization`` since 0.20."""
 DEFAULT_LENGTH = 2048

@@ -106,9 +106,10 @@ class ModelRunner:
             yield from self._preempted_since(output)
 
     def _preempted_since(self, output: Any) -> Iterator[tuple[str, int]]:
-        """Whom vLLM 0.10.2 and 0.11.0 preempted, by priority, after giving tokens: it lists them no more.
+        """Yield requests that vLLM 0.10.2 and 0.11.0 preempted by priority after giving them tokens.
 
-        A worker computes them all the same. How much of a prompt was computed is not known: 0 stands for it.
+        The output of the step omits them. A worker computes them all the same. How much of a prompt was
+        computed is not known: 0 stands for it.
         """
         listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
         for request_id in output.num_scheduled_tokens:
@@ -144,7 +145,7 @@ class Clock(Protocol):
 
 
 class Ran(NamedTuple):
-    """When a device computed a batch, in microseconds of the executor's clock."""
+    """Times at which a device computed a batch, in microseconds of the executor's clock."""
 
     began_us: float
     ended_us: float
@@ -179,7 +180,7 @@ class Pipeline:
 
 
 class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
-    """One device, or a pipeline of them, that computes nothing.
+    """A device, or a pipeline of devices, that computes nothing.
 
     Args:
         vllm_config: vLLM's.
@@ -246,13 +247,13 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return [("generate",)] if method == "get_supported_tasks" else [None]
 
     def check_health(self) -> None:
-        """It is well."""
+        """Report no fault."""
 
     def shutdown(self) -> None:
-        """Nothing runs."""
+        """Do nothing: nothing runs."""
 
     def _init_executor(self) -> None:
-        """No worker is started."""
+        """Start no worker."""
 
 
 class _At(Future[Any]):

@@ -29,7 +29,7 @@ class Rank(Protocol):
 
     @property
     def now_us(self) -> float:
-        """Its own time."""
+        """Return the rank's own time."""
         ...
 
     def wait(self, us: float) -> None:
@@ -42,7 +42,7 @@ class Rank(Protocol):
 
 
 class Meeting:
-    """Where every rank comes once: it is over when the last one is there.
+    """A rendezvous of all ranks, over when the last rank has come.
 
     Args:
         ranks: How many come.
@@ -54,7 +54,7 @@ class Meeting:
         self.values: dict[int, Any] = {}
         """What each rank brought."""
         self.latest_us = 0.0
-        """When the last one came."""
+        """Time at which the last rank came, in microseconds."""
 
     def join(self, rank: Rank, value: Any) -> bool:
         """Come, with a value; returns whether everybody is there."""
@@ -95,7 +95,7 @@ class Group:
 
 
 class Forward(Meeting):
-    """One pass through the model on all ranks: experts are shared, so none is done before the slowest."""
+    """A pass through the model on all ranks: experts are shared, so no rank is done before the slowest."""
 
     ran = Ran(0.0, NEVER)
     longest_us = 0.0
@@ -154,7 +154,7 @@ class LockstepExecutor(SimulatedExecutor):
         return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
 
     def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002  # likewise
-        """No pass: it is there at once, and no other rank gets a turn before."""
+        """Return an output that is there at once, without a pass; no other rank gets a turn before."""
         done: Future[Any] = Future()
         done.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
         return done
@@ -180,7 +180,7 @@ class _Joint(Future[Any]):
 
 
 class CommonPasses:
-    """One rank's place among the devices of all.
+    """A rank's place among the devices of all ranks.
 
     The ranks agree in a process group of their own, in a thread of their own: a device computes while the
     engine's thread waits in vLLM's all-reduces for another rank's.
@@ -221,7 +221,7 @@ class CommonPasses:
         return self._pipeline.run(*self._largest(ready_us, device_us))
 
     def _largest(self, *values: float) -> list[float]:
-        """Of all ranks."""
+        """Return the largest of each value over all ranks."""
         tensor = torch.tensor(values, dtype=torch.float64)
         options = AllreduceOptions()
         options.reduceOp = ReduceOp.MAX

@@ -34,7 +34,7 @@ class Played:
 
 
 class Player:
-    """One load on an engine, or on data-parallel ranks.
+    """Player of a load on an engine, or on data-parallel ranks.
 
     Args:
         engine: Idle.
@@ -144,7 +144,7 @@ class Player:
             of_requests.pop(request_id, None)
 
     def _accepted(self, request_id: str, drafts: int) -> int:
-        """As many of a request's drafts as keep the share that were right when it was recorded."""
+        """Return how many of a request's drafts to accept, at the share accepted when recorded."""
         share = self._acceptance.get(request_id, 1.0)
         owed = self._owed.get(request_id, 0.0) + share * drafts
         taken = min(drafts, int(owed))
@@ -164,7 +164,7 @@ class _Event(NamedTuple):
     at: Pass
     request_id: str
     request: LoadRequest | None
-    """None: its client goes away."""
+    """Request that arrives; None: the client of a request goes away."""
 
 
 class FeedByStep:
@@ -231,7 +231,7 @@ class FeedByStep:
         return self._stands_for[0] + later, counter + ahead
 
     def _events(self) -> list[list[_Event]]:
-        """Of each rank, from one pass over the load; those who enter keep their order."""
+        """Return the events of each rank from a single pass over the load; requests keep their order."""
         of_ranks: list[list[_Event]] = [[] for _ in self._engine.ranks]
         for request in self._player.load:
             came, left = request.queued_pass, request.abort_pass

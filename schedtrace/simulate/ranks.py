@@ -95,7 +95,7 @@ class Turns:
 
 
 class Rank(TimedEngine):
-    """One rank; ``Ranks`` lets it run when its time has come.
+    """A rank; ``Ranks`` lets it run when its time has come.
 
     Args:
         number: From 0.
@@ -121,11 +121,11 @@ class Rank(TimedEngine):
         """The queue that vLLM's output thread empties at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
-        """When it goes on; infinite: once something happens."""
+        """Time at which the rank goes on; infinite: once something happens."""
         self.idle_steps = 0
         """Steps in a row without a token."""
         self.reached_us = 0.0
-        """How far it has come."""
+        """Time that the rank has reached."""
         self._updates = 0
         super().__init__(around.clock, wrap, times, rank=number, **options)
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
@@ -164,7 +164,7 @@ class Rank(TimedEngine):
     until = wait
 
     def wake(self, us: float) -> None:
-        """End a wait."""
+        """End the rank's wait."""
         self.wake_us = max(min(self.wake_us, us), self.reached_us)
 
     def send(self, kind: Any, message: Any) -> None:
@@ -284,19 +284,19 @@ class Ranks(VirtualEngines):
         self.ranks[self.front_end.add(request, tokens, rank)].prepared(us, request)
 
     def abort(self, request_id: str) -> None:
-        """As ``VirtualEngines.abort``."""
+        """Abort a request; see ``VirtualEngines.abort``."""
         rank = self.front_end.rank_of.get(request_id)
         if rank is not None:
             self.ranks[rank].abort(request_id)
             self.front_end.done(request_id)
 
     def reset_prefix_cache(self) -> None:
-        """As ``VirtualEngines.reset_prefix_cache``."""
+        """Reset the prefix cache; see ``VirtualEngines.reset_prefix_cache``."""
         for rank in self.ranks:
             rank.reset_prefix_cache()
 
     def run(self, until_us: float = NEVER) -> None:
-        """As ``VirtualEngines.run``."""
+        """Run the ranks; see ``VirtualEngines.run``."""
         with reduced_here():
             while True:
                 rank = min(self.ranks, key=lambda one: one.wake_us)
@@ -322,7 +322,7 @@ class Ranks(VirtualEngines):
         self.clock.now_us = max(self.clock.now_us, *(rank.reached_us for rank in self.ranks))
 
     def close(self) -> None:
-        """As ``VirtualEngines.close``; ends the ranks' loops, too."""
+        """Close the engines (``VirtualEngines.close``) and end the ranks' loops."""
         for rank in self.ranks:
             rank.stop()
             rank.scheduler.shutdown()

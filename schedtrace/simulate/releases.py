@@ -28,7 +28,7 @@ _LEFT_OUT: dict[str, Any] = {
 
 
 def known(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that this release's function takes."""
+    """Return the arguments that this release's function takes."""
     parameters = _parameters(function)
     return {name: value for name, value in arguments.items() if name in parameters}
 
@@ -109,18 +109,18 @@ def tell_drafts(scheduler: Any, request_ids: list[str], drafts: list[list[int]])
 
 
 def num_prompt_tokens(new: Any) -> int:
-    """Of a ``NewRequestData``, whose prompt may be embeddings (from 0.11)."""
+    """Count the prompt tokens of a ``NewRequestData``, whose prompt may be embeddings (from 0.11)."""
     return len(new.prompt_token_ids if new.prompt_token_ids is not None else new.prompt_embeds)
 
 
 def num_known_tokens(new: Any) -> int:
-    """Likewise: the prompt, and what was generated before a preemption if the second model runner runs."""
+    """Count known tokens: the prompt, and with the second model runner output before a preemption."""
     prefill = getattr(new, "prefill_token_ids", None)
     return num_prompt_tokens(new) if prefill is None else len(prefill)
 
 
 def resumed_outputs(cached: Any) -> Iterator[tuple[str, int]]:
-    """Of a ``CachedRequestData``: who goes on after a preemption, and how many output tokens it keeps.
+    """Yield requests of a ``CachedRequestData`` that go on after a preemption, with their output tokens.
 
     To 0.11.0 nobody is told; a worker's own count is right there, since nothing is in flight.
     """

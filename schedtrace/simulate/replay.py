@@ -90,7 +90,7 @@ def play(
 
 
 def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -> VirtualEngines:
-    """One engine, or as many ranks as ``data_parallel_size`` says."""
+    """Make an engine, or as many ranks as ``data_parallel_size`` says."""
     if options.get("data_parallel_size", 1) > 1:
         return Ranks(clock, traced_class, times=times, **options)
     of_ranks = {"data_parallel_size", "lockstep", *OF_RANKS}

@@ -1,4 +1,4 @@
-"""Which data-parallel rank a request goes to: routers, and vLLM's front end and coordinator around them.
+"""Routing of requests to data-parallel ranks: routers, and vLLM's front end and coordinator around them.
 
 The front end routes requests, starts waves and publishes counts. Messages take no time here. Counts are
 published as vLLM's coordinator does it: at most every 100 ms, and of ranks in lock-step those of the last
@@ -18,7 +18,7 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from schedtrace.simulate.clock import NEVER, VirtualClock
 
 Counts = tuple[int, int, float]
-"""Of a rank: waiting requests, running requests, share of its KV cache in use."""
+"""Load of a rank: waiting requests, running requests, share of its KV cache in use."""
 
 
 class Router:
@@ -68,7 +68,7 @@ class LeastTokens(Router):
 
 
 class RoundRobin(Router):
-    """One rank after the other."""
+    """Router that takes one rank after the other."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
@@ -95,7 +95,7 @@ class Vllm(Router):
         )
 
     def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002  # of the protocol
-        """As vLLM chooses."""
+        """Choose a rank as vLLM does."""
         request = SimpleNamespace(
             request_id=request_id, data_parallel_rank=rank, pooling_params=None, resumable=False
         )
@@ -118,7 +118,7 @@ ROUTERS: dict[str, Callable[[int], Router]] = {
     "least-running": Router,
     "least-tokens": LeastTokens,
 }
-"""By the name that an option gives it; each is made for a number of ranks."""
+"""Routers by the name that an option gives them; each is made for a number of ranks."""
 
 
 PUBLISH_EVERY_US = 100_000.0
@@ -126,7 +126,7 @@ PUBLISH_EVERY_US = 100_000.0
 
 
 class FrontEnd:
-    """One front end for all ranks.
+    """Front end of all ranks.
 
     Args:
         send: Puts a message into the input queue of a rank.
@@ -151,14 +151,14 @@ class FrontEnd:
         self.running = False
         """Whether the ranks are in a wave, as far as messages have said."""
         self.rank_of: dict[str, int] = {}
-        """Of requests that are not done."""
+        """Rank of each request that is not done."""
         self._counts: list[Counts] = [(0, 0, 0.0)] * ranks
         self._of_last_step: list[Counts] | None = None
         self._step = (0, 0)
         self._changed = False
         self._published_us = -PUBLISH_EVERY_US
         self.publishes_us = NEVER
-        """When ``publish`` is due."""
+        """Time at which ``publish`` is due."""
 
     def add(self, request: Any, tokens: int, rank: int | None) -> int:
         """Send a request to a rank, chosen if None is given; returns it."""

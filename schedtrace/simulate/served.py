@@ -30,7 +30,7 @@ _SUPPORTED = f"layers of {FULL.replace('_', ' ')}, {SLIDING.replace('_', ' ')} a
 
 
 def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
-    """Of each stage of a pipeline: vLLM's ``KVCacheSpec`` by the layer's name.
+    """Return vLLM's ``KVCacheSpec`` by the layer's name, for each stage of a pipeline.
 
     GPUs of one stage have the same layers, so one speaks for all of them.
 
@@ -163,7 +163,7 @@ class ServedExecutor(SimulatedExecutor):
             self._common.close()
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
-        """Of each stage of the pipeline."""
+        """Return the specs of each stage of the pipeline."""
         return self._specs
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
@@ -199,10 +199,10 @@ class ServedExecutor(SimulatedExecutor):
         return [blocks * sum(spec.page_size_bytes for spec in specs.values()) for specs in self._specs]
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
-        """There is no cache to make, and to 0.26 nothing to compile."""
+        """Do nothing: there is no cache to make, and up to 0.26 nothing to compile."""
 
     def compile_or_warm_up_model(self) -> None:
-        """There is nothing to compile."""
+        """Do nothing: there is nothing to compile."""
 
     def collective_rpc(
         self, method: Any, timeout: Any = None, args: Any = (), *_: Any, non_block: bool = False, **__: Any

@@ -40,7 +40,7 @@ class TimedEngine(Engine):
     """
 
     number = 0
-    """Its rank."""
+    """Data-parallel rank."""
     core: Any
     """vLLM's ``EngineCore``, or a subclass of it."""
 
@@ -200,7 +200,7 @@ class VirtualEngines(ABC):
 
 
 class Simulation(TimedEngine, VirtualEngines):
-    """One engine in virtual time; ``clock`` must be entered before it is made, and left after its end.
+    """An engine in virtual time; enter ``clock`` before making it, and leave it after its end.
 
     Args:
         clock: Several engines may share it.
@@ -242,7 +242,7 @@ class Simulation(TimedEngine, VirtualEngines):
         return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
     def run(self, until_us: float = NEVER) -> None:
-        """As ``VirtualEngines.run``."""
+        """Run the engine; see ``VirtualEngines.run``."""
         while self.clock.now_us < until_us:
             if self.busy:
                 self.step()
@@ -253,7 +253,7 @@ class Simulation(TimedEngine, VirtualEngines):
                 return
 
     def step(self) -> None:
-        """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps."""
+        """Run a turn of the engine's loop: let in what has arrived, then step ``EngineCore``."""
         if self.feed is not None:
             self.feed.let_in(self)
         if self._updated:  # now it is known how many came meanwhile
@@ -276,7 +276,7 @@ class Simulation(TimedEngine, VirtualEngines):
         self._idle = 0 if worked else self._idle + 1
 
     def close(self) -> None:
-        """As ``VirtualEngines.close``, as an engine that is shut down."""
+        """Shut the engine down; see ``VirtualEngines.close``."""
         while self.core.batch_queue:
             future, output, *_ = self.core.batch_queue.pop()
             self.scheduler.update_from_output(output, future.result())
@@ -296,7 +296,7 @@ class Simulation(TimedEngine, VirtualEngines):
             raise NoProgressError(msg)
 
     def _sleep(self, until_us: float) -> None:
-        """Until something comes to an engine that has nothing to do."""
+        """Let time pass until something comes to an engine that has nothing to do."""
         comes_us = self._coming[0][0]
         if comes_us > until_us:
             self.clock.until(until_us)

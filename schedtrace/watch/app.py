@@ -67,7 +67,7 @@ class Listing(Widget, can_focus=True):
 
     @property
     def key(self) -> object:
-        """Of the chosen line; None: there is no line, or its key is None."""
+        """Key of the chosen line; None: there is no line, or its key is None."""
         return self._lines[self._place()][0] if self._lines else None
 
     def render(self) -> Content:
@@ -120,7 +120,7 @@ class TextScreen(ModalScreen[None]):
 
 EVERY_S = 2.5
 REQUESTS_KEPT = 4
-"""Of the list's lines, where verdicts would take them all."""
+"""Lines kept for the list of requests where verdicts would take them all."""
 _COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 HELP = """\
 space   pause, and go on
@@ -182,7 +182,7 @@ class WatchApp(App[None]):
         self._heights: dict[str, int] = {}
 
     def compose(self) -> ComposeResult:
-        """From above: head, verdicts, engines, chart, requests, notes, keys."""
+        """Yield, from the top: head, verdicts, engines, chart, requests, notes, keys."""
         yield Static(id="head", markup=False)
         yield Static("Reading the trace ...", id="verdicts", markup=False)
         yield Listing("engines")
@@ -249,7 +249,7 @@ class WatchApp(App[None]):
         self._heights[widget_id] = lines
 
     def _draw_requests(self, seen: Seen, rank: int | None, width: int) -> int:
-        """How many there are."""
+        """Draw the requests and return their number."""
         ranks = len(seen.engines) > 1 and rank is None
         title = Content("     age  requests: the longest waits, then the oldest"[:width])
         chosen = [slow for slow in seen.slowest if rank is None or slow.rank == rank]
@@ -271,7 +271,7 @@ class WatchApp(App[None]):
         await self._read(lambda width: self.session.life(slow, width))
 
     async def action_queue(self) -> None:
-        """Who waits right now."""
+        """Show who waits right now."""
         await self._read(self.session.queue)
 
     async def _read(self, text_of: Callable[[int], str]) -> None:
@@ -305,7 +305,7 @@ class WatchApp(App[None]):
             self.push_screen(TextScreen(page(self.seen)), self._back)
 
     def action_keys(self) -> None:
-        """The keys."""
+        """Show the keys."""
         self.push_screen(TextScreen(HELP), self._back)
 
     def action_save_text(self) -> None:

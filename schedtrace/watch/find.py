@@ -1,4 +1,4 @@
-"""Which trace to watch: from a path, a process, or nothing."""
+"""The trace to watch: from a path, a process, or nothing."""
 
 import os
 import stat
@@ -22,11 +22,11 @@ DEPTH = 4
 
 @dataclass(frozen=True)
 class Target:
-    """Where traces are."""
+    """Location of traces."""
 
     path: Path
     only: bool
-    """It is one run or trace; else a folder of runs, of which the newest counts."""
+    """Whether it is a single run or trace; else a folder of runs, of which the newest counts."""
 
     def awaited(self) -> str:
         """What is waited for where ``files`` finds nothing."""
@@ -153,7 +153,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _open_traces(pid: int) -> Iterator[Path]:
-    """Those that it writes: one that is only read may be watched or analysed by it."""
+    """Yield the traces that a process writes, not those that it only reads."""
     for link in _children(Path(f"/proc/{pid}/fd")):
         try:
             path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path

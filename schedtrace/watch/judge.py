@@ -32,7 +32,7 @@ class Picture:
     waiting_for: dict[str, int]
     """Cause to requests; empty: nobody has waited for long."""
     kv_frac: float
-    """Of the fullest engine; 0: unknown."""
+    """KV cache usage of the fullest engine; 0: unknown."""
     preempting: bool
 
     def changed(self, then: "Picture") -> str:
@@ -61,7 +61,7 @@ class Picture:
 
 
 def picture(engines: list[Figures], slowest: list[Slow]) -> Picture:
-    """Of this look.
+    """Make the picture of this look.
 
     Args:
         engines: Each engine's figures.

@@ -12,7 +12,7 @@ from schedtrace.watch.session import Session
 
 
 def moment(at_s: float) -> str:
-    """The local time."""
+    """Return the local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
@@ -80,7 +80,7 @@ def shown_id(request_id: str, width: int) -> str:
 
 
 def line(seen: Seen) -> str:
-    """One line with everything but the requests."""
+    """Return a line with everything but the requests."""
     total: Figures | None = seen.total()
     if total is None:
         return f"{moment(seen.at_s)} {visible(seen.awaited)}"

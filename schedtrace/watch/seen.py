@@ -9,7 +9,7 @@ from schedtrace.diagnose.throughput import seconds, throughput
 from schedtrace.model.message import Message
 
 OLD_S = 20
-"""Of a verdict."""
+"""Age in seconds from which a verdict is old."""
 
 
 @dataclass
@@ -18,14 +18,14 @@ class Cell:
 
     steps: int = 0
     left: dict[str, float] = field(default_factory=dict)
-    """As ``waiting`` by the last step alone; empty also where that one left nothing running."""
+    """Waiting requests by cause after the last step; empty also if nothing runs."""
     waiting: dict[str, float] = field(default_factory=dict)
     """Cause to the mean number of requests that a step left waiting for it."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One engine, or all of them."""
+    """Figures of an engine, or of all engines."""
 
     rank: int | None
     """Data-parallel rank; None: the sum of all."""
@@ -45,7 +45,7 @@ class Figures:
     """In the last 10 s, as the next."""
     steps_per_s: float
     output_tokens: int
-    """Of steps whose output came back in the last 10 s."""
+    """Output tokens of steps whose output came back in the last 10 s."""
     present: pl.DataFrame
     """Spans of these 10 s in which any engine had a request, by the wall clock: what throughput is over."""
 
@@ -68,13 +68,13 @@ class Slow:
     rank: int
     request_id: str
     age_us: int
-    """Since it came."""
+    """Time since its arrival."""
     waits_us: int | None
-    """Since when it is in the waiting queue; None: it runs."""
+    """Time in the waiting queue; None: it runs."""
     cause: str | None
     """What it waits for."""
     preempted: int
-    """Times."""
+    """Number of preemptions."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class Verdict:
     advice: Message
     """The first thing to do about it; empty: nothing."""
     code: str = ""
-    """Of the finding that it is about; empty: nothing limited the engines."""
+    """Code of its finding; empty: nothing limited the engines."""
     judged: bool = True
     """False: there was no step."""
     changed: str = ""
     """What is different since, to be read after "before"; empty: nothing in kind."""
 
     def old(self, now_s: float) -> bool:
-        """It may no longer be true: something changed, or it is older than its span or ``OLD_S``."""
+        """Tell whether it may no longer hold: something changed, or it exceeds its span or ``OLD_S``."""
         return bool(self.changed) or now_s - self.at_s > min(self.span_s, OLD_S)
 
 
@@ -109,18 +109,18 @@ class Note:
 
 @dataclass(frozen=True)
 class Seen:
-    """One look."""
+    """A look at a run's engines."""
 
     at_s: float
-    """Unix time."""
+    """Unix time of the look."""
     name: str
-    """Of the run; empty: there is none yet."""
+    """Name of the run; empty: there is none yet."""
     awaited: str
     """What is waited for where there is no engine."""
     engines: list[Figures]
     verdicts: list[Verdict]
     slowest: list[Slow]
-    """Those that wait first, the longest wait at the top; then the oldest."""
+    """Slowest requests: waiting ones by wait, the longest first, then running ones by age."""
     cells: dict[int | None, list[Cell]]
     """Rank to its seconds, the last one last; None: of all engines."""
     edge_s: int
@@ -131,7 +131,7 @@ class Seen:
     ended: bool
     """All engines that there are."""
     over: bool
-    """Nothing more will come."""
+    """Whether nothing more will come."""
 
     def total(self) -> Figures | None:
         """All engines; None: there is none yet."""
@@ -141,7 +141,7 @@ class Seen:
 
 
 def summed(engines: list[Figures]) -> Figures:
-    """All of them as one; a state only where all have one."""
+    """Sum the figures of all engines; a state only if all have it."""
     causes: Counter[str] = Counter()
     for one in engines:
         causes.update(one.waiting_for)

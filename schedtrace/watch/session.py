@@ -32,7 +32,7 @@ COMPRESSED = 6
 
 
 class Session:
-    """One person's view of one target.
+    """A person's view of a target.
 
     Args:
         target: What to watch.
@@ -118,7 +118,7 @@ class Session:
         return renderer(Format.TEXT)(request_page(life), width=width)
 
     def queue(self, width: int) -> str:
-        """Who waits in the run's engines right now, as ``schedtrace queue`` shows it.
+        """Show who waits in the run's engines right now, as ``schedtrace queue`` does.
 
         Raises:
             EngineError: one does not answer.
@@ -174,7 +174,7 @@ class Session:
         self._note(str(error), now)
 
     def _lose_twins(self, now: float) -> None:
-        """Of two traces of one rank only the first is shown."""
+        """Drop the second of two traces of the same rank."""
         first: dict[int, Path] = {}
         for path, engine in list(self.engines.items()):
             if engine.header is not None and (other := first.setdefault(engine.rank, path)) != path:
@@ -258,7 +258,7 @@ class Session:
 
 
 def _slowness(slow: Slow) -> tuple[bool, int]:
-    """Those that wait come first, the longest wait at the top; then the oldest."""
+    """Sort key: waiting requests first, the longest wait at the top; then the oldest."""
     return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)
 
 

@@ -24,7 +24,7 @@ from schedtrace.watch.plain_lines import (
 from schedtrace.watch.seen import Cell, Figures, Seen, Slow, Verdict
 
 GLYPHS = "█▓▒░#=+:"
-"""One a cause, so that they differ without colour, too; the last one for all that follow."""
+"""Glyphs by cause, so that causes differ without colour; the last glyph is for all further causes."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Chart:
     """Rows of characters, from above."""
 
     rows: list[list[str]]
-    """Of each place the cause that is drawn there; empty: none."""
+    """Cause drawn at each place; empty: none."""
     causes: list[str]
-    """Those that are drawn, the most frequent first."""
+    """Causes drawn, the most frequent first."""
     order: list[str]
     """Causes by their character, which is also from below."""
     top: float
     """Requests at the upper end."""
     seconds: int
-    """That all columns stand for, also if the last one's second one is still to come."""
+    """Seconds that all columns stand for, also if the last one is not over yet."""
 
     def glyph(self, cause: str) -> str:
-        """How a cause is drawn."""
+        """Return the glyph of a cause."""
         return GLYPHS[min(self.order.index(cause), len(GLYPHS) - 1)] if cause else " "
 
 
@@ -80,7 +80,7 @@ def _mean(cells: list[Cell]) -> Counter[str]:
 
 
 def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> list[str]:
-    """From below: what waited is at least one row high, however little it was."""
+    """Return a column from below; whatever waited is at least one row high."""
     column, reached = [""] * height, 0.0
     for cause in causes:
         count = float(mean.get(cause, 0))
@@ -109,7 +109,7 @@ HEAD = " " * 8 + "".join(f"{heading:>{room}}" for heading, room, _ in ENGINE) + 
 
 
 def colour(cause: str, *, dark: bool) -> str:
-    """Of a cause, on this ground."""
+    """Return the colour of a cause on a dark or light ground."""
     return COLOURS.get(cause, COLOURS["other"])[dark]
 
 
@@ -168,7 +168,7 @@ def engine_line(figures: Figures, width: int) -> Content:
 
 
 def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) -> Content:
-    """Who waited for what, over time, with its legend."""
+    """Draw who waited for what, over time, with its legend."""
     drawn = waiting_chart(
         seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1), seen.causes, seen.edge_s
     )
@@ -196,7 +196,7 @@ def _legend(drawn: Chart, rank: int | None, width: int, *, dark: bool) -> Conten
 
 
 def request_line(slow: Slow, width: int, *, ranks: bool) -> Content:
-    """One request."""
+    """Draw the line of a request."""
     rank = f"rank {slow.rank}  " if ranks else ""
     before = f"{long(slow.age_us):>8}  {rank}"
     does = state(slow)

@@ -1,4 +1,4 @@
-"""One engine while it runs: its figures now, its last seconds, and who waits for what."""
+"""An engine while it runs: its figures now, its last seconds, and who waits for what."""
 
 import heapq
 import os
@@ -25,7 +25,7 @@ KEEP_S = 75
 RATES_S = 10
 RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
-"""Of the chart."""
+"""Seconds kept for the chart."""
 LAG_S = 1.8
 """A step is in the file at most so much later: half a second for its output, a second in a frame."""
 IDLE_FROM_S = 3.0
@@ -34,7 +34,7 @@ SILENT_FROM_S = 10.0
 
 
 class Engine:
-    """One trace that grows.
+    """An engine whose trace grows.
 
     Args:
         path: ``engine-<rank>.jsonl``.
@@ -48,7 +48,7 @@ class Engine:
         self.cells: dict[int, Cell] = {}
         """Second (Unix time) to what happened in it."""
         self.demand = Demand()
-        """Of the load since the watch began."""
+        """Demand of the load since the watch began."""
         self.step_time: StepTime | None = None
         """The model of the longest verdict's steps."""
         self._recent = pl.DataFrame(schema=dict.fromkeys(RECENT, pl.Int64))
@@ -61,7 +61,7 @@ class Engine:
 
     @property
     def header(self) -> Header | None:
-        """None: it is not there yet."""
+        """Header of the trace; None: it is not there yet."""
         return self.following.header
 
     @property
@@ -71,7 +71,7 @@ class Engine:
 
     @property
     def over(self) -> bool:
-        """It was shut down in order, or its process is gone."""
+        """Whether it was shut down in order, or its process is gone."""
         return self.following.end is not None or self._process_is_gone()
 
     def read(self) -> None:
@@ -93,7 +93,7 @@ class Engine:
         return max(newest, int((now_s - LAG_S) * 1e6) - header.wall_anchor_us)
 
     def timeline(self, begin_us: int) -> Timeline | None:
-        """Of what it did since then on its own clock, and a little before; None: no step."""
+        """Return the timeline since then on its own clock, and a little before; None: no step."""
         chunks = self.following.since(begin_us)
         if not any(chunk.steps.height for chunk in chunks):
             return None
@@ -122,7 +122,7 @@ class Engine:
         )
 
     def figures(self, now_s: float) -> Figures:
-        """How it is now."""
+        """Return its figures now."""
         recent = self._recent.filter(pl.col("start_us") > self.edge_us(now_s) - RATES_S * 1_000_000)
         budget, unused = (
             recent.filter(pl.col("requests") > 0).select("token_budget", "unused_tokens").sum().row(0)

@@ -23,7 +23,7 @@ from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
-"""Of the step times, for each change that is advised: fewer than for a replay of its own."""
+"""Resamples of the step times for each advised change: fewer than for a replay of its own."""
 FELT_FRAC = 0.05
 """A smaller change of another figure is not said."""
 SAID = ("steps", "preemptions", "recomputed tokens")
@@ -33,7 +33,7 @@ FIGURES = {
     Objective.MAKESPAN: "makespan",
     Objective.THROUGHPUT: "output",
 }
-"""Of a prediction: the figure that an objective is about."""
+"""Figure of a prediction that each objective is about."""
 GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output": "output_tokens_per_s"}
 """The metric that a gain of it names."""
 
@@ -96,7 +96,7 @@ class Advised:
     trial: Trial
     advice: Advice
     gain: Gain | None
-    """None: no recorded step shows whether it is one."""
+    """Gain of the change; None: no recorded step shows whether it is one."""
 
 
 def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> Advised:
@@ -149,7 +149,7 @@ def _unsure(figure: Figure, base: Recorded) -> Message:
 
 
 def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Message:
-    """As it is typed, with the present value; ``kv_space`` knows the units of the KV cache."""
+    """Write a change as it is typed, with the present value; ``kv_space`` knows the units of the KV cache."""
     if name == BLOCKS:
         return kv_space(base.timelines[0], value)
     if isinstance(value, bool):
@@ -182,7 +182,7 @@ def attached(findings: list[Finding], advised: list[Advised], search: Search) ->
 
 
 def _explained(before: Finding, now: Finding, search: Search) -> Finding:
-    """With what was tried without success, if that left a finding neither advice nor a reason why."""
+    """Add what was tried without success, if that left a finding neither advice nor a reason why."""
     if now.advice or now.refuted != before.refuted:
         return now
     trials = [trial for advice in before.advice for trial in _trials(advice, search)]
@@ -275,7 +275,7 @@ def _changed(figure: Figure) -> Message:
 
 
 def _option(setting: str, value: Any = None) -> str:
-    """As it is typed, without a value that is no switch."""
+    """Write an option as it is typed, without the value of a switch."""
     if setting == "balance_ranks":
         return "--scheduler-cls schedtrace.balance.BalanceScheduler"
     return f"--{'no-' if value is False else ''}{setting.replace('_', '-')}"

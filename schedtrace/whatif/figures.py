@@ -154,7 +154,7 @@ Composition = list[tuple[str, int, int]]
 
 
 def compositions(ranks: Sequence[Timeline]) -> dict[tuple[int, int | None, int], Composition]:
-    """By rank, trial and number of the step within the trial."""
+    """Return compositions by rank, trial and number of the step within the trial."""
     found: dict[tuple[int, int | None, int], Composition] = {}
     for number, timeline in enumerate(ranks):
         steps = timeline.steps.sort("step").select(

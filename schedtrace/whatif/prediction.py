@@ -44,7 +44,7 @@ class Recorded:
 
     run: Run
     timelines: list[Timeline]
-    """Of its engines, in the order of ranks."""
+    """Timelines of its engines, in the order of ranks."""
     loads: list[Workload]
     times: Fitted
     part: LoadPart | None = None
@@ -54,7 +54,7 @@ class Recorded:
 
     @property
     def requests(self) -> int:
-        """That are replayed, over all trials."""
+        """Number of replayed requests, over all trials."""
         return sum(load.requests for load in self.loads)
 
     @property
@@ -64,17 +64,17 @@ class Recorded:
 
     @property
     def header(self) -> Header:
-        """Of the first engine; all have the same settings."""
+        """Header of the first engine; all have the same settings."""
         return self.timelines[0].header
 
     @property
     def trials(self) -> int:
-        """Measured ones."""
+        """Number of measured trials."""
         return len(trials_of(self.timelines))
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of the run."""
+        """Manifest of the run."""
         return self.run.manifest
 
     @property
@@ -175,7 +175,7 @@ class Predictor:
         self._base, self._output, self._resamples = base, output, resamples
         self._scratch = tempfile.TemporaryDirectory()
         self._resampled_trials: dict[int, list[TrialReport]] = {}
-        """Of the load as recorded, by the seed of its step times."""
+        """Replays of the load as recorded, by the seed of the step times."""
 
     def __enter__(self) -> Self:
         return self
@@ -185,7 +185,7 @@ class Predictor:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Of the engine as recorded (``engine_options``)."""
+        """Options of the engine as recorded (``engine_options``)."""
         return self._base.work.engine.configured({})[0]
 
     def now(self, name: str) -> Any:
@@ -206,7 +206,7 @@ class Predictor:
 
     @cached_property
     def _reports(self) -> list[TrialReport]:
-        """Of the trials as recorded."""
+        """Reports of the trials as recorded."""
         return pooled_reports([_of_load(one) for one in self._base.timelines], self._base.manifest)
 
     def require_reproduced(self, name: str) -> None:
@@ -304,7 +304,7 @@ class Predictor:
         return Counted(self._base.times.resampled(seed), noise)
 
     def _spread(self, changes: Mapping[str, Any], resamples: int) -> dict[str, list[float]]:
-        """Of each metric, the ratios that resampled fits predict."""
+        """Return the ratios that resampled fits predict, by metric."""
         ratios: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
         if self._base.times.rows is None:  # a saved fit
             return ratios

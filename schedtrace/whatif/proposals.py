@@ -26,7 +26,7 @@ from schedtrace.whatif.sweep import SweepLog, sweep
 from schedtrace.whatif.sweep_play import Pool
 
 MOST = 3
-"""Proposals."""
+"""Most proposals."""
 BEST = 4
 """Single changes that are combined with each other."""
 LEAST_FRAC = 0.02
@@ -130,7 +130,7 @@ def _recorded(rows: Sequence[SweepRow]) -> SweepRow:
 
 
 def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """Those that gain goodput, or meet the objective; the best first. None where it is met as recorded."""
+    """Select rows that gain goodput, or meet the objective, the best first; none if it is met as recorded."""
     recorded = _recorded(rows)
     if recorded.meets_slo:
         return []
@@ -207,7 +207,7 @@ def _commands(base: Recorded, proposal: Proposal) -> list[str]:
 
 
 def _not_in_commands(base: Recorded) -> list[Message]:
-    """Which options the recorded server may have had beside those in the command that tries a proposal."""
+    """Note options that the recorded server may have had, and the command that tries a proposal lacks."""
     manifest = base.run.manifest
     if manifest is not None and manifest.command[1:2] == ["run"]:
         return []

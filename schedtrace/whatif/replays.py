@@ -39,7 +39,7 @@ AS_RECORDED = (
     "all-reduces."
 )
 AUTO = ("kv_cache_dtype", "auto")
-"""As if it was not given."""
+"""Setting and value that stand for an option not given."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RecordedEngine:
 
     @property
     def step_times(self) -> str:
-        """Where step times come from, in a sentence."""
+        """Source of the step times, as a sentence."""
         return self.times.description
 
     def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
@@ -96,11 +96,11 @@ class ModelledEngine:
 
     @property
     def step_times(self) -> str:
-        """As ``RecordedEngine.step_times``."""
+        """Source of the step times, as a sentence."""
         return (self.times or Roofline(self.shape, self.gpu)).description
 
     def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
-        """As ``RecordedEngine.configured``; KV cache blocks follow from the memory unless they are given.
+        """Return options and step times (``RecordedEngine.configured``); memory gives the KV blocks.
 
         Raises:
             UsageError: the model does not fit, or vLLM would not start.
@@ -113,7 +113,7 @@ class ModelledEngine:
         return shaped_options(self.shape, self.gpu, given), self.times or roofline
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
-        """As ``RecordedEngine.base``: every one is vLLM's default."""
+        """Return the values of these settings (``RecordedEngine.base``): all are vLLM's defaults."""
         return dict.fromkeys(names)
 
 
@@ -160,12 +160,12 @@ class Replayed:
 
     @cached_property
     def timelines(self) -> list[Timeline]:
-        """Of its engines, in the order of ranks."""
+        """Timelines of its engines, in the order of ranks."""
         return [make_timeline(trace, self.run.manifest) for trace in self.run.traces]
 
     @cached_property
     def trials(self) -> list[TrialReport]:
-        """Of all engines together."""
+        """Trials of all engines together."""
         return pooled_reports(self.timelines, None)
 
 

@@ -1,4 +1,4 @@
-"""Which changes of settings help a recorded load most: each of a menu is replayed, then what lies between.
+"""Search for the changes of settings that help a recorded load most: replay a menu, then values in between.
 
 The menu has the changes of one setting that are worth a trial, in both directions. What vLLM refuses in this
 configuration is left to vLLM: a replay of it ends before it begins.
@@ -32,7 +32,7 @@ FAMILIES = {
 }
 """Settings by the one that acts on the same resource."""
 FEWEST_TOKENS = 16
-"""Of a budget or a threshold: with less a step computes next to nothing."""
+"""Fewest tokens of a budget or a threshold: with fewer, a step computes next to nothing."""
 
 
 def family(setting: str) -> str:
@@ -153,10 +153,10 @@ LEAST_FRAC = 0.02
 MOST_ADVICE = 3
 """Settings that are advised, besides two of them together."""
 ENOUGH_FRAC = 0.97
-"""Of what the best value of a setting gains: the smallest change that reaches it is advised."""
+"""Share of the best value's gain: the smallest change that reaches it is advised."""
 
 ENOUGH_UNSURE_FRAC = 0.7
-"""Likewise of one that may be a loss: the further from what was recorded, the more so."""
+"""The same share for a change that may be a loss: the further from what was recorded, the more so."""
 
 MOST_LOST = 2.0
 """A change that may lose more than so many times what it may gain is not advised."""
@@ -171,9 +171,9 @@ class Trial:
 
     changes: tuple[Change, ...]
     saved_frac: float
-    """Of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
+    """Saving of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
     least_frac: float
-    """Likewise, if steps larger than recorded ones have no economies of scale."""
+    """Saving if steps larger than recorded ones have no economies of scale."""
 
     @property
     def unsure(self) -> bool:
@@ -189,7 +189,7 @@ class Trial:
 
     @property
     def family(self) -> str:
-        """Of its first change."""
+        """Family of its first change."""
         return family(self.changes[0][0])
 
 
@@ -206,7 +206,7 @@ class Search:
         self._predictor, self.name, self._progress = predictor, name, progress
         self._expected = 0
         self.tried: dict[tuple[Change, ...], Trial | None] = {}
-        """None: vLLM refuses it, or a replay cannot make it."""
+        """Replays by changes; None: vLLM refuses them, or a replay cannot make them."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
         """The best change of each setting, the best first; then two of them together if that gains more."""

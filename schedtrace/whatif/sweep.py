@@ -85,7 +85,7 @@ def digest(work: Work) -> str:
 
 
 def key(work_digest: str, changes: Mapping[str, Any]) -> str:
-    """Of one configuration; the order of its changes does not matter."""
+    """Return the key of a configuration; the order of its changes does not matter."""
     content = msgspec.json.encode([work_digest, changes], order="deterministic")
     return hashlib.sha256(content).hexdigest()[:32]
 
@@ -208,7 +208,7 @@ def sweep(
 
 
 def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog) -> Iterator[int]:
-    """How many are done, again and again, until all of them are."""
+    """Yield the number done, again and again, until all are done."""
     missing = [(one, real) for one, real in wanted.items() if one not in log.finished]
     yield len(wanted) - len(missing)
     futures = [pool.submit(outcome_of, one, real) for one, real in missing]
@@ -223,7 +223,7 @@ def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog
 
 
 def _lengths(outcomes: Iterable[Outcome]) -> list[Message]:
-    """Where the KV cache, and not the model, decided the longest request."""
+    """Note the configurations whose longest request the KV cache decides, not the model."""
     fitted = [one.fitted_max_model_len for one in outcomes if one.fitted_max_model_len is not None]
     if not fitted:
         return []

@@ -1,4 +1,4 @@
-"""One configuration replayed, in a process that may do several: what a pool's workers call."""
+"""Replay of a configuration in a process that may do several: what a pool's workers call."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, repla
 from schedtrace.workloads.workload import Workload
 
 DIGITS = 3
-"""Of milliseconds: a trace's clock counts microseconds."""
+"""Digits of milliseconds: a trace's clock counts microseconds."""
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Pool(Protocol):
     """Does calls ``function(work, *arguments)`` in other processes."""
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Have it done."""
+        """Submit a call to the pool."""
 
     def close(self) -> None:
         """End the processes, whatever they do."""
@@ -135,7 +135,7 @@ class LocalPool:
         self._processes = set(multiprocessing.active_children()) - before
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Have it done."""
+        """Submit a call to the pool."""
         return self._executor.submit(_call, function, *arguments)
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class RayPool:
         self._call = ray.remote(num_cpus=1)(_remote)
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
-        """Have it done."""
+        """Submit a call to the pool."""
         return self._call.remote(function, self._work, *arguments).future()  # type: ignore[no-any-return]  # Ray is untyped
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class RayPool:
 
 
 _work: list[Work] = []
-"""Of this process, if it is one of a ``LocalPool``."""
+"""Work of this process, if it is a worker of a ``LocalPool``."""
 
 
 def _begin(work: Work, scratch: str) -> None:
@@ -199,7 +199,7 @@ def _begin(work: Work, scratch: str) -> None:
 
 
 def _end_with_the_command() -> None:
-    """One that is killed cannot end its processes, and the queue that they wait at does not show it."""
+    """End with the command: a killed command cannot end its processes, and their queue does not show it."""
     command = multiprocessing.parent_process()
     assert command is not None  # noqa: S101  # a process of a pool has one
     command.join()

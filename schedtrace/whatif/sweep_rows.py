@@ -54,7 +54,7 @@ def percentile(values: Sequence[float | None], at: float) -> float | None:
 
 
 def latencies(outcome: Outcome, latency: str) -> Sequence[float | None]:
-    """One latency of every finished request, in milliseconds."""
+    """Return a latency of every finished request, in milliseconds."""
     of: dict[str, Sequence[float | None]] = {
         "ttft": outcome.ttft_ms,
         "tpot": outcome.tpot_ms,
@@ -128,7 +128,7 @@ def objectives(slo: Sequence[Bound]) -> list[str]:
 def sweep_rows(
     outcomes: Sequence[Outcome], base: Mapping[str, Any], slo: Sequence[Bound], *, recorded: str | None
 ) -> list[SweepRow]:
-    """One row per outcome, by throughput, the highest first; refused ones last.
+    """Return a row per outcome, by throughput, the highest first; refused ones last.
 
     Args:
         outcomes: Of different configurations.

@@ -14,9 +14,10 @@ from schedtrace.model.say import say
 FEWEST = 8
 """Requests that follow an answer: fewer show no pattern."""
 AT_ONCE_FRAC = 0.05
-"""Of the median end-to-end latency: a client that thinks so little sends its next request at once."""
+"""Think time, as a share of the median end-to-end latency, up to which a client sends its next request at
+once."""
 MOSTLY_AT_ONCE_FRAC = 0.25
-"""Likewise of nine tenths of the requests."""
+"""The same share for nine tenths of the requests."""
 STEADY_FRAC = 0.35
 """Think times that differ by less than this share of their median are a client's, not chance."""
 TIGHTER = 0.5
@@ -25,15 +26,15 @@ TIGHTER = 0.5
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """So many clients, and how long they think."""
+    """Number of clients and their think times."""
 
     clients: int
     think_us: tuple[float, ...]
-    """From the n-th answer to the n-th request that follows one, in order."""
+    """Times from the n-th answer to the n-th request that follows an answer, in order."""
 
     @property
     def note(self) -> Message:
-        """How it is replayed."""
+        """Sentence on how the loop is replayed."""
         if not self.think_us:
             return say("The load is that of {clients:n client} with one request open each.", self)
         return say(

@@ -68,9 +68,9 @@ class Format:
     reader: Reader
     prefix_block: int | None = None
     timed: bool = True
-    """It says when requests arrived."""
+    """Whether its rows have arrival times."""
     images: bool = False
-    """It says that prompts have images."""
+    """Whether its rows say that prompts have images."""
     notes: list[Message] = field(default_factory=list)
     """Notes on what was found out about the file."""
 
@@ -223,7 +223,7 @@ def _burstgpt_us(text: str) -> float:
 
 
 IGNORED_TIME = "ignored time"
-"""Counted."""
+"""Key of a count: rows whose time is ignored."""
 _LENGTHS = ("input_len", "output_len", "output_tokens")
 
 

@@ -1,4 +1,4 @@
-"""Which prompts of a load begin alike.
+"""Shared prefixes of a load's prompts.
 
 Hashes in a trace become identities of blocks, and these become made-up prompts that share exactly the blocks
 that the recorded prompts shared.
@@ -15,10 +15,10 @@ from schedtrace.model.trace import Header
 from schedtrace.workloads.workload import LoadRequest
 
 CHARACTERS = 4
-"""Of ``Arrival.prefix_hashes`` for every full block: three bytes in Base64."""
+"""Characters of ``Arrival.prefix_hashes`` for every full block: three bytes in Base64."""
 BYTES = 3
 MOST_BLOCKS = 256
-"""Of a prompt whose hashes are recorded (``record/arrival_facts.py``)."""
+"""Most blocks of a prompt whose hashes are recorded (``record/arrival_facts.py``)."""
 
 
 def identities(hashes: str | None) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
 
 
 def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> int:
-    """How many requests found more of their prompt in a cache than any other prompt of the trace begins with.
+    """Count requests that found more of their prompt in a cache than it shares with any other prompt.
 
     Args:
         requests: Of one trial, with ``prefix_hashes`` and ``cached_tokens``.
@@ -65,7 +65,7 @@ def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> 
 
 
 ID_BYTES = 8
-"""Of the hash of a request's id: two of 20,000 requests have the same one with a probability of 1e-11."""
+"""Bytes of the hash of a request's id: two of 20,000 requests share a hash with a probability of 1e-11."""
 
 
 def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 2000) -> list[int]:
@@ -101,7 +101,7 @@ def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 
 
 
 def _digits(number: int, base: int, length: int) -> list[int]:
-    """So many digits of a number, the lowest first."""
+    """Return ``length`` digits of a number, the lowest first."""
     digits: list[int] = []
     while number and len(digits) < length:
         number, digit = divmod(number, base)

@@ -70,7 +70,7 @@ def _reached_us(request: LoadRequest) -> float:
 DEFAULT_PROMPTS = 1000
 DEFAULT_INPUT_LEN = 1024
 DEFAULT_OUTPUT_LEN = 128
-"""As in ``vllm bench throughput``."""
+"""Default of ``vllm bench throughput``."""
 
 AT_ONCE = say(
     "All requests arrive at once. A front end hands them over one by one, so an engine's first steps may "

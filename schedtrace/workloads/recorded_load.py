@@ -155,7 +155,7 @@ class _Steps:
     count: int
     """Calls, those included whose lines are missing."""
     end_us: int | None
-    """When the record of the trial ends."""
+    """Time at which the record of the trial ends."""
 
     @classmethod
     def of(cls, trace: Trace, trial: int | None) -> "_Steps":
@@ -167,7 +167,7 @@ class _Steps:
         return cls(of_trial, first, last - first + 1, ends)
 
     def begun_before(self, us: pl.Series) -> pl.Series:
-        """How many calls had begun before these times; null for a null."""
+        """Count the calls that had begun before these times; null for a null."""
         begun = pl.concat([pl.Series([0]), self.frame["step"] - self.first + 1])
         places = self.frame["start_us"].search_sorted(us.fill_null(0), side="left")
         counts = begun.gather(places)

@@ -100,7 +100,7 @@ def without_ranks(load: Workload) -> Workload:
 
 
 def _passes(trace: Trace, trial: int | None) -> list[Pass]:
-    """Of each ``schedule()`` call of the trial; empty without lock-step, or where lines are missing."""
+    """Return the pass of each ``schedule()`` call; empty without lock-step or if lines are missing."""
     steps = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
     whole = steps.height and steps["step"][-1] - steps["step"][0] + 1 == steps.height
     if not whole or steps["wave"].null_count() or steps["step_counter"].null_count():
@@ -109,7 +109,7 @@ def _passes(trace: Trace, trial: int | None) -> list[Pass]:
 
 
 def _pass(passes: Sequence[Pass], first_wave: int, step: int | None) -> Pass | None:
-    """Which pass of the load a step is; what follows the last step is a pass after it."""
+    """Return the pass of the load that a step is; what follows the last step is a pass after it."""
     if not passes or step is None:
         return None
     wave, counter = passes[min(step, len(passes) - 1)]
@@ -117,7 +117,7 @@ def _pass(passes: Sequence[Pass], first_wave: int, step: int | None) -> Pass | N
 
 
 def _notes(loads: Iterable[Workload], requests: Sequence[LoadRequest]) -> Iterator[Message]:
-    """Those of each rank, numbers of requests added up."""
+    """Yield the notes of all ranks, with numbers of requests added up."""
     by_template: dict[str, list[Message]] = {}
     for load in loads:
         for note in load.notes:

@@ -18,10 +18,10 @@ _Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
 class Row(NamedTuple):
-    """One usable or unusable row of a file."""
+    """A usable or unusable row of a file."""
 
     line: int
-    """Where it stands, from 1; of ShareGPT the number of the conversation."""
+    """Line number from 1; of ShareGPT the number of the conversation."""
     prompt_tokens: int
     output_tokens: int
     at_us: float | None = None
@@ -42,7 +42,7 @@ Raises:
 CountTokens = Callable[[str], int]
 """A tokenizer's count of a text's tokens."""
 CHARACTERS_A_TOKEN = 4
-"""Of English text, about."""
+"""Characters of English text per token, approximately."""
 MOST_TOKENS = 2**40
 """Tokens of a request: no request has more."""
 ESTIMATED = "estimated"

@@ -23,13 +23,13 @@ NO_ANSWER = "no answer"
 
 
 class Turn(msgspec.Struct):
-    """One side of a conversation."""
+    """A turn of a conversation."""
 
     value: str
 
 
 class Conversation(msgspec.Struct):
-    """One entry of the list."""
+    """An entry of the list."""
 
     conversations: list[Turn] = []
 

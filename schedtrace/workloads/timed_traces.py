@@ -28,7 +28,7 @@ TimeUnit = Literal["s", "ms", "us"]
 UNITS_US: dict[TimeUnit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0}
 UNIT_WORDS: dict[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
-"""Counted."""
+"""Keys of counts: rows without block ids, and rows with more ids than blocks."""
 LOOKED_AT = 10_000
 """Rows from which units are found out."""
 _FITS = 0.9

@@ -10,18 +10,18 @@ from schedtrace.model.message import Message
 from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 
 Pass = tuple[int, int]
-"""Of ranks in lock-step: a wave of the load, and a pass in it, both from 0."""
+"""Pass of ranks in lock-step: a wave of the load, and a pass in it, both from 0."""
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a load, without its text. Times are microseconds since the load began."""
+    """A request of a load, without its text. Times are microseconds since the load began."""
 
     request_id: str
     arrived_us: float
     """The client sent it."""
     prompt_tokens: int
     output_tokens: int
-    """It ends after so many, unless it is aborted before."""
+    """Output tokens after which it ends, unless it is aborted before."""
     max_tokens: int | None = None
     """Limit that the client asked for; None: ``output_tokens``."""
     priority: int = 0
@@ -32,19 +32,21 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of each leading block of the prompt, ``Workload.prefix_block`` tokens each; the last one may
     be a part of a block. Two prompts share their first k blocks if their first k identities are equal."""
     front_end_us: float = 0.0
-    """From its arrival until it reached the engine's input queue."""
+    """Time from its arrival until it reached the engine's input queue."""
     queued_step: int | None = None
-    """Of a recorded load: ``schedule()`` calls of the trial that had begun when the scheduler got it."""
+    """Calls of ``schedule()`` in the trial that had begun when the scheduler got it; of a recorded load."""
     queued_pass: Pass | None = None
-    """Likewise, of ranks in lock-step: the first pass whose ``schedule()`` call found it in the queue."""
+    """First pass of ranks in lock-step whose ``schedule()`` call found it in the queue; of a recorded
+    load."""
     abort_us: float | None = None
     """The client went away."""
     abort_step: int | None = None
-    """Of a recorded load: ``schedule()`` calls of the trial that had begun when the scheduler dropped it."""
+    """Calls of ``schedule()`` in the trial that had begun when the scheduler dropped it; of a recorded
+    load."""
     abort_pass: Pass | None = None
-    """Likewise: the first pass whose ``schedule()`` call did not find it any more."""
+    """First pass whose ``schedule()`` call no longer found it; of a recorded load."""
     answered_us: float | None = None
-    """Of a recorded load: it ended, or its client went away; None: neither is recorded."""
+    """Time at which it ended or its client went away, of a recorded load; None: not recorded."""
     structured: bool = False
     """Its output follows a grammar."""
     draft_acceptance: float | None = None
@@ -77,7 +79,7 @@ class Workload:
     read: Callable[[], Iterator[LoadRequest]] = field(repr=False)
     """Reads the requests once."""
     began_us: int | None = None
-    """Of a recorded load: when it began, on the trace's clock."""
+    """Beginning of a recorded load on the trace's clock, in microseconds."""
     of_server: bool = False
     """Recorded without trials: when it begins and ends is that of the record, and no part of the load."""
     closed: ClosedLoop | None = None
@@ -85,7 +87,7 @@ class Workload:
 
     @property
     def all_notes(self) -> list[Message]:
-        """With how its clients are replayed."""
+        """All notes, including how clients are replayed."""
         return [*self.notes, *([self.closed.note] if self.closed else [])]
 
     def with_clients(self, clients: int) -> "Workload":

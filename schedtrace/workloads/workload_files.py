@@ -145,7 +145,7 @@ def open_workload(
 
 @dataclass(frozen=True)
 class _Times:
-    """Where arrival times come from: the file, or a draw."""
+    """Source of arrival times: the file, or a draw."""
 
     drawn: bool = False
     rate: float | None = None
@@ -169,7 +169,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _File:
-    """One file and what is wanted of it."""
+    """A file and the selection wanted from it."""
 
     path: Path
     kind: Format

@@ -34,7 +34,7 @@ from schedtrace.present.sections import (
 from schedtrace.present.words import CHANGES, in_brackets
 
 TWO_DIGITS_FRAC = 0.1
-"""Of an interval: from here on, two digits are more than it knows."""
+"""Width of an interval from which two digits are more than it knows."""
 
 
 def _style(metric: MetricChange) -> Style | None:
@@ -75,7 +75,7 @@ METRICS: list[Field[MetricChange]] = [
     figure("change\n(95 %)", change_text),
     Field("result", lambda metric: Styled(str(metric.outcome), _style(metric))),
 ]
-"""One row per metric: means with the ranges of the trials."""
+"""Table with a row per metric: means with the ranges of the trials."""
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:
@@ -92,7 +92,7 @@ def noise_floors(metrics: list[MetricChange]) -> str:
 
 
 def legend(comparison: Comparison) -> str:
-    """How the figures were judged."""
+    """Explain how the figures were judged."""
     if comparison.compared_by == "requests":
         if not comparison.tests:
             return "One server against one: too few requests, or different loads, so nothing is tested."
@@ -194,7 +194,7 @@ MOST_CAUSES = 10
 
 
 def comparison_page(comparison: Comparison) -> Page[Comparison]:
-    """A comparison."""
+    """Make the page of a comparison."""
     return Page(comparison, _sections)
 
 
@@ -234,7 +234,7 @@ SETTINGS: list[Field[ConfigChange]] = [
 
 
 def _origins(change: ConfigChange) -> Text:
-    """Where both values come from, as far as it is known."""
+    """Say where both values come from, as far as known."""
     if not (change.base_origin and change.new_origin):
         return "given" if change.given else "resolved"
     return say("{base_origin} / {new_origin}", change)
@@ -252,7 +252,7 @@ CAUSES: list[Field[CauseChange]] = [
 
 
 def _causes(changes: list[CauseChange] | None) -> Table | Note:
-    """Who was refused more or less often."""
+    """Show refusals that became more or less frequent."""
     if changes is None:
         return Note("One side does not record who was refused.")
     if not changes:
@@ -270,7 +270,7 @@ def _finding(change: FindingChange) -> Finding:
 
 
 def _values(change: FindingChange) -> Message:
-    """Of both sides: shares where one crossed its threshold, else how often it was found."""
+    """Say both sides' values: shares if one crossed its threshold, otherwise counts."""
     if change.state != "stayed" or (change.base_count and change.new_count):
         return say("{base_count:n} -> {new_count:n}", change)
     below = say("below {threshold_frac:%}", change)

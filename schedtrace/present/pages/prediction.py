@@ -27,7 +27,7 @@ LARGE_FRAC = 0.2
 
 
 def prediction_page(prediction: Prediction) -> Page[Prediction]:
-    """A prediction."""
+    """Make the page of a prediction."""
     return Page(prediction, _sections)
 
 

@@ -1,4 +1,4 @@
-"""Who waits in engines now, for what, and who holds it."""
+"""The page of ``queue``: who waits in engines now, for what, and who holds it."""
 
 import itertools
 from collections import Counter

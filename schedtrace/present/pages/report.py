@@ -38,7 +38,7 @@ from schedtrace.present.sections import (
 from schedtrace.present.words import GAINS, severity, time_part, whose_figures
 
 MOST_LINES, WIDTH = 40, 80
-"""One screen of the usual terminal."""
+"""Lines and columns of the usual terminal."""
 MOST_CAUSES = 5
 SHOWN_FROM_FRAC = 0.05
 """What weighs less is named, not described."""

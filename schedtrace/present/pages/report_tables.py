@@ -32,7 +32,7 @@ from schedtrace.present.words import ENGINE_STATES, in_brackets, state
 
 MOST_ROWS = 10
 MOST_TRIALS = 32
-"""Of several engines."""
+"""Most trials shown for several engines."""
 MOST_ENGINES = 8
 LEAST_SHOWN_FRAC = 0.01
 """A smaller share of the requests' time is left to the JSON form."""
@@ -59,7 +59,7 @@ FIRST_STEP: list[Field[TrialReport]] = [
 
 
 def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
-    """One row per trial and engine. A server has no trials, and so nothing that is a trial's first step.
+    """Make a table with a row per trial and engine. A server has no trials, hence no first step of a trial.
 
     Args:
         trials: Of one run.
@@ -90,7 +90,7 @@ def p50(times: Percentiles | Distribution | None) -> str:
 
 
 def request_time_table(run: RunReport) -> Table:
-    """Where the requests' time went, over the run."""
+    """Make the table of where the requests' time went, over the run."""
     several = len({share.engine_rank for share in run.request_time}) > 1
     shown = [share for share in run.request_time if share.share_frac >= LEAST_SHOWN_FRAC][:MOST_ROWS]
     fields: list[Field[RequestTime]] = [
@@ -112,7 +112,7 @@ def _state(share: RequestTime, *, several: bool) -> Message:
 
 
 def engine_time(run: RunReport) -> Facts:
-    """Where the engines' time went: shares are of busy time."""
+    """List where the engines' time went, as shares of busy time."""
     several = run.config["engines"] > 1
     facts = []
     ranks = list(dict.fromkeys(share.engine_rank for share in run.engine_time))
@@ -148,7 +148,7 @@ CAUSES: list[Field[CauseRow]] = [
     figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: "inferred" if row.via == "inferred" else _line(row.location)),
 ]
-"""Where ``schedule()`` stopped or skipped, and whom."""
+"""Table of where ``schedule()`` stopped or skipped, and whom."""
 CAPS: list[Field[CapRow]] = [
     Field("chunks made smaller by", lambda row: say("{cap:cause}", row)),
     figure("times", lambda row: integer(row.chunks)),
@@ -158,7 +158,7 @@ CAPS: list[Field[CapRow]] = [
     figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: _line(row.location)),
 ]
-"""Which limits made chunks smaller."""
+"""Table of the limits that made chunks smaller."""
 
 
 def _exit(row: CauseRow) -> Message:
@@ -189,7 +189,7 @@ LATENCY: list[Field[ClassLatency]] = [
     figure("TPOT ms\np50 / p99", lambda row: p50_p99(row.tpot_ms)),
     figure("E2E ms\np50", lambda row: p50(row.e2e_ms)),
 ]
-"""One row per class of requests."""
+"""Table with a row per class of requests."""
 DURATIONS: list[Field[tuple[str, Distribution]]] = [
     Field("ms", lambda row: row[0]),
     figure("count", lambda row: integer(row[1].count)),
@@ -213,11 +213,11 @@ ENGINES: list[Field[EngineFigures]] = [
     figure("stalled\nms", lambda row: number(row.stalled_ms)),
 ]
 MOST_SIDE_BY_SIDE = 16
-"""Of more engines, those with the most and the fewest requests are shown."""
+"""Most engines shown; of more, those with the most and the fewest requests."""
 
 
 def statistics_sections(statistics: Statistics) -> Iterator[Section]:
-    """Those that have something to show."""
+    """Yield the sections that have something to show."""
     if statistics.latency:
         yield table(statistics.latency, LATENCY, most=MOST_ROWS)
     durations = statistics.durations
@@ -249,7 +249,7 @@ def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -
 
 
 def _extremes(engines: list[EngineFigures], most: int) -> list[EngineFigures]:
-    """Those with the most requests at a time and, of the rest, those with the fewest, in their order."""
+    """Select the engines with the most and the fewest requests at a time, in their order."""
     by_load = sorted(engines, key=lambda row: -((row.mean_running or 0) + (row.mean_waiting or 0)))
     kept = [*by_load[: most - most // 2], *by_load[len(by_load) - most // 2 :]]
     return [row for row in engines if row in kept]

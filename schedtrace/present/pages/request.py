@@ -1,4 +1,4 @@
-"""One request's life: what it was, event by event, where its time went, step by step."""
+"""The page of a request: its life event by event, and where its time went."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ MOST_GAPS = 3
 
 
 def request_page(life: Life) -> Page[Life]:
-    """A request."""
+    """Make the page of a request."""
     return Page(life, _sections)
 
 

@@ -11,7 +11,7 @@ from schedtrace.present.sections import Content, Field, Note, Section, Style, St
 from schedtrace.present.words import EXITS_VIA
 
 MOST_SIZES = 4
-"""Of a list of sizes: as many are shown."""
+"""Most sizes shown of a list."""
 NOTEWORTHY_ORIGINS = frozenset({"overridden"})
 
 

@@ -1,4 +1,4 @@
-"""One step: who was there, who got what, where it stopped, who still waits, what else would have fitted."""
+"""The page of a step: requests and their tokens, exits, waiting requests, what else would have fitted."""
 
 from collections.abc import Iterator
 

@@ -25,11 +25,11 @@ from schedtrace.present.sections import (
 
 MOST_REFUSED = 10
 EXTRAPOLATED_FRAC = 0.05
-"""Of a configuration's steps: from here on the page warns."""
+"""Share of a configuration's extrapolated steps from which the page warns."""
 
 
 def sweep_page(sweep: Sweep) -> Page[Sweep]:
-    """A sweep."""
+    """Make the page of a sweep."""
     return Page(sweep, _sections)
 
 
@@ -39,7 +39,7 @@ class _Figure:
     """Line breaks are where a narrow column breaks it."""
     text: Callable[[SweepRow], str]
     name: str = ""
-    """Where it stands in a sentence; empty: as in the heading."""
+    """Name in a sentence; empty: as in the heading."""
 
 
 def _sections(sweep: Sweep) -> Iterator[Section]:

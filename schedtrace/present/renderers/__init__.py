@@ -1,19 +1,25 @@
-"""The renderers: one module each, with a function ``render`` of the protocol below, named in ``Format``.
+"""The renderers: a module each, with a function ``render`` of the protocol below, named in ``Format``.
 
-A new one is a module here and a member there. No module is imported before its format is asked for, so that
-``--help`` answers at once.
+A new one is a module here and a member there, or another package's function below the entry point group
+``schedtrace.renderers``. No module is imported before its format is asked for, so ``--help`` answers at once.
 """
 
 from enum import StrEnum
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from schedtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from schedtrace.present.sections import Page
 
+ENTRY_POINTS = "schedtrace.renderers"
+"""Group in which another package names its renderers: ``csv = "package.module:render"``."""
+
 
 class Format(StrEnum):
-    """The formats there are, by the names of their modules."""
+    """The built-in formats, by the names of their modules."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -22,17 +28,42 @@ class Format(StrEnum):
 
 
 class Renderer(Protocol):
-    """A page to a text that ends with a line break."""
+    """A function from a page to a text that ends with a line break."""
 
     def __call__(self, page: "Page[Any]", *, width: int | None = None) -> str:
         """Render a page.
 
         Args:
-            page: What is shown.
-            width: In columns, for a renderer that knows any; None: the terminal's.
+            page: Document and sections, already made printable.
+            width: Columns, for a renderer that knows any; None: the terminal's.
         """
 
 
-def renderer(output_format: Format) -> Renderer:
-    """The renderer of a format."""
-    return cast("Renderer", import_module(f"{__name__}.{output_format}").render)
+def named_format(name: str) -> str:
+    """Return the name of a format that exists.
+
+    Raises:
+        UsageError: neither schedtrace nor an installed package has a renderer of this name.
+    """
+    if name not in {*Format} and not entry_points(group=ENTRY_POINTS, name=name):
+        names = [*Format, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)})]
+        msg = f"--format {name}: no such format; there are {', '.join(names)}"
+        raise UsageError(msg)
+    return name
+
+
+def renderer(output_format: str) -> Renderer:
+    """Return the renderer of a format.
+
+    Raises:
+        UsageError: another package's renderer cannot be loaded, or there is none of this name.
+    """
+    if output_format in {*Format}:
+        return cast("Renderer", import_module(f"{__name__}.{output_format}").render)
+    named_format(output_format)
+    (entry_point, *_) = entry_points(group=ENTRY_POINTS, name=output_format)
+    try:
+        return cast("Renderer", entry_point.load())
+    except Exception as error:
+        msg = f"--format {output_format}: {entry_point.value} cannot be loaded: {error!r}"
+        raise UsageError(msg) from error

@@ -25,7 +25,7 @@ from schedtrace.present.words import COLOURS, highest, state_characters, states_
 HERE = Path(__file__).parent
 MOST_BARS = 120
 MOST_RUNS = 240
-"""Of a picture; more could not be told apart."""
+"""Most runs in a picture; more could not be told apart."""
 LEAST_BAR = 3
 """In percent of the height: anything above 0 is visible."""
 
@@ -152,7 +152,7 @@ def _steps_cell(cell: str, rank: int | None) -> Markup:
 
 
 def _tops(bars: Bars) -> list[int]:
-    """Where each bar ends, in percent from the top."""
+    """Return where each bar ends, in percent from the top."""
     heights = highest(bars, MOST_BARS)
     return [100 - max(LEAST_BAR, int(settled(100 * height, 0))) if height > 0 else 100 for height in heights]
 

@@ -11,7 +11,7 @@ from schedtrace.present.sections import Page
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # of the protocol
-    """One object and nothing else; a message in it has its text beside its template and arguments."""
+    """Print a single object; a message in it has its text beside its template and arguments."""
     return msgspec.json.format(json_of(_with_texts(page.document)), indent=2).decode() + "\n"
 
 

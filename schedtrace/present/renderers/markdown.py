@@ -80,7 +80,7 @@ def cell(markdown: str) -> str:
 
 
 WIDTH = 60
-"""Of pictures, in characters."""
+"""Width of pictures, in characters."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a site breaks the lines

@@ -112,7 +112,7 @@ def table_view(table: Table, width: int) -> RenderableType:
 
 
 def least_width(table: Table) -> int:
-    """With less, a word would be broken even in blocks."""
+    """Return the width below which a word would be broken even in blocks."""
     words = [longest_word(drawn(cell, LEAST_BARS)) for row in table.rows for cell in row]
     return INDENT + max(words, default=0)
 

@@ -35,7 +35,7 @@ class Named:
     """Steps and requests that findings name, the most important finding's first: they stay in full."""
 
     steps: dict[int, list[int]] = field(default_factory=dict)
-    """By rank, each step once."""
+    """Steps by rank, each once."""
     requests: list[str] = field(default_factory=list)
     examples: list[tuple[int, int]] = field(default_factory=list)
     """Rank and number of the first step of each finding."""
@@ -56,7 +56,7 @@ def named(report: RunReport) -> Named:
 
 
 def marked(report: RunReport) -> list[dict[str, Any]]:
-    """For the page: the root causes that name steps, in their order."""
+    """Return the root causes that name steps, in their order, for the page."""
     return [
         {
             "title": plain(finding.title),

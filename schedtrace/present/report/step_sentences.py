@@ -84,7 +84,7 @@ def step_words(timeline: Timeline) -> dict[str, Words]:
 def _words(
     frame: pl.DataFrame, kinds: list[str], filling: Iterable[str], make: Callable[[Row], Message]
 ) -> Words:
-    """One template for each combination of the columns ``kinds``, from the first row that has it."""
+    """Make a template for each combination of the columns ``kinds``, from the first row that has it."""
     firsts = frame.unique(kinds, keep="first", maintain_order=True)
     numbered = firsts.select(*kinds).with_row_index("template")
     rows = frame.join(numbered, on=kinds, how="left", nulls_equal=True, maintain_order="left")
@@ -191,7 +191,7 @@ def add_words(
 
 
 def _places(names: pl.Series, ids: pl.Series) -> pl.Series:
-    """Where each request is among those of the page; null stays null."""
+    """Return the place of each request among the page's requests; null stays null."""
     place = names.replace_strict(
         ids, pl.int_range(len(ids), eager=True), default=NOT_DRAWN, return_dtype=pl.Int64
     )

@@ -116,3 +116,14 @@ def test_the_console_script_exits_with_what_main_returns(monkeypatch):
     with pytest.raises(SystemExit) as end:
         command.entry()
     assert end.value.code == 3
+
+
+def test_help_lists_every_command_below_one_heading(cli):
+    _, text, _ = cli("--help")
+    sections = [
+        section.splitlines() for section in text.split("\n\n") if section.startswith(tuple(command.COMMANDS))
+    ]
+    assert {heading.rstrip(":"): [row.split()[0] for row in rows] for heading, *rows in sections} == {
+        heading: [function.__name__ for function in functions]
+        for heading, functions in command.COMMANDS.items()
+    }
