@@ -169,6 +169,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     expected = max(
         [*(all_steps["step"].tail(1) + 1), *(one + 1 for one in in_vain[-1:]), end.steps if end else 0]
     )
+    problems.end_missing = all_steps.height > 0 and expected > all_steps["step"][-1] + 1
     problems.not_rebuilt = ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
     first = header.first_step

@@ -60,7 +60,10 @@ def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> p
         us=pl.when("decodes").then(resumes).otherwise(began)
     )
     last_lost = lost.group_by("request_id").agg(pl.col("lost_at").max())
-    goes_on = pl.col("decodes").any().over(ADMISSION) | (pl.col("lost_at") > pl.col("output_at"))
+    # One that ends with its first token never decodes; one whose end is not recorded lives on.
+    has_end = pl.col("request_id").is_in(frames.finishes["request_id"].implode())
+    lost_again = pl.col("lost_at") > pl.col("output_at")
+    goes_on = pl.col("decodes").any().over(ADMISSION) | lost_again | ~has_end
     first = (
         runs.join(last_lost, on="request_id", how="left", maintain_order="left")
         .filter(pl.col("output_us").is_not_null() & goes_on)
