@@ -123,8 +123,8 @@ class Frames:
         """The last thing that the trace knows of; 0 for an empty one.
 
         While requests are there the engine's threads and what is asked of it count as well: an engine that
-        is paused, or hangs, makes no step. Where the steps that followed are missing, the last one is the end:
-        nobody knows what requests did in those.
+        is paused, or hangs, makes no step. Where the steps that followed are missing, the last one is the
+        end: what requests did later is not known.
         """
         updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
         times = self.steps.select(
