@@ -190,7 +190,8 @@ def _stalls(
             coalesce=False,
         )
         .join(gone, on="request_id", how="left", maintain_order="left")
-        .with_columns(until=pl.coalesce("next_at", pl.min_horizontal("lost_at", "gone_at")))
+        # The step that resumed it may be missing, in a gap of the trace: then no later admission tells.
+        .with_columns(until=pl.min_horizontal(pl.coalesce("next_at", "gone_at"), "lost_at"))
         .filter(pl.col("until") > pl.col("last_at") + 1)
     )
     last = max(0, steps.height - 1)
