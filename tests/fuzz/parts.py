@@ -248,10 +248,12 @@ def _ends_not_told(trace: Any, states: pl.DataFrame, known: pl.DataFrame) -> int
     The line of the next step would have told their end, and the trace ends before it.
     """
     back_us = trace.steps["output_us"].max()
+    if trace.end is not None or back_us is None:
+        return 0
     lives = known.group_by("request_id").agg(own_end=pl.col("end_us").max())
     ended = states.join(lives, on="request_id").filter(pl.col("own_end") >= back_us)
     seems = pl.col("end_us") - pl.max_horizontal("begin_us", "own_end")
-    return int(ended.select(seems.clip(0).sum()).item() or 0) if trace.end is None else 0
+    return int(ended.select(seems.clip(0).sum()).item() or 0)
 
 
 def _last(known: pl.DataFrame) -> int:

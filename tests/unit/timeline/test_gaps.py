@@ -127,6 +127,18 @@ def test_who_was_preempted_before_a_gap_and_runs_behind_it_did_not_stall(by_hand
     assert states[-1] == "decode"
 
 
+def test_who_was_there_behind_the_last_step_was_not_there_before(by_hand):
+    """Of the last part only the head is left: ``c`` came in the missing steps."""
+    there = [Present("c", "running", 30_000, 5, 30_000, computed_tokens=5, output_tokens=1)]
+    head = [header(first_step=6), Events(at_us=58_000, present=there)]
+    (by_hand / "engine-0.000002.jsonl.zst").write_bytes(text(*head))
+    timeline = timeline_of(by_hand)
+    assert timeline.request_states["request_id"].unique().sort().to_list() == ["a", "b"]
+    assert timeline.end_us == timeline.steps["output_us"].max()
+    [trace] = read_run(by_hand).traces
+    assert trace.problems.missing_steps == 4
+
+
 @pytest.mark.parametrize("kind", parts.EXPORTS)
 def test_every_export_says_what_is_missing(kind, folder, capsys):
     (folder / parts.NAME.format(3)).unlink()
