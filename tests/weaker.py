@@ -181,7 +181,8 @@ ABOUT_THE_RECORD = re.compile(r"This record |To know, record the engine: |It sho
 CANNOT_TELL = re.compile(r"[^.]*\bdoes not (?:record|show)\b[^.]*\.")
 OTHERWISE = {
     ("aborted-requests", "message"),  # prompts of the same length, if not known to be the same
-    ("never-fits", "verdict"),  # what was seen of a request, if not known how many blocks it needs
+    # What was seen of a request, and remedies without numbers, if not known how many blocks it needs.
+    *(("never-fits", name) for name in ("verdict", "advice")),
     ("front-end", "message"),  # front end and transport as one
     *(("token-budget-bound", name) for name in ("title", "verdict", "advice")),  # no limit, only a wait
 }

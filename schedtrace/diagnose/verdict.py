@@ -261,7 +261,7 @@ def _all_there(timeline: Timeline, working: pl.DataFrame) -> bool:
 
 def _capped(timeline: Timeline) -> Message:
     capped = timeline.caps.filter(pl.col("cap") == Cap.LONG_PREFILL)
-    if capped.is_empty() or not threshold(timeline):
+    if capped.is_empty():
         return NOTHING
     held = (
         capped.group_by("request_id")
@@ -277,13 +277,13 @@ def _capped(timeline: Timeline) -> Message:
         return NOTHING
     return say(
         "Nothing to fix: {others:n other request} had their first token after {p50:us} "
-        "(p50). {setting:setting} held {request:id} to {chunk:n token} in {steps:n step}; "
+        "(p50). {setting:setting} held {request:id}[ to {chunk:n token}] in {steps:n step}; "
         "its first token came after {own:us}.",
         others=others.height,
         p50=median(others["ttft"]),
         setting="--long-prefill-token-threshold",
         request=str(held["request_id"][0]),
-        chunk=threshold(timeline),
+        chunk=threshold(timeline) or None,
         steps=int(held["steps"][0]),
         own=int(own[0]),
     )

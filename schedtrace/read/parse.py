@@ -2,7 +2,7 @@
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,7 +157,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     events = {name: steps.events(name, others[Events]) for name in EVENTS}
     arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), others[Output])
-    told = present_in(others[Events], keep="all")
+    told = _before_the_end(present_in(others[Events], keep="all"), lines.begun_anew, all_steps)
     is_begun = is_in_parts(lines.path) and not lines.left_out
     gaps = gaps_of(all_steps, lines.begun_anew, others[Events], header.first_step if is_begun else None)
     present = unseen(told, arrivals, all_steps)
@@ -167,8 +167,14 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))
     problems.refused = sorted(steps.chain.refused)
     expected = max(
-        [*(all_steps["step"].tail(1) + 1), *(one + 1 for one in in_vain[-1:]), end.steps if end else 0]
+        [
+            *(all_steps["step"].tail(1) + 1),
+            *(one + 1 for one in in_vain[-1:]),
+            *(first for first, _ in lines.begun_anew),
+            end.steps if end else 0,
+        ]
     )
+    problems.end_missing = all_steps.height > 0 and expected > all_steps["step"][-1] + 1
     problems.not_rebuilt = ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
     first = header.first_step
@@ -217,6 +223,16 @@ def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> l
 def about_the_recorder(lines: list[Any]) -> list[str]:
     """Return the notices of what the recorder could not do; stalls are the engine's."""
     return [line.message for line in lines if line.stalled is None]
+
+
+def _before_the_end(
+    told: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
+) -> pl.DataFrame:
+    """Return who was there, but for heads of parts that no step follows: the trace ends before them."""
+    if steps.is_empty():
+        return told
+    late = [at_us for first, at_us in begun_anew if first > steps["step"][-1]]
+    return told.filter(~pl.col("at_us").is_in(late))
 
 
 def unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

@@ -23,6 +23,8 @@ class Problems:
     """Steps that the numbering says there were, and that are not in the file."""
     dropped_steps: int = 0
     """Missing steps that the recorder dropped, whose requests it wrote all the same."""
+    end_missing: bool = False
+    """Whether steps after the last one are missing, or could not be rebuilt."""
     first_step: int = 0
     """Steps before it are in another file, or lost."""
     began_unix_us: int | None = None

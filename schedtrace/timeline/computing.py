@@ -60,7 +60,10 @@ def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> p
         us=pl.when("decodes").then(resumes).otherwise(began)
     )
     last_lost = lost.group_by("request_id").agg(pl.col("lost_at").max())
-    goes_on = pl.col("decodes").any().over(ADMISSION) | (pl.col("lost_at") > pl.col("output_at"))
+    # One that ends with its first token never decodes; one whose end is not recorded lives on.
+    has_end = pl.col("request_id").is_in(frames.finishes["request_id"].implode())
+    lost_again = pl.col("lost_at") > pl.col("output_at")
+    goes_on = pl.col("decodes").any().over(ADMISSION) | lost_again | ~has_end
     first = (
         runs.join(last_lost, on="request_id", how="left", maintain_order="left")
         .filter(pl.col("output_us").is_not_null() & goes_on)
@@ -187,7 +190,8 @@ def _stalls(
             coalesce=False,
         )
         .join(gone, on="request_id", how="left", maintain_order="left")
-        .with_columns(until=pl.coalesce("next_at", pl.min_horizontal("lost_at", "gone_at")))
+        # The step that resumed it may be missing, in a gap of the trace: then no later admission tells.
+        .with_columns(until=pl.min_horizontal(pl.coalesce("next_at", "gone_at"), "lost_at"))
         .filter(pl.col("until") > pl.col("last_at") + 1)
     )
     last = max(0, steps.height - 1)

@@ -106,6 +106,8 @@ class Frames:
     """What the trace lacks before its end."""
     requests_missing: bool = False
     """There may be requests that the trace does not hold."""
+    end_missing: bool = False
+    """The steps that followed the last one are missing."""
     offset_us: int = 0
     """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
     is_window: bool = False
@@ -121,12 +123,15 @@ class Frames:
         """The last thing that the trace knows of; 0 for an empty one.
 
         While requests are there the engine's threads and what is asked of it count as well: an engine that
-        is paused, or hangs, makes no step.
+        is paused, or hangs, makes no step. Where the steps that followed are missing, the last one is the
+        end: what requests did later is not known.
         """
         updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
         times = self.steps.select(
             pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
+        if self.end_missing:
+            return int(times or 0)
         moments_us = [
             times,
             self.finishes["finished_us"].max(),

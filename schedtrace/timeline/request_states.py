@@ -100,13 +100,23 @@ def _present(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
         pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
     )
     waits = pl.when(was_preempted()).then(pl.lit("preempted")).otherwise(pl.lit("waiting"))
-    return pieces(
-        there,
-        at=pl.col("place") - 1,
-        us=pl.col("at_us"),
-        rank=pl.lit(TOLD),
-        state=pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits),
-        cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
+    told = {"at": pl.col("place") - 1, "rank": pl.lit(TOLD)}
+    # The recorder tells who is there when a step ends: the output of its first token may be in flight.
+    in_flight = (
+        runs & ~again.fill_null(value=False) & (pl.col("first_token_us") > pl.col("at_us"))
+    ).fill_null(value=False)
+    state = pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits)
+    return pl.concat(
+        [
+            pieces(
+                there,
+                us=pl.col("at_us"),
+                state=pl.when(in_flight).then(pl.lit("prefill")).otherwise(state),
+                cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
+                **told,
+            ),
+            pieces(there.filter(in_flight), us=pl.col("first_token_us"), state=pl.lit("decode"), **told),
+        ]
     )
 
 

@@ -139,6 +139,7 @@ def make_timeline(
         front_end=front_end,
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
+        end_missing=trace.problems.end_missing,
     )
 
 

@@ -231,16 +231,21 @@ def smallest_batched_tokens(timeline: Timeline) -> int | None:
     """
     header = timeline.header
     seats = header.scheduler_config.get("max_num_seqs") or header.max_num_running_reqs
-    length = 1 if header.scheduler_config.get("enable_chunked_prefill") else header.max_model_len
+    is_chunked = header.scheduler_config.get("enable_chunked_prefill")
+    length = 1 if is_chunked else None if is_chunked is None else header.max_model_len
     return None if seats is None or length is None else max(seats, length)
 
 
-def can_lower_batched_tokens(timeline: Timeline) -> bool:
-    """Whether vLLM accepts a smaller ``--max-num-batched-tokens``, and no request waited for a larger one."""
+def can_lower_batched_tokens(timeline: Timeline) -> bool | None:
+    """Return whether vLLM accepts a smaller ``--max-num-batched-tokens``; False if a request waited for more.
+
+    None: what vLLM accepts is not known.
+    """
     smallest = smallest_batched_tokens(timeline)
     spent = (pl.col("remaining_budget") == 0) & (pl.col("num_waiting_after") > 0)
-    wanted = not timeline.steps.filter(spent).is_empty()
-    return not wanted and smallest is not None and smallest < batched_tokens(timeline)
+    if not timeline.steps.filter(spent).is_empty():
+        return False
+    return None if smallest is None else smallest < batched_tokens(timeline)
 
 
 def seats_setting(timeline: Timeline) -> Setting:

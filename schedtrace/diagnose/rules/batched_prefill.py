@@ -35,8 +35,9 @@ class BatchedPrefill(Evidence, kw_only=True):
 
 def _find(timeline: Timeline) -> Findings:
     steps = together(timeline)
+    can_lower = can_lower_batched_tokens(timeline)
     # Whose first token comes first is nothing to a batch that is judged by its end.
-    if timeline.closed_workload or not timeline.requests_us or not can_lower_batched_tokens(timeline):
+    if timeline.closed_workload or not timeline.requests_us or can_lower is False:
         return
     others_frac = float(steps["others_us"].sum()) / timeline.requests_us
     if others_frac <= MOST_FRAC:
@@ -74,7 +75,9 @@ def _find(timeline: Timeline) -> Findings:
                 command="schedtrace analyze --predict",
                 costs="More steps for the same tokens.",
             )
-        ],
+        ]
+        if can_lower
+        else [],
     )
 
 

@@ -35,30 +35,49 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
     Columns, in microseconds:
 
     * ``request_id``, ``trial``, ``begin_us``: its arrival at the front end,
-    * ``end_us``: when it had been prepared for the engine; its entry into the engine's queue where that is
-      not recorded,
+    * ``end_us``: when it had been prepared for the engine; where that is not recorded, the earliest moment at
+      which it can have been: the beginning of the step after which the engine took it,
     * ``before_us``: until the engine's input thread took it, or all of it where that is not recorded,
     * ``prepare_us``: in that thread (block hashes, grammar); null: not recorded,
     * ``input_queue_us``: from ``end_us`` until the engine took it between two steps; null: not recorded,
     * ``ttft_us``: from ``begin_us`` to the first token's output in the engine.
     """
     first_tokens = timeline.finishes.select("request_id", "first_token_us").drop_nulls()
-    prepared = pl.coalesce("input_queue_us", "queued_us")
+    prepared = pl.coalesce("input_queue_us", "taken_us")
+    came = timeline.first_arrivals.filter(pl.col("arrived_us").is_not_null())
     return (
-        timeline.first_arrivals.filter(pl.col("arrived_us").is_not_null())
+        _with_step_under_way(timeline, came)
         .join(first_tokens.unique("request_id"), on="request_id", maintain_order="left")
         .select(
             "request_id",
             "trial",
             begin_us="arrived_us",
             end_us=pl.max_horizontal(prepared, "arrived_us"),
-            before_us=(pl.coalesce("received_us", "queued_us") - pl.col("arrived_us")).clip(0),
+            before_us=(pl.coalesce("received_us", "taken_us") - pl.col("arrived_us")).clip(0),
             prepare_us=(pl.col("input_queue_us") - pl.col("received_us")).clip(0),
             input_queue_us=(pl.col("queued_us") - pl.col("input_queue_us")).clip(0),
             ttft_us=pl.col("first_token_us") - pl.col("arrived_us"),
         )
         .filter(pl.col("ttft_us") > 0)
     )
+
+
+def _with_step_under_way(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
+    """Return arrivals with ``taken_us``: since when each can have waited for the engine to take it.
+
+    The engine takes requests between two steps; an idle one takes each at once.
+    """
+    begins = timeline.steps.select(begin_us="start_us").sort("begin_us")
+    rows = came.sort("queued_us").join_asof(
+        begins, left_on="queued_us", right_on="begin_us", allow_exact_matches=False, coalesce=False
+    )
+    under_way = rows.with_columns(
+        begin_us=pl.max_horizontal(pl.coalesce("begin_us", "queued_us"), "arrived_us"), end_us="queued_us"
+    )
+    timed = with_engine_time(under_way, timeline.engine_states)
+    is_idle = pl.col("idle_us") > 0
+    taken = pl.when(is_idle).then("queued_us").otherwise(pl.min_horizontal("begin_us", "queued_us"))
+    return timed.with_columns(taken_us=taken).drop("begin_us", "end_us")
 
 
 def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
@@ -132,7 +151,8 @@ class FrontEndTime(Evidence, kw_only=True):
     way_ms_p50: float
     """From the arrival at the front end until the request was prepared for the engine."""
     before_ms_p50: float
-    """Of that: until the engine's input thread took it; the whole way where that is not recorded."""
+    """Of that: until the engine's input thread took it; the whole way where that is not recorded, but for the
+    step under way."""
     prepare_ms_p50: float | None
     """Of that: in the input thread, for block hashes and the grammar; null: not recorded."""
     input_queue_ms_p50: float | None
@@ -214,7 +234,9 @@ def _parts(evidence: FrontEndTime) -> str:
     queue = "; then {input_queue_ms_p50:ms} until the step under way was over"
     empty = " The engine's queue was empty after {queue_empty_frac:%} of the steps."
     return (
-        "Front end and transport to the engine took p50 {before_ms_p50:ms}"
+        "Front end and transport to the engine took "
+        + ("p50 " if evidence.input_queue_ms_p50 is not None else "at least p50 ")
+        + "{before_ms_p50:ms}"
         + (prepare if evidence.prepare_ms_p50 is not None else "")
         + (queue if evidence.input_queue_ms_p50 is not None else "")
         + "."

@@ -190,14 +190,14 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
             value=need,
         )
     ]
-    cache_dtype = str(timeline.header.settings.get("cache_config.cache_dtype", "auto"))
-    if timeline.header.device != "cpu" and not cache_dtype.startswith("fp8"):
+    cache_dtype = timeline.header.settings.get("cache_config.cache_dtype")
+    if timeline.header.device != "cpu" and not str(cache_dtype).startswith("fp8"):
         found.append(
             advise(
-                "{option:setting} (now {now}), where the GPU's attention backend supports it: twice the "
+                "{option:setting}[ (now {now})], where the GPU's attention backend supports it: twice the "
                 "blocks in the same memory",
                 option="--kv-cache-dtype fp8",
-                now=cache_dtype,
+                now=None if cache_dtype is None else str(cache_dtype),
                 costs="Some accuracy.",
             )
         )

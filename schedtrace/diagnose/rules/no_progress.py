@@ -202,7 +202,7 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
         )
     advices.append(
         advise(
-            "Give the KV cache more blocks (now {total:n}): {space}.",
+            "Give the KV cache more blocks[ (now {total:n})]: {space}.",
             total=timeline.header.kv_blocks_total,
             space=kv_space(timeline),
             setting="kv_cache_memory_bytes",

@@ -60,3 +60,9 @@ def test_nothing_smaller_is_proposed_than_vllm_accepts(found):
     """Without chunked prefill a step takes a whole prompt: 2,048 tokens."""
     whole = {**CONFIG, "enable_chunked_prefill": False}
     assert found("batched-prefill", *prompts("abcd", outputs=2, busy=9000), scheduler_config=whole) == []
+
+
+def test_where_the_settings_are_not_recorded_it_is_found_without_advice(found):
+    unknown = {"max_num_seqs": 8}
+    [finding] = found("batched-prefill", *prompts("abcd", outputs=2, busy=9000), scheduler_config=unknown)
+    assert finding.advice == []

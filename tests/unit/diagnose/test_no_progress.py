@@ -50,6 +50,12 @@ def test_one_that_starts_again_and_again(found):
     assert plain(finding.holder) == "vLLM preempted b 3 times, for a."
 
 
+def test_advice_names_no_present_value_that_is_not_recorded(found):
+    [finding] = found(CODE, *rounds(3), kv_blocks_total=None)
+    [more] = [advice for advice in finding.advice if advice.setting == "kv_cache_memory_bytes"]
+    assert "(now" not in plain(more.message)
+
+
 def test_one_that_may_get_on_when_another_ends_is_a_remark(found):
     """a decodes all the time, and will end: so may b, although the trace ends before."""
     others = [step(7 + n, got={"a": 1, "c": 900}, new="c" if not n else "") for n in range(2)]

@@ -164,6 +164,7 @@ def test_a_threshold_that_held_a_long_prompt_back_is_nothing_to_fix(said):
         "--long-prefill-token-threshold held long to 100 tokens in 2 steps; its first token came after "
         "9.00 ms."
     )
+    assert " held long in 2 steps;" in said(lines=lines, scheduler_config={"max_num_seqs": 8})[0]
 
 
 def test_of_several_engines_the_holder_on_one_names_it(view_of):

@@ -92,7 +92,8 @@ def test_they_are_in_states_and_in_the_queue_from_the_beginning(path):
     assert states.select("request_id", "state", "cause", "begin_us", "end_us", "tokens").rows() == [
         ("lost", "preempted", "next_step", 50, 100, 0),
         ("lost", "preempted", full, 100, 200, 0),
-        ("lost", "recompute", None, 200, END_US, 11),
+        ("lost", "recompute", None, 200, 260, 11),
+        ("lost", "decode", None, 260, END_US, 0),
         ("runs", "decode", None, 50, END_US, 2),
         ("stands", "prefill", None, 50, 100, 0),
         ("stands", "stalled", "other", 100, END_US, 0),

@@ -9,7 +9,7 @@ import pytest
 from schedtrace.cli.main import main
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
-from schedtrace.model.trace import Arrival, Events, Present
+from schedtrace.model.trace import Arrival, Events, Preemption, Present
 from schedtrace.present.pages.report_tables import engine_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
@@ -113,6 +113,32 @@ def test_who_waits_behind_a_gap_waits_anew(by_hand):
     assert list(dict.fromkeys(states))[-3:] == ["not_recorded", "preempted", "recompute"]
     waits = timeline.waits.filter(request_id="a").select("since_step", "left_step", "preempted")
     assert waits.rows()[-1] == (6, 7, True)
+
+
+def test_who_was_preempted_before_a_gap_and_runs_behind_it_did_not_stall(by_hand):
+    """The step that resumed ``a`` is missing."""
+    first = [
+        header(),
+        step(0, got={"a": 5, "b": 5}, new="ab", arrived=[Arrival("a", 0, 0, 5), Arrival("b", 0, 0, 5)]),
+        had(step(1, got={"b": 1}, waiting=1, preempted=[Preemption("a", 5)]), b=5),
+    ]
+    (by_hand / "engine-0.000000.jsonl.zst").write_bytes(text(*first))
+    states = timeline_of(by_hand).request_states.filter(request_id="a")["state"].to_list()
+    assert "stalled" not in states
+    assert list(dict.fromkeys(states))[-3:] == ["decode", "preempted", "not_recorded"]
+    assert states[-1] == "decode"
+
+
+def test_who_was_there_behind_the_last_step_was_not_there_before(by_hand):
+    """Of the last part only the head is left: ``c`` came in the missing steps."""
+    there = [Present("c", "running", 30_000, 5, 30_000, computed_tokens=5, output_tokens=1)]
+    head = [header(first_step=6), Events(at_us=58_000, present=there)]
+    (by_hand / "engine-0.000002.jsonl.zst").write_bytes(text(*head))
+    timeline = timeline_of(by_hand)
+    assert timeline.request_states["request_id"].unique().sort().to_list() == ["a", "b"]
+    assert timeline.end_us == timeline.steps["output_us"].max()
+    [trace] = read_run(by_hand).traces
+    assert trace.problems.missing_steps == 4
 
 
 @pytest.mark.parametrize("kind", parts.EXPORTS)

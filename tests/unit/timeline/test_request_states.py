@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Exit, Preemption, ScheduledRequest
-from schedtrace.model.trace_facts import SetAside
+from schedtrace.model.trace import Cpu, Delta, Events, Exit, Preemption, Present, ScheduledRequest
+from schedtrace.model.trace_facts import SetAside, ThreadTime
 from schedtrace.read.run import read_run
 from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.request_states import queue_times
@@ -299,3 +299,42 @@ def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):
         step(5, got={"a": 100}, resumed="a"),
     )
     assert queue_times(view).select("request_id", "step", "queue_us").rows() == [("a", 3, 26_000)]
+
+
+def test_a_request_decodes_once_its_first_token_is_back_although_the_trace_ends_there(view_of):
+    view = view_of(ran(1, 0, 100, "new", arrived=CAME, update_us=80), closed=False)
+    assert of(view, "a")[-2:] == [
+        (100, 150, "prefill", None, 1, 1, 100),
+        (150, 230, "decode", None, None, None, 0),
+    ]
+
+
+def test_a_request_that_ends_with_its_first_token_never_decodes(view_of):
+    gone = [finish("a", finished_us=155, output_tokens=1)]
+    view = view_of(
+        ran(1, 0, 100, "new", arrived=CAME, update_us=80), step(2, start=300, finished=gone), closed=False
+    )
+    assert of(view, "a")[-1] == (100, 155, "prefill", None, 1, 1, 100)
+
+
+def test_a_request_that_was_there_prefills_until_its_first_token_is_back(view_of):
+    """The file began while the step with the prompt was on the device."""
+    there = Present("a", "running", 20, 100, 60, first_token_us=240, computed_tokens=100, output_tokens=1)
+    view = view_of(
+        Events(at_us=210, present=[there]),
+        ran(3, 100, 1),
+        step(4, start=400, finished=[finish("a", finished_us=360)]),
+    )
+    assert of(view, "a") == [
+        (210, 240, "prefill", None, None, None, 0),
+        (240, 360, "decode", None, 3, 3, 1),
+    ]
+
+
+def test_a_trace_ends_with_its_last_step_where_later_ones_are_lost(view_of):
+    """The thread's line proves that the engine lived on; what requests did meanwhile is not known."""
+    lost = Delta(step=4, start_us=5000, schedule_us=7)
+    later = Cpu(at_us=4000, threads=[ThreadTime("engine", 1, 1, 1, 1)])
+    lines = (ran(1, 0, 100, "new", arrived=CAME, update_us=80), later)
+    assert of(view_of(*lines, closed=False), "a")[-1][1] == 4000
+    assert of(view_of(*lines, lost, closed=False), "a")[-1][1] == 230
