@@ -1,4 +1,4 @@
-"""Full steps told as deltas: a simple encoder of trace format 2, made from its page and nothing else."""
+"""Full steps told as deltas: a simple encoder of trace format, made from its page and nothing else."""
 
 from collections.abc import Sequence
 from typing import Any

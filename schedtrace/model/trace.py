@@ -5,6 +5,7 @@ engine's monotonic clock since the header was written, so a front-end arrival ma
 their default are left out of the line. Evolution: fields are added with a default, never renamed or retyped.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -23,7 +24,7 @@ from schedtrace.model.trace_facts import (
     ThreadTime,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised only when an older reader would misread a newer trace; added fields do not raise it."""
 
 Via = Literal["source", "inferred"]
@@ -127,6 +128,13 @@ class ScheduledRequest(msgspec.Struct, omit_defaults=True):
     draft_tokens: int = 0
 
 
+class AlsoSkipped(msgspec.Struct, array_like=True, gc=False):
+    """A further request with the same exit: ``[request_id, budget_left]``."""
+
+    request_id: str | None
+    budget_left: int
+
+
 class Exit(msgspec.Struct, omit_defaults=True):
     """A place where ``schedule()`` stopped or skipped a request."""
 
@@ -152,6 +160,25 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Blocks free at an exit for ``kv_blocks``."""
     values: str | None = None
     """Values that the condition of an ``other`` compared: ``len(self.running) = 3; cap = 3``."""
+    also: list[AlsoSkipped] = []
+    """Requests that took the same exit right after this one, in order: each is an exit of its own, which
+    differs in ``request_id`` and ``budget_left`` only."""
+
+
+def one_by_one(exits: Sequence[Exit]) -> list[Exit]:
+    """Return each exit of a line as an entry of its own, in the order in which they were taken."""
+    separate = []
+    for exit_ in exits:
+        if not exit_.also:
+            separate.append(exit_)
+            continue
+        alone = msgspec.structs.replace(exit_, also=[])
+        separate.append(alone)
+        separate += [
+            msgspec.structs.replace(alone, request_id=skipped.request_id, budget_left=skipped.budget_left)
+            for skipped in exit_.also
+        ]
+    return separate
 
 
 class ChunkCap(msgspec.Struct, omit_defaults=True):

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET
 
-from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step
+from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step, one_by_one
 from schedtrace.model.trace_facts import Stalled, ThreadTime
 from schedtrace.read.tables import NESTED, OF_STEP, empty, schema_of
 
@@ -27,8 +27,15 @@ _IF_ABSENT = [
 
 Values = Sequence[Any]
 """Values of ``FIELDS``, in their order."""
-values_of = attrgetter(*FIELDS)
-"""``Values`` of a full line."""
+_values_in = attrgetter(*FIELDS)
+
+
+def values_of(line: Any) -> Values:
+    """Return the ``Values`` of a full line, each exit an entry of its own."""
+    values: Values = _values_in(line)
+    if not any(exit_.also for exit_ in line.exits):
+        return values
+    return (*values[: _AT["exits"]], one_by_one(line.exits), *values[_AT["exits"] + 1 :])
 
 
 def rebuilt(delta: Any, before: Values) -> Values:
@@ -39,8 +46,10 @@ def rebuilt(delta: Any, before: Values) -> Values:
         before: Of the step before.
     """
     known = (*before, None)
-    told = values_of(delta)
+    told = _values_in(delta)
     values = [known[at] if value is UNSET else value for value, at in zip(told, _IF_ABSENT, strict=True)]
+    if delta.exits is not UNSET:
+        values[_AT["exits"]] = one_by_one(delta.exits)
     if delta.output_tokens is UNSET and values[_AT["output_us"]] is not None:
         values[_AT["output_tokens"]] = values[_AT["total_requests"]]
     return values

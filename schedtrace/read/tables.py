@@ -29,9 +29,16 @@ ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
 """Times of the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
 
 
+FOLDED = frozenset({"also"})
+"""Fields of a trace's line that are further rows of its table, and no column."""
+
+
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Column name to Polars type, for every field of ``struct`` that is not a free-form dict."""
-    hints = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    """Return column name to Polars type, for each column that ``struct`` has in its table.
+
+    A free-form dict is none.
+    """
+    hints = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name not in FOLDED}
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
 
 

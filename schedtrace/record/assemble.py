@@ -2,13 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from schedtrace.model.printable import capped
 from schedtrace.model.trace import (
+    AlsoSkipped,
     Arrival,
     ChunkCap,
     Events,
@@ -88,7 +89,7 @@ class Assembler:
         self._exits: tuple[int, list[Exit], list[ChunkCap]] = (-1, [], [])
         """Budget that was left, and the lines made of ``_events``."""
         self.latest_exits: list[Exit] = []
-        """Of the latest step."""
+        """Exits of the latest step, as its line has them."""
         self._after_dropped = False
         self.next_step = self._latest_us = 0
         """The number of the step after the latest, and the end of its call or of the latest other event."""
@@ -320,7 +321,7 @@ class Assembler:
         for row in itertools.chain(*rows):
             row.request_id = self._ids[row.request_id]
 
-    def _write_mentioned_ids(self, places: Sequence[Exit | ChunkCap]) -> None:
+    def _write_mentioned_ids(self, places: Iterable[Exit | AlsoSkipped | ChunkCap]) -> None:
         for place in places:
             if place.request_id is not None:
                 place.request_id = self._ids[place.request_id]
@@ -382,7 +383,8 @@ class Assembler:
         if capture.events is not None or self._exits[0] != remaining:
             self._events = self._events if capture.events is None else capture.events
             exits, caps = to_lines(self._events, remaining, self._long_prefill_threshold)
-            self._write_mentioned_ids([*exits, *caps])
+            also = itertools.chain.from_iterable(exit_.also for exit_ in exits)
+            self._write_mentioned_ids(itertools.chain(exits, also, caps))
             self._exits = (remaining, exits, caps)
         _, exits, caps = self._exits
         if capture.inferred:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
-from schedtrace.model.trace import ChunkCap, Exit, Loop
+from schedtrace.model.trace import AlsoSkipped, ChunkCap, Exit, Loop
 from schedtrace.record import guards
 from schedtrace.record.exits import SITES, Event, Noted, Site, event_of
 
@@ -87,12 +87,20 @@ def to_lines(
         if counts[alike] > MOST_PER_SITE + 1:
             latest[alike].count += 1
             continue
+        if (
+            counts[alike] <= MOST_PER_SITE
+            and exits
+            and exits[-1] is latest.get(alike)
+            and _has_no_more(event, cause)
+        ):
+            exits[-1].also.append(AlsoSkipped(event.request_id, _budget_left(event, remaining_budget)))
+            continue
         latest[alike] = line = Exit(
             loop=site.loop,
             kind=site.kind,
             cause=cause,
             request_id=event.request_id if counts[alike] <= MOST_PER_SITE else None,
-            budget_left=remaining_budget if event.budget is None else event.budget,
+            budget_left=_budget_left(event, remaining_budget),
             detail=detail,
             guard=site.condition(event.which) if cause == Cause.OTHER else None,
             values=_values(event, site) if cause == Cause.OTHER else None,
@@ -103,6 +111,15 @@ def to_lines(
             line.blocks_needed, line.blocks_free = event.refusal.needed, event.refusal.free
         exits.append(line)
     return exits, caps
+
+
+def _has_no_more(event: Event, cause: str) -> bool:
+    """Return whether request and budget are all that the event adds to its site, cause and detail."""
+    return event.refusal is None and cause not in {Cause.OTHER, Cause.KV_BLOCKS}
+
+
+def _budget_left(event: Event, remaining_budget: int) -> int:
+    return remaining_budget if event.budget is None else event.budget
 
 
 def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:

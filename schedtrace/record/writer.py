@@ -16,7 +16,17 @@ from weakref import WeakSet
 import msgspec
 
 from schedtrace.model.printable import described, json_of
-from schedtrace.model.trace import AnyLine, Arrival, End, Events, Exit, Finish, Header, Notice
+from schedtrace.model.trace import (
+    AnyLine,
+    Arrival,
+    End,
+    Events,
+    Exit,
+    Finish,
+    Header,
+    Notice,
+    one_by_one,
+)
 from schedtrace.model.trace_facts import Control, Stalled
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
@@ -130,8 +140,8 @@ class Writer:
 
     @property
     def latest_exits(self) -> list[Exit]:
-        """Of the latest step that was put together, some 0.2 s ago."""
-        return self._assembler.latest_exits
+        """Each exit of the latest step that was put together, some 0.2 s ago."""
+        return one_by_one(self._assembler.latest_exits)
 
     def note_present(self, were: PresentRequests) -> None:
         """Hand over who was there, before the first step (engine's thread)."""

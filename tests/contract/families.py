@@ -77,6 +77,7 @@ FAMILIES = {
     "async_tight": Family(ASYNC | TIGHT),
     "async_aborts": Family(ASYNC | TIGHT, aborts=0.3),
     "async_model_len": Family(ASYNC | {"max_model_len": 64}, prompt=(1, 60)),
+    "pipeline": Family({"pipeline_parallel_size": 3} | TIGHT),
     "watermark": Family(TIGHT | {"watermark": 0.2}),
     "whole_sequence_reserved": Family(
         CHUNKS | {"scheduler_reserve_full_isl": True}, prompt=(100, 200), per_step=0.15

@@ -24,6 +24,8 @@ def steps_of(path: Path) -> dict[int, Line]:
         if kind not in {"step", "delta"}:
             continue
         changes = line.pop("changes", None)
+        if "exits" in line:
+            line["exits"] = exits_in_full(line["exits"])
         if kind == "step":
             now = filled(line)
             if changes is not None:
@@ -40,6 +42,15 @@ def filled(line: Line) -> Line:
     now = {name: line.get(name, DEFAULTS.get(name)) for name in Step.__struct_fields__ if name != "changes"}
     now["requests"] = [in_full(row) for row in now["requests"]]
     return now
+
+
+def exits_in_full(exits: list[Line]) -> list[Line]:
+    separate = []
+    for entry in exits:
+        also = entry.pop("also", [])
+        separate.append(entry)
+        separate += [entry | {"request_id": skipped, "budget_left": left} for skipped, left in also]
+    return separate
 
 
 def in_full(row: Line) -> Line:

@@ -106,6 +106,7 @@ SHOWS: dict[str, Callable[[Decision], Any]] = {
     "async_model_len": lambda taken: (
         _overlaps(taken) and any(computed == 62 for _, computed, _ in taken["cached"])
     ),
+    "pipeline": lambda taken: taken.get("in_flight") == 3 and _preempts(taken),
     "watermark": _keeps_blocks_free,
     "whole_sequence_reserved": _keeps_chunks_out,
     "first_chunk_reserved": _lets_chunks_in,

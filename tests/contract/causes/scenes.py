@@ -13,6 +13,7 @@ import polars as pl
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ChunkCap, Exit, Header, Preemption, ScheduledRequest
 from schedtrace.read.run import read_run
+from schedtrace.read.tables import schema_of
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 
@@ -76,7 +77,7 @@ class Scene(Driver):
 
 def _entries(table: pl.LazyFrame, number: int, struct: type) -> list[Any]:
     """The rows of a step, as the trace format has them."""
-    rows = table.filter(step=number).select(struct.__struct_fields__).collect()
+    rows = table.filter(step=number).select(schema_of(struct).keys()).collect()
     return [msgspec.convert(row, struct) for row in rows.iter_rows(named=True)]
 
 

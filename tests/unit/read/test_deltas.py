@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+import msgspec
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from schedtrace.model.trace import (
+    AlsoSkipped,
     Delta,
     Events,
     Exit,
@@ -70,6 +72,43 @@ def test_a_delta_that_tells_nothing_is_a_steady_step_and_a_steady_request_one_st
         (0, 0, "a", 0, 7, "new"),
         (0, 2, "b", 20, 1, "running"),
         (1, 2, "a", 7, 1, "running"),
+    ]
+
+
+SKIPS = {"loop": "running", "kind": "continue", "cause": "output_in_flight", "location": "scheduler.py:7"}
+ENDED = Exit("waiting", "break", "queue_empty", None, 90)
+
+
+def test_requests_that_share_an_entry_are_exits_of_their_own(trace_of):
+    both = [Exit(**SKIPS, request_id="c", budget_left=99, also=[AlsoSkipped("d", 98)]), ENDED]
+    all_three = [
+        Exit(**SKIPS, request_id="c", budget_left=97, also=[AlsoSkipped("d", 96), AlsoSkipped(None, 95)])
+    ]
+    columns = ("step", "request_id", "budget_left", "cause", "count")
+    trace = trace_of(
+        full(0, ("a", 0, 7, "new"), ("b", 20, 1), exits=both), delta(1, **ONES), delta(2, exits=all_three)
+    )
+    assert trace.exits().select(columns).collect().rows() == [
+        (0, "c", 99, "output_in_flight", 1),
+        (0, "d", 98, "output_in_flight", 1),
+        (0, None, 90, "queue_empty", 1),
+        (1, "c", 99, "output_in_flight", 1),
+        (1, "d", 98, "output_in_flight", 1),
+        (1, None, 90, "queue_empty", 1),
+        (2, "c", 97, "output_in_flight", 1),
+        (2, "d", 96, "output_in_flight", 1),
+        (2, None, 95, "output_in_flight", 1),
+    ]
+    assert "also" not in trace.exits().collect_schema()
+
+
+def test_a_trace_in_full_has_an_entry_for_each_exit(tmp_path):
+    shared = [Exit(**SKIPS, request_id="c", budget_left=99, also=[AlsoSkipped("d", 98)])]
+    path = write_trace(tmp_path / "t.jsonl", header(schema_version=3), full(0, ("a", 0, 7), exits=shared))
+    step_line = msgspec.json.decode(list(expanded(path))[1], type=Step)
+    assert step_line.exits == [
+        Exit(**SKIPS, request_id="c", budget_left=99),
+        Exit(**SKIPS, request_id="d", budget_left=98),
     ]
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from schedtrace.model.printable import hashed
 from schedtrace.model.trace import (
+    AlsoSkipped,
     Arrival,
     ChunkCap,
     Exit,
@@ -362,6 +364,13 @@ def test_facts_of_the_state_are_fields_of_the_step(assembler):
     other = tuple(range(1, len(FIELDS) + 1))
     line = engine.step(capture(1, rows(), state=other, events=[], full=True), None)
     assert [getattr(line, name) for name in FIELDS] == list(other)
+
+
+def test_every_request_that_shares_an_exit_is_written_as_a_hash(assembler, monkeypatch):
+    shared = Exit("running", "continue", "output_in_flight", "a", 9, also=[AlsoSkipped("b", 8)])
+    monkeypatch.setattr(assemble, "to_lines", lambda *_: ([shared], []))
+    line = assembler(hash_ids=True).step(capture(0, rows(), events=["any"]), None)
+    assert [line.exits[0].request_id, line.exits[0].also] == [hashed("a"), [AlsoSkipped(hashed("b"), 8)]]
 
 
 def test_exits_stay_while_nothing_else_is_noted_and_the_budget_is_the_same(assembler, monkeypatch):

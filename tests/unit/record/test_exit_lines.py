@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.trace import ChunkCap, Exit
+from schedtrace.model.trace import AlsoSkipped, ChunkCap, Exit, one_by_one
 from schedtrace.record import exit_lines, guards
 from schedtrace.record.exit_lines import ended_loops, is_preemption, to_lines
 from schedtrace.record.exits import Site
@@ -133,9 +133,35 @@ def test_a_cap(sites, cap, budget, now, threshold, expected):
 
 def test_after_64_exits_alike_the_65th_stands_for_the_rest(sites):
     sites(site("continue", Cause.LORA_CAP))
-    exits, _ = to_lines([(0, 3, f"r{number}") for number in range(70)], 5, 0)
+    exits = one_by_one(to_lines([(0, 3, f"r{number}") for number in range(70)], 5, 0)[0])
     assert [line.request_id for line in exits[63:]] == ["r63", None]
     assert [line.count for line in exits[63:]] == [1, 6]
+
+
+def test_requests_skipped_in_a_row_share_an_entry_and_each_has_its_budget(sites):
+    skip = site("continue", Cause.OUTPUT_IN_FLIGHT, loop="running")
+    sites(skip, site("continue", Cause.LORA_CAP, loop="running"))
+    exits, _ = to_lines([(0, 9, "a"), (0, 9, "b"), (0, 7, "c"), (1, 7, "d"), (0, 6, "e")], 5, 0)
+    words = {"location": "scheduler.py:7", "via": "source"}
+    in_flight, lora = ("running", "continue", Cause.OUTPUT_IN_FLIGHT), ("running", "continue", Cause.LORA_CAP)
+    assert exits == [
+        Exit(*in_flight, "a", 9, **words, also=[AlsoSkipped("b", 9), AlsoSkipped("c", 7)]),
+        Exit(*lora, "d", 7, **words),
+        Exit(*in_flight, "e", 6, **words),
+    ]
+    assert one_by_one(exits) == [
+        Exit(*in_flight, "a", 9, **words),
+        Exit(*in_flight, "b", 9, **words),
+        Exit(*in_flight, "c", 7, **words),
+        Exit(*lora, "d", 7, **words),
+        Exit(*in_flight, "e", 6, **words),
+    ]
+
+
+def test_exits_with_facts_of_their_own_share_no_entry(sites):
+    sites(site("continue", Cause.KV_BLOCKS), site("continue", Cause.OTHER, guard="self.odd"))
+    exits, _ = to_lines([(0, 3, "a"), (0, 3, "b"), (1, 3, "c"), (1, 3, "d")], 5, 0)
+    assert [line.request_id for line in exits] == ["a", "b", "c", "d"]
 
 
 def test_a_loop_that_looked_at_everybody_has_no_exit(sites):
