@@ -7,6 +7,8 @@ COMPAT := .compat
 COVERAGE := 90
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
+# A run starts some hundred interpreters, and each would compile again what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test unit coverage lint types wheel check mutants lock bench compat docs clean
