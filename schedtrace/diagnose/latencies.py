@@ -57,6 +57,8 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
     """``request_id`` and ``first_token_us`` of requests that have not ended, as far as they have one."""
+    if ids.is_empty():
+        return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
     opens = _outputs(timeline, steps, ids).filter("opens")
     seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))

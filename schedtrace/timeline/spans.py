@@ -159,10 +159,12 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
     """The moments of any span, as spans that do not touch: ``begin_us`` and ``end_us``, in their order."""
+    spans = spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
+    if spans.is_empty():
+        return spans
     latest = pl.col("end_us").cum_max()
     return (
-        spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
-        .sort("begin_us")
+        spans.sort("begin_us")
         .with_columns(part=(pl.col("begin_us") > latest.shift(1)).fill_null(value=True).cum_sum())
         .group_by("part", maintain_order=True)
         .agg(pl.col("begin_us").min(), pl.col("end_us").max())
@@ -172,6 +174,8 @@ def united(spans: pl.DataFrame) -> pl.DataFrame:
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:
     """Spans in order of time, each cut where the one before still lasts."""
+    if spans.is_empty():
+        return spans
     before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())
     cut = pl.max_horizontal("begin_us", before)
     return spans.sort("begin_us", "end_us").with_columns(begin_us=cut).filter(LENGTH_US > 0)
