@@ -88,12 +88,12 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
     known = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
     if known.is_empty():
         return None
-    us, passed = known["us"].cast(pl.Float64), known["passed"]
+    us, passed = known["us"].cast(pl.Float64), known["passed"].to_numpy()
     count = int(passed[-1])
 
     def quantile(part: float) -> float:
         place = part * (count - 1)
-        low, high = (us[int(passed.search_sorted(at, side="right"))] for at in (int(place), -(-place // 1)))
+        low, high = (us[int(passed.searchsorted(at, side="right"))] for at in (int(place), -(-place // 1)))
         return float(low + (place - int(place)) * (high - low)) / 1e3
 
     total_us = sum((us * known["weight"]).to_list())
