@@ -30,11 +30,11 @@ fi
 say "schedtrace (editable)"
 "${pip[@]}" --no-deps --no-build-isolation -e .
 "$venv/bin/schedtrace" --version
-# Where Python may keep no bytecode, each import of vLLM would compile 5,000 modules again: 14 s instead of 7.
-if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
-    say "bytecode of what an import of vLLM takes"
-    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c 'import vllm.v1.engine.async_llm, vllm.v1.worker.cpu_worker' 2>/dev/null || true
-fi
+# Now, once: or the workers of the tests each compile the same 5,000 modules at the same time.
+say "bytecode of what the tests import"
+PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c '
+import hypothesis, jsonschema, polars, pytest, rich.progress, scipy.optimize, scipy.stats, textual.pilot, typer
+import vllm.v1.engine.async_llm, vllm.v1.worker.cpu_worker' 2>/dev/null || true
 # The report page is tested in the system's browser; its tests are skipped where there is none.
 if ! command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

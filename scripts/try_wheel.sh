@@ -35,7 +35,8 @@ pip=("$clean/bin/python" -m pip --quiet --disable-pip-version-check)
 wheel=$(echo dist/schedtrace-*.whl)
 
 say "install $wheel"
-"${pip[@]}" install "$wheel"
+pip+=(install --no-compile) # most modules are never imported; Python compiles the others at their first import
+"${pip[@]}" "$wheel"
 version=$("$clean/bin/python" -Ic 'from importlib.metadata import version; print(version("schedtrace"))')
 "$clean/bin/python" -Ic 'import importlib.util, sys; sys.exit(importlib.util.find_spec("vllm") is not None)' ||
     fail "vLLM is installed: this is no clean environment"
@@ -57,7 +58,7 @@ expect 0 "<!doctype html>" analyze "$sample" --format html
 expect 0 "rank 0" watch "$sample" --once
 expect 0 "^arrival-limited" findings
 say "install the extras watch and perfetto"
-"${pip[@]}" install "$wheel[watch,perfetto]"
+"${pip[@]}" "$wheel[watch,perfetto]"
 expect 3 "300 steps are missing" export "$sample" --to perfetto --output "$clean/viewer"
 expect 2 "vLLM" replay "$sample"
 expect 2 "vLLM" run --model anything

@@ -57,6 +57,8 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
     """``request_id`` and ``first_token_us`` of requests that have not ended, as far as they have one."""
+    if ids.is_empty():
+        return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
     opens = _outputs(timeline, steps, ids).filter("opens")
     seen = opens.select("request_id", first_token_us=steps["output_us"].gather(opens["first"]))
@@ -86,12 +88,12 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
     known = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
     if known.is_empty():
         return None
-    us, passed = known["us"].cast(pl.Float64), known["passed"]
+    us, passed = known["us"].cast(pl.Float64), known["passed"].to_numpy()
     count = int(passed[-1])
 
     def quantile(part: float) -> float:
         place = part * (count - 1)
-        low, high = (us[int(passed.search_sorted(at, side="right"))] for at in (int(place), -(-place // 1)))
+        low, high = (us[int(passed.searchsorted(at, side="right"))] for at in (int(place), -(-place // 1)))
         return float(low + (place - int(place)) * (high - low)) / 1e3
 
     total_us = sum((us * known["weight"]).to_list())

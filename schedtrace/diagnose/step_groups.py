@@ -12,6 +12,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.timeline.events import SLOWER
+from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 from schedtrace.timeline.timeline import Timeline
@@ -90,6 +91,7 @@ class SlowGroup:
     """Median relative error of the model on the other steps."""
 
 
+@computed_once
 def slow_groups(timeline: Timeline) -> list[SlowGroup]:
     """Groups that are clearly slow for their size: the one that explains most, then those near it."""
     steps = judged_steps(timeline)

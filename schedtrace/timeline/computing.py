@@ -9,7 +9,7 @@ A step that passes over it because its output is in flight (asynchronous schedul
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.frames import Frames
+from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.queue_waits import lost_before, lost_in_gaps
 from schedtrace.timeline.spans import COMPUTES, DECODES, WAITS, pieces, place_of
 from schedtrace.timeline.unrecorded import after
@@ -267,38 +267,11 @@ def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the
     prompt's length is not known.
     """
-    its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
-    before = (
-        lost_before(frames)
-        .filter(its)
-        .select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")
-    )
-    lost = (
-        pl.concat(
-            [
-                before,
-                frames.preemptions.filter(its).select("request_id", "step", "lost_tokens"),
-                lost_in_gaps(frames).filter(its).select("request_id", "step", "lost_tokens"),
-            ]
-        )
-        .sort("step", maintain_order=True)
-        .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
-        .unique(["request_id", "step"], keep="last", maintain_order=True)
-    )
-    known = pl.concat(
-        [
-            frames.present.filter(its).select("request_id", "prompt_tokens"),
-            frames.arrivals.filter(its & ~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
-            frames.finishes.filter(its).select("request_id", "prompt_tokens"),
-        ]
-    )
     computed = pl.col("computed_tokens")
     return (
-        rows.join(
-            known.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left"
-        )
+        rows.join(prompt_lengths(frames), on="request_id", how="left", maintain_order="left")
         .sort("step", maintain_order=True)
-        .join_asof(lost, on="step", by="request_id", check_sortedness=False)
+        .join_asof(recorded_losses(frames), on="step", by="request_id", check_sortedness=False)
         .with_columns(pl.col("lost_tokens").fill_null(0))
         .with_columns(
             work=pl.when(computed < pl.col("lost_tokens"))
@@ -309,3 +282,37 @@ def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
             .then(pl.lit("decode"))
         )
     )
+
+
+@computed_once
+def recorded_losses(frames: Frames) -> pl.DataFrame:
+    """Return the most tokens that each request had lost at each of its preemptions, sorted by ``step``.
+
+    Columns: ``request_id``, ``step`` (``BEFORE``: before the trace began) and ``lost_tokens``.
+    """
+    columns = ("request_id", "step", "lost_tokens")
+    return (
+        pl.concat(
+            [
+                lost_before(frames).select(
+                    "request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens"
+                ),
+                frames.preemptions.select(columns),
+                lost_in_gaps(frames).select(columns),
+            ]
+        )
+        .sort("step", maintain_order=True)
+        .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
+        .unique(["request_id", "step"], keep="last", maintain_order=True)
+    )
+
+
+@computed_once
+def prompt_lengths(frames: Frames) -> pl.DataFrame:
+    """Return ``request_id`` and ``prompt_tokens`` of each request, once."""
+    lengths = [
+        frames.present.select("request_id", "prompt_tokens"),
+        frames.arrivals.filter(~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
+        frames.finishes.select("request_id", "prompt_tokens"),
+    ]
+    return pl.concat(lengths).unique("request_id", keep="first")

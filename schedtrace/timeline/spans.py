@@ -5,6 +5,8 @@ together. A piece has no end: it lasts until the request's next one begins. So t
 neither overlap nor leave a gap.
 """
 
+from typing import Any
+
 import polars as pl
 
 PIECE_SCHEMA = {
@@ -111,32 +113,26 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
         spans: With ``begin_us`` and ``end_us``, which do not overlap each other, and what ``kinds`` reads.
         kinds: Name of a result's column to a condition on ``spans``, or to the share of a span that counts.
     """
-    shares = {name: of.cast(pl.Float64).fill_null(0.0) for name, of in kinds.items()}
-    sums = spans.sort("begin_us").select(
-        "begin_us",
-        *(share.alias(f"in_{name}") for name, share in shares.items()),
-        *(
-            (LENGTH_US * share).cum_sum().shift(1, fill_value=0.0).alias(name)
-            for name, share in shares.items()
-        ),
-        last_us="end_us",
-    )
+    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
 
-    def until(column: str) -> pl.DataFrame:
-        moments = rows.select(moment_us=pl.col(column)).with_row_index("row").sort("moment_us")
-        into = pl.min_horizontal("moment_us", "last_us") - pl.col("begin_us")
-        return (
-            moments.join_asof(sums, left_on="moment_us", right_on="begin_us", coalesce=False)
-            .select(
-                "row",
-                *((pl.col(name) + pl.col(f"in_{name}") * into).fill_null(0.0).alias(name) for name in kinds),
-            )
-            .sort("row")
-            .drop("row")
+    if spans.is_empty():
+        return pl.DataFrame({name: np.zeros(rows.height, dtype=np.int64) for name in kinds})
+    ordered = spans.sort("begin_us")
+    begins, lasts = (ordered[name].to_numpy() for name in ("begin_us", "end_us"))
+    shares = ordered.select(**{name: share.cast(pl.Float64).fill_null(0.0) for name, share in kinds.items()})
+    moments = [rows[name].to_numpy() for name in ("begin_us", "end_us")]
+    places = [np.searchsorted(begins, us, side="right") - 1 for us in moments]
+    into = [np.minimum(us, lasts[at]) - begins[at] for us, at in zip(moments, places, strict=True)]
+
+    def within(share: Any) -> Any:
+        before = np.concatenate([[0.0], np.cumsum((lasts - begins) * share)])
+        begin, end = (
+            np.where((at >= 0) & ~np.isnan(us), before[at] + share[at] * part, 0.0)
+            for us, at, part in zip(moments, places, into, strict=True)
         )
+        return (end - begin).round().astype(np.int64)
 
-    begin, end = until("begin_us"), until("end_us")
-    return pl.DataFrame([(end[name] - begin[name]).round().cast(pl.Int64) for name in kinds])
+    return pl.DataFrame({name: within(np.broadcast_to(shares[name], len(begins))) for name in kinds})
 
 
 def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
@@ -149,21 +145,26 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
     A row adds what of it has passed: the time since its begin, less, once it is over, the time since its end.
     """
-    sums = []
+    import numpy as np  # noqa: PLC0415  # as above
+
+    moments_us, sums = np.array(moments, dtype=float), []
     for column in ("begin_us", "end_us"):
-        sorted_us = rows[column].sort().cast(pl.Float64)
-        total = pl.concat([pl.Series([0.0]), sorted_us.cum_sum()])
-        count = sorted_us.search_sorted(pl.Series(moments, dtype=pl.Float64), side="left").cast(pl.Int64)
-        sums.append(count * pl.Series(moments, dtype=pl.Float64) - total.gather(count))
-    return (sums[0] - sums[1]).to_list()
+        sorted_us = np.sort(rows[column].to_numpy().astype(float))
+        total = np.concatenate([[0.0], np.cumsum(sorted_us)])
+        count = np.searchsorted(sorted_us, moments_us, side="left")
+        sums.append(count * moments_us - total[count])
+    passed: list[float] = (sums[0] - sums[1]).tolist()
+    return passed
 
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
     """The moments of any span, as spans that do not touch: ``begin_us`` and ``end_us``, in their order."""
+    spans = spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
+    if spans.is_empty():
+        return spans
     latest = pl.col("end_us").cum_max()
     return (
-        spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
-        .sort("begin_us")
+        spans.sort("begin_us")
         .with_columns(part=(pl.col("begin_us") > latest.shift(1)).fill_null(value=True).cum_sum())
         .group_by("part", maintain_order=True)
         .agg(pl.col("begin_us").min(), pl.col("end_us").max())
@@ -173,6 +174,8 @@ def united(spans: pl.DataFrame) -> pl.DataFrame:
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:
     """Spans in order of time, each cut where the one before still lasts."""
+    if spans.is_empty():
+        return spans
     before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())
     cut = pl.max_horizontal("begin_us", before)
     return spans.sort("begin_us", "end_us").with_columns(begin_us=cut).filter(LENGTH_US > 0)

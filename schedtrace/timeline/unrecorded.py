@@ -29,6 +29,7 @@ def missing_steps(frames: Frames) -> int:
     return int(frames.gaps.select(missing.clip(0).sum()).item() or 0)
 
 
+@computed_once
 def after(frames: Frames) -> pl.DataFrame:
     """Return who was there when a gap was over, with ``next_step``, the first step behind it."""
     steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")

@@ -30,6 +30,11 @@ def cause_runs(
         The columns of ``spans`` with ``at`` and ``last``, the places of the run's steps, and ``cause``.
     """
     spans = spans.filter(pl.col("left") > pl.col("first")).with_row_index("span")
+    if spans.is_empty():
+        nothing = {"at": pl.Int64, "cause": pl.String, "last": pl.Int64}
+        return spans.drop("span").with_columns(
+            pl.lit(None, dtype).alias(name) for name, dtype in nothing.items()
+        )
     ends = usual.alias("cause").to_frame().with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     changes = pl.concat([_of_steps(spans, ends), _of_names(spans, ends, named, steps)]).sort(
         "span", "at", "weight"

@@ -277,7 +277,7 @@ def step_numbers(steps: pl.DataFrame) -> list[int]:
 
 def trial_numbers(steps: pl.DataFrame) -> list[int]:
     """The trials that show a finding; empty for a trace without trials."""
-    return steps["trial"].drop_nulls().unique().sort().to_list()
+    return sorted(trial for trial in steps["trial"].unique().to_list() if trial is not None)
 
 
 def by_class(classes: list[ClassTime]) -> Message:

@@ -1,8 +1,11 @@
 import json
+from copy import deepcopy
 
 import pytest
 
+from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.comparison import COMPARISON_SCHEMA_VERSION
+from schedtrace.read.run import read_run
 from tests import makers
 from tests.makers import step
 
@@ -44,37 +47,47 @@ def test_run_makes_both_configurations_into_folders_named_like_the_files(cli, pl
     assert out.startswith("Verdict: ")
 
 
-def test_what_stands_behind_the_files_goes_to_both_and_wins(cli, plans, files, tmp_path):
+def test_what_stands_behind_the_files_goes_to_both_and_wins(cli, only_plans, files, tmp_path):
     cli("diff", "--run", *files, "--output", tmp_path / "logs", "--trials", "5", "--enforce-eager")
-    assert [plan.spec.trials for plan in plans] == [5, 5]
-    assert [plan.spec.engine_args[-1] for plan in plans] == ["--enforce-eager"] * 2
+    assert [plan.spec.trials for plan in only_plans] == [5, 5]
+    assert [plan.spec.engine_args[-1] for plan in only_plans] == ["--enforce-eager"] * 2
 
 
 @pytest.mark.parametrize(("asked", "interleave"), [("--interleave", True), ("--no-interleave", False)])
-def test_trials_are_interleaved_as_asked(cli, plans, files, tmp_path, asked, interleave):
+def test_trials_are_interleaved_as_asked(cli, only_plans, files, tmp_path, asked, interleave):
     cli("diff", "--run", *files, "--output", tmp_path / "logs", asked)
-    assert [plan.how for plan in plans] == [{"interleave": interleave}] * 2
+    assert [plan.how for plan in only_plans] == [{"interleave": interleave}] * 2
 
 
 @pytest.mark.parametrize(("fits", "interleave"), [(True, True), (False, False)])
 def test_unless_asked_trials_are_interleaved_if_both_engines_fit(
-    cli, plans, files, tmp_path, monkeypatch, fits, interleave
+    cli, only_plans, files, tmp_path, monkeypatch, fits, interleave
 ):
     monkeypatch.setattr("schedtrace.engine.plan.both_fit", lambda _: fits)
     cli("diff", "--run", *files, "--output", tmp_path / "logs")
-    assert plans[0].how == {"interleave": interleave}
+    assert only_plans[0].how == {"interleave": interleave}
 
 
-@pytest.fixture
-def slow_and_fast(tmp_path):
-    """Eight trials each; the slow ones take twice as long."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Eight trials each; the slow ones take twice as long. And their reports, each made once."""
+    folder = tmp_path_factory.mktemp("runs")
 
     def made(name, seconds):
         trials = [step(at, trial=at + 1, got={"a": 10}, new="a") for at in range(8)]
         results = [makers.result(at + 1, seconds + at * 3 % 8 / 100) for at in range(8)]
-        return makers.run_folder(tmp_path / name, *trials, about=makers.manifest(trials=results))
+        return makers.run_folder(folder / name, *trials, about=makers.manifest(trials=results))
 
-    return made("slow", 2.0), made("fast", 1.0)
+    folders = made("slow", 2.0), made("fast", 1.0)
+    return folders, {folder: analyze_run(read_run(folder)) for folder in folders}
+
+
+@pytest.fixture
+def slow_and_fast(runs, monkeypatch):
+    """The two folders, which ``diff`` compares by reports that are there already."""
+    folders, reports = runs
+    monkeypatch.setattr("schedtrace.compare.compare.analyze_run", lambda run: deepcopy(reports[run.path]))
+    return folders
 
 
 @pytest.mark.parametrize(
