@@ -63,21 +63,14 @@ def test_what_each_request_got_says_what_it_worked_on_and_what_cut_it(run_of):
     ]
 
 
-def test_exits_alike_that_follow_each_other_are_one_with_typed_arguments(story_of):
+def test_exits_alike_that_follow_each_other_are_one_with_typed_arguments(story_of, recorded_words):
     place = {"via": "source", "location": "scheduler.py:10"}
     skips = [Exit("waiting", "continue", Cause.LORA_CAP, name, 900, **place) for name in "abcde"]
     skips[-1].count = 3
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "f", 800, **place)
     [skipped, stopped] = story_of(step(0, waiting=9, exits=[*skips, ended])).stops
     assert (skipped.count, skipped.request_ids) == (7, list("abcde"))
-    assert plain(skipped.message) == (
-        "The waiting loop skipped a, b, c and 4 others at scheduler.py:10: max_loras other adapters were "
-        "already in the batch; 900 tokens of budget left."
-    )
-    assert plain(stopped.message) == (
-        "The waiting loop ended at scheduler.py:10: as many requests ran as max_num_seqs 8 allows; f next in "
-        "line, 800 tokens of budget left."
-    )
+    recorded_words(skipped.message, stopped.message)
     assert [part for part in stopped.message.parts() if not isinstance(part, str)] == [
         *(
             Code("scheduler.py:10"),
@@ -128,7 +121,8 @@ def test_every_exit_and_preemption_is_a_sentence(run_of):
 def test_the_limit_of_active_requests_has_its_own_name(story_of):
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, None, 0)
     story = story_of(step(0, waiting=1, ended=ended), scheduler_config={"max_num_active_seqs": 3})
-    assert (story.seats, "as max_num_active_seqs 3 allows" in plain(story.stops[0].message)) == (3, True)
+    assert story.seats == 3
+    assert Setting("max_num_active_seqs") in story.stops[0].message.parts()
 
 
 def test_who_waits_stands_in_order_with_its_time(run_of):
