@@ -45,7 +45,9 @@ def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_finding
     assert (comparison.base_path, comparison.new_path) == (str(base.path), str(new.path))
     assert [change.name for change in comparison.config] == ["model"]
     assert metrics_of(comparison)["output"].change_frac == pytest.approx((40 + 40 / 1.5) / 30 - 1)
-    assert ("blocked-budget", "kv_blocks") in {(one.code, one.cause) for one in comparison.findings}
+    assert ("blocked-budget", "kv_blocks") in {
+        (finding.code, finding.cause) for finding in comparison.findings
+    }
     recorded_words(comparison.verdict)
 
 
@@ -118,8 +120,8 @@ def test_different_models_on_different_workloads_have_nothing_in_common(run_of):
 
 
 def test_different_models_on_the_same_workload_can_be_compared(run_of):
-    told = manifest(workload=workload())
-    base, new = (run_of(name, step(0), about=told, model=name) for name in ("small", "large"))
+    about = manifest(workload=workload())
+    base, new = (run_of(name, step(0), about=about, model=name) for name in ("small", "large"))
     assert [change.name for change in compare(base=base, new=new).config] == ["model"]
 
 
@@ -139,10 +141,10 @@ def test_an_engine_without_a_step_leaves_it_to_the_others(tmp_path):
 def served(count, prompt=100, output=10):
     """A server's trace: so many requests that came and finished."""
     names = [f"r{n}" for n in range(count)]
-    came = [arrival(name, 0, prompt_tokens=prompt) for name in names]
+    arrivals = [arrival(name, 0, prompt_tokens=prompt) for name in names]
     got = dict.fromkeys(names, prompt)
     done = [finish(n, arrived_us=0, first_token_us=1, last_token_us=900, output_tokens=output) for n in names]
-    return [step(0, got=got, new=names, arrived=came, budget=100_000), step(1, finished=done)]
+    return [step(0, got=got, new=names, arrived=arrivals, budget=100_000), step(1, finished=done)]
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ def test_who_is_refused_on_one_side_only_is_told_too(run_of):
         for detail in ("free", "watermark")
     )
     changes = changed_refusals(run_of, base, new)
-    told = [(change.detail, change.base_exits, change.new_exits) for change in changes]
-    assert told == [("free", 1, 0), ("watermark", 0, 1)]
+    rows = [(change.detail, change.base_exits, change.new_exits) for change in changes]
+    assert rows == [("free", 1, 0), ("watermark", 0, 1)]
 
 
 def found(code, *, cause=None, symptoms=(), **shares):

@@ -39,11 +39,11 @@ def test_what_is_not_known_is_not_said(run_of, recorded_words):
 
 
 def test_what_the_caches_gave(run_of, recorded_words):
-    came = [
+    arrivals = [
         Admission("a", 32, 0, 4), Admission("b", 16, 48, 4), Admission("c", 0, 0, 4, miss="not_cached"),
         Admission("d", 0, 0, 4, miss="not_cached"), Admission("e", 0, 0, 1, miss="unknown"),
     ]  # fmt: skip
-    recorded_words(facts_of(run_of, with_facts(step(0), admitted=came)))
+    recorded_words(facts_of(run_of, with_facts(step(0), admitted=arrivals)))
 
 
 def test_execution_limbo_encoder_and_ranks(run_of, recorded_words):

@@ -77,7 +77,10 @@ def unended(tmp_path):
 
 
 def pieces(life):
-    return [(one.state, one.cause, round(one.to_ms - one.from_ms, 3), one.tokens) for one in life.states]
+    return [
+        (state.state, state.cause, round(state.to_ms - state.from_ms, 3), state.tokens)
+        for state in life.states
+    ]
 
 
 def test_a_wait_is_for_the_pause_while_it_lasts(paused):
@@ -97,12 +100,17 @@ def test_who_ran_did_not_decode_meanwhile(paused):
         ("interrupted", "paused", 100.0, 0),
         ("decode", None, 3.05, 3),
     ]
-    assert [(one.first_step, one.last_step) for one in life.states] == [(0, 0), (1, 5), (None, None), (6, 8)]
+    assert [(state.first_step, state.last_step) for state in life.states] == [
+        (0, 0),
+        (1, 5),
+        (None, None),
+        (6, 8),
+    ]
 
 
 def test_the_events_of_a_life_name_it(paused, recorded_words):
-    [scheduled] = [one for one in explain_request(paused, "w").events if one.what == "scheduled"]
-    [pause] = [one for one in explain_request(paused, "a").events if one.at_ms == 5.95]
+    [scheduled] = [event for event in explain_request(paused, "w").events if event.what == "scheduled"]
+    [pause] = [event for event in explain_request(paused, "a").events if event.at_ms == 5.95]
     recorded_words(scheduled.message, pause.message)
 
 
@@ -118,7 +126,7 @@ def test_the_sums_are_those_of_the_report(paused):
 def test_a_pause_without_an_end_lasts_as_long_as_the_record(unended, recorded_words):
     life = explain_request(unended, "x")
     assert pieces(life) == [("interrupted", "paused", 880.0, 0)]
-    recorded_words(one.message for one in life.events if one.what == "waited")
+    recorded_words(event.message for event in life.events if event.what == "waited")
     shown = render(request_page(life), width=80)
     assert "arrived 0.020 s into the recording" in shown
     assert "the scheduler was paused 880 ms (100 %)" in " ".join(shown.split())

@@ -52,7 +52,7 @@ def spans(life):
 
 
 def test_the_time_is_divided_without_a_gap(life):
-    assert [(one.state, one.cause, one.from_ms, one.to_ms, one.steps) for one in life.states] == [
+    assert [(state.state, state.cause, state.from_ms, state.to_ms, state.steps) for state in life.states] == [
         ("front_end", None, 0, 1, 0),
         ("waiting", "next_step", 1, 4, 0),
         ("waiting", "max_num_seqs", 4, 29, 2),
@@ -66,7 +66,7 @@ def test_the_time_is_divided_without_a_gap(life):
 def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
     [wait] = waits(life.states)
     assert (wait.since_step, wait.left_step, wait.wait_ms, wait.before_step_ms) == (0, 3, 38, 3)
-    assert [(one.cause, one.steps, one.wait_ms) for one in wait.causes] == [
+    assert [(cause.cause, cause.steps, cause.wait_ms) for cause in wait.causes] == [
         ("max_num_seqs", 2, 25),
         ("token_budget", 1, 10),
     ]
@@ -81,8 +81,8 @@ def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
     ids=["its own skip", "the queue was empty"],
 )
 def test_what_it_waited_for(life_of, exits, cause):
-    came = step(0, start=0, waiting=2, exits=exits, arrived=[arrival("a", 0, 0)])
-    [wait] = waits(life_of(came, step(1, start=7_000, requests=got(0, 100, "new"))).states)
+    first = step(0, start=0, waiting=2, exits=exits, arrived=[arrival("a", 0, 0)])
+    [wait] = waits(life_of(first, step(1, start=7_000, requests=got(0, 100, "new"))).states)
     assert [(one.cause, one.wait_ms) for one in wait.causes] == [(cause, 7)]
 
 
@@ -104,8 +104,8 @@ def test_events_are_told_in_order_and_in_words(life, recorded_words):
     "fields", [{"prompt_tokens": 1}, {"max_tokens": 0, "priority": -2, "lora": "x"}], ids=str
 )
 def test_what_came_is_told_where_it_is_first_seen(life_of, fields, recorded_words):
-    came = arrival("a", None, 0, **fields)
-    recorded_words(messages(life_of(step(0, arrived=[came])), "queued"))
+    newcomer = arrival("a", None, 0, **fields)
+    recorded_words(messages(life_of(step(0, arrived=[newcomer])), "queued"))
 
 
 def test_gaps_lie_between_outputs(life):
@@ -130,7 +130,7 @@ def preempted(life_of):
 
 
 def test_what_a_preemption_cost_has_states_of_its_own(preempted):
-    assert [(one.state, one.from_ms, one.to_ms, one.steps) for one in preempted.states] == [
+    assert [(state.state, state.from_ms, state.to_ms, state.steps) for state in preempted.states] == [
         ("front_end", 0, 1, 0),
         ("prefill", 1, 6, 1),
         ("decode", 6, 21, 1),
@@ -151,8 +151,8 @@ def test_a_preemption_and_the_return_are_events(preempted, recorded_words):
 
 @pytest.mark.parametrize("held", [7, 0, None])
 def test_that_its_scheduler_set_it_aside_is_told_with_what_it_keeps(life_of, held, recorded_words):
-    came = step(0, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)])
-    life = life_of(came, step(1, waiting=1, set_aside=[SetAside("a", 1, blocks_held=held)]))
+    first = step(0, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)])
+    life = life_of(first, step(1, waiting=1, set_aside=[SetAside("a", 1, blocks_held=held)]))
     recorded_words(messages(life, "set_aside"))
 
 
@@ -178,7 +178,7 @@ def test_a_step_that_went_without_it_is_counted_and_says_why(life_of, recorded_w
         step(3, requests=got(101, 1), total_requests=1),
     )
     recorded_words(messages(life, "decode"))
-    assert [(one.state, one.steps) for one in life.states] == [("prefill", 1), ("decode", 3)]
+    assert [(state.state, state.steps) for state in life.states] == [("prefill", 1), ("decode", 3)]
     assert (life.status, life.e2e_ms) == (None, None)
 
 
@@ -214,7 +214,7 @@ def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(life_of
 def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(life_of):
     life = life_of(step(0, start=4_000, requests=got(130, 1)), step(1, start=9_000, requests=got(131, 1)))
     assert (life.prompt_tokens, life.status) == (None, None)
-    assert [(one.state, one.from_ms, one.steps) for one in life.states] == [("decode", 0, 2)]
+    assert [(state.state, state.from_ms, state.steps) for state in life.states] == [("decode", 0, 2)]
 
 
 def test_the_warm_up_can_be_asked_about(run_of):

@@ -131,7 +131,7 @@ def test_a_prompt_that_had_to_fit_whole_could_have_come_in_chunks(answers):
     story = answers(
         refused("full_sequence", 95, 92), wants={"a": 100, "b": 950}, waiting=1, free=92, config=config
     )
-    assert [(one.limit, one.now, one.then, one.tokens) for one in story.what_if] == [
+    assert [(answer.limit, answer.now, answer.then, answer.tokens) for answer in story.what_if] == [
         ("kv_blocks", 92, 95, 900),
         ("scheduler_reserve_full_isl", 1, 0, 900),
     ]
@@ -148,7 +148,7 @@ def test_chunks_would_have_used_the_budget_left(answers):
     ended = Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, "b", 900)
     config = {"enable_chunked_prefill": False}
     story = answers(ended, wants={"a": 100, "b": 950}, waiting=1, free=95, config=config)
-    assert [(one.limit, one.then, one.tokens) for one in story.what_if] == [
+    assert [(answer.limit, answer.then, answer.tokens) for answer in story.what_if] == [
         ("enable_chunked_prefill", 1, 900),
         ("max_num_batched_tokens", 1050, 950),
     ]
@@ -181,6 +181,8 @@ def test_what_decides_and_is_not_known_prevents_an_answer(answers, unknown):
 
 
 def test_adapters_prevent_an_answer(run_of):
-    came = [arrival("a", 0, 0), arrival("b", 0, 0, lora="x")]
-    line = step(0, got={"a": 100}, new="a", arrived=came, waiting=1, ended=NO_SEAT, kv_blocks_free_after=90)
+    arrivals = [arrival("a", 0, 0), arrival("b", 0, 0, lora="x")]
+    line = step(
+        0, got={"a": 100}, new="a", arrived=arrivals, waiting=1, ended=NO_SEAT, kv_blocks_free_after=90
+    )
     assert explain_step(run_of("r", line), 0).what_if == []

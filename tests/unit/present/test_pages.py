@@ -24,9 +24,9 @@ from tests.unit.present.test_goldens import text_of
 
 def test_a_reset_of_the_prefix_cache_is_counted_apart_from_preemptions(tmp_path):
     lost = [Preemption("a", 10, "b", 1), Preemption("a", 10, None, 1, in_schedule=False)]
-    came = [arrival("a", 0, 0)]
+    arrivals = [arrival("a", 0, 0)]
     lines = [
-        step(0, got={"a": 10}, new="a", arrived=came),
+        step(0, got={"a": 10}, new="a", arrived=arrivals),
         step(1, preempted=lost[:1], waiting=1),
         step(2, got={"a": 10}, resumed="a"),
         step(3, preempted=lost[:1], waiting=1),

@@ -110,7 +110,7 @@ def test_they_are_in_states_and_in_the_queue_from_the_beginning(path):
 
 def test_what_was_before_the_recording_is_said_to_be_unknown(path):
     life = explain_request(read_run(path.parent), "waits")
-    assert [(one.state, one.from_ms, one.to_ms) for one in life.states][:2] == [
+    assert [(state.state, state.from_ms, state.to_ms) for state in life.states][:2] == [
         ("unrecorded", 0.0, 0.75),
         ("waiting", 0.75, 0.8),
     ]

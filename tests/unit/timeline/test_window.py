@@ -105,8 +105,8 @@ def test_of_several_ranks_a_window_is_on_the_first_ones_clock(view):
 
 def test_a_window_within_a_pause_has_the_pause_and_who_waited(run_of, recorded_words):
     pause = Control("pause_state", 1450, detail="PAUSED_ALL")
-    came = [arrival("a", None, 1000), arrival("b", None, 1000)]
-    ran = at(0, got={"a": 10}, new="a", waiting=1, ended=Cause.MAX_NUM_SEQS, arrived=came)
+    arrivals = [arrival("a", None, 1000), arrival("b", None, 1000)]
+    ran = at(0, got={"a": 10}, new="a", waiting=1, ended=Cause.MAX_NUM_SEQS, arrived=arrivals)
     resumed = step(
         1,
         start=900_000,

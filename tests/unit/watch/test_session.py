@@ -74,9 +74,9 @@ def test_throughput_is_over_the_time_with_requests_of_all_engines(folder):
         growing.append(step(steps + 1, start=9_000_000, back=0, output_tokens=0))
         growing.at = 100
     seen = session_of(folder, growing).look()
-    assert [one.output_tokens for one in seen.engines] == [80, 40]
+    assert [engine.output_tokens for engine in seen.engines] == [80, 40]
     # the requests came 0.4 ms before the first step
-    assert [one.output_per_s for one in seen.engines] == pytest.approx([80 / 4.0004, 40 / 4.0004])
+    assert [engine.output_per_s for engine in seen.engines] == pytest.approx([80 / 4.0004, 40 / 4.0004])
     assert seen.total().output_per_s == pytest.approx(120 / 4.0004)
 
 
