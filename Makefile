@@ -92,7 +92,7 @@ $(COMPAT)/.ready: requirements/lock.txt tests/compat/requirements.txt pyproject.
 
 docs: setup ## Write again all that says what the code says: samples, goldens, the exam's page, docs/ (four minutes)
 	@$(BIN)/python tests/data/findings/make.py --sentences
-	@UPDATE_GOLDENS=1 $(BIN)/python -m pytest -q $$(grep -rl UPDATE_GOLDENS --include='test_*.py' tests/unit)
+	@UPDATE_GOLDENS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile $$(grep -rlE 'UPDATE_GOLDENS|recorded_words' --include='test_*.py' tests/unit)
 	@runs=$$(mktemp -d) && $(BIN)/python -m tests.exam.build $$runs >/dev/null && $(BIN)/python -m tests.exam.page $$runs && rm -r $$runs
 	@$(BIN)/python docs/generate.py
 	@git status --short

@@ -8,6 +8,7 @@ from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests import makers
+from tests.unit.recorded_words import RecordedWords
 
 
 @pytest.fixture
@@ -51,3 +52,11 @@ def cli(capsys, monkeypatch):
         return (int(code), *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def recorded_words(request):
+    """``recorded_words(finding.verdict, ...)``: these are the sentences that are recorded for this test."""
+    words = RecordedWords(request.path, request.node.name)
+    yield words
+    words.check_all_said()

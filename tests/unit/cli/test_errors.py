@@ -26,8 +26,8 @@ def bad(tmp_path, monkeypatch):
     run_folder(tmp_path / "broken-run", step(0))
     (tmp_path / "broken-run" / FILE_NAME).write_text("{")
     for name, count in (("small", 4), ("large", 9)):
-        told = manifest(workload=workload(num_prompts=count))
-        run_folder(tmp_path / name, step(0), about=told, model=name)
+        about = manifest(workload=workload(num_prompts=count))
+        run_folder(tmp_path / name, step(0), about=about, model=name)
     (tmp_path / "nothing").mkdir()
     (tmp_path / "failed").mkdir()
     (tmp_path / "failed" / FILE_NAME).write_bytes(encoded(manifest(status="failed", error="no memory")))

@@ -1,3 +1,5 @@
+from itertools import permutations
+
 import pytest
 
 from schedtrace.compare.comparability import fairness_notes, taken_in_turn
@@ -5,10 +7,10 @@ from schedtrace.compare.compare import compare
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import Sample
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import STEP_EVERY_US, arrival, finish, manifest, result, run_folder, step, workload
+from tests.unit.recorded_words import texts
 
 
 def trials(*first_steps, **fields):
@@ -31,15 +33,11 @@ def results(*seconds):
     return manifest(trials=[result(at, elapsed) for at, elapsed in enumerate(seconds, start=1)])
 
 
-def notes_of(*, base, new):
-    return [plain(note) for note in compare(base=base, new=new).notes]
-
-
 def metrics_of(comparison):
     return {metric.name: metric for metric in comparison.metrics}
 
 
-def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_findings(run_of):
+def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_findings(run_of, recorded_words):
     base = run_of("a", *trials(1, 1), about=results(2.0, 4.0))
     new = run_of("b", *trials(1, 1, waiting=1, ended=Cause.KV_BLOCKS), about=results(1.0, 1.5), model="new")
     comparison = compare(base=base, new=new)
@@ -47,74 +45,68 @@ def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_finding
     assert (comparison.base_path, comparison.new_path) == (str(base.path), str(new.path))
     assert [change.name for change in comparison.config] == ["model"]
     assert metrics_of(comparison)["output"].change_frac == pytest.approx((40 + 40 / 1.5) / 30 - 1)
-    assert ("blocked-budget", "kv_blocks") in {(one.code, one.cause) for one in comparison.findings}
-    verdict = plain(comparison.verdict)
-    assert verdict.startswith("new: blocked-budget kv_blocks")
-    assert verdict.endswith("; output +122.2 %, but 2 trials a side cannot tell: 6 needed")
+    assert ("blocked-budget", "kv_blocks") in {
+        (finding.code, finding.cause) for finding in comparison.findings
+    }
+    recorded_words(comparison.verdict)
 
 
-def test_a_run_does_not_differ_from_itself(run_of):
+def test_a_run_does_not_differ_from_itself(run_of, recorded_words):
     run = run_of("a", *trials(1, 1), about=results(1.0, 2.0))
     comparison = compare(base=run, new=run)
-    assert (plain(comparison.verdict), comparison.notes, comparison.config) == ("no difference found", [], [])
+    assert (comparison.notes, comparison.config) == ([], [])
+    recorded_words(comparison.verdict)
 
 
-def test_one_trial_on_a_side_is_noted_and_so_are_different_numbers_of_them(run_of):
+def test_one_trial_on_a_side_is_noted_and_so_are_different_numbers_of_them(run_of, recorded_words):
     one, two = run_of("one", *trials(1)), run_of("two", *trials(1, 1))
-    assert notes_of(base=one, new=two) == [
-        "base has 1 trial, new has 2 trials: all are used",
-        "one trial on a side: how much it would vary by itself is unknown; --trials 5 can tell",
-    ]
-    assert notes_of(base=two, new=two) == []
+    recorded_words(compare(base=one, new=two).notes)
+    assert compare(base=two, new=two).notes == []
 
 
-def test_problems_are_noted_with_the_side_that_has_them(run_of):
+def test_problems_are_noted_with_the_side_that_has_them(run_of, recorded_words):
     base, new = run_of("a", step(0), step(2)), run_of("b", step(0), about=manifest(status="interrupted"))
-    lacks = "1 step is missing, and so is any request that arrived or ended in it"
-    assert notes_of(base=base, new=new)[:2] == [
-        f"base: {base.path}/engine-0.jsonl: {lacks}",
-        "new: The run was interrupted. This report covers what was recorded before.",
-    ]
+    notes = texts(compare(base=base, new=new).notes[:2])
+    recorded_words(note.replace(str(base.path), "BASE") for note in notes)
 
 
-def test_throughput_of_different_sources_is_noted(run_of):
+def test_throughput_of_different_sources_is_noted(run_of, recorded_words):
     done = finish("t1-0", arrived_us=0, first_token_us=1, last_token_us=900)
     lines = trials(1, finished=[done])
     front_end, trace = run_of("a", *lines, about=results(2.0)), run_of("b", *lines)
-    note = "throughput is the front end's on one side and the trace's on the other: not quite alike"
     unknown = run_of("c", *trials(1))
-    for other, noted in ((trace, True), (front_end, False), (unknown, False)):
-        assert (note in notes_of(base=front_end, new=other)) is noted
-        assert (note in notes_of(base=other, new=front_end)) is noted
+    for base, new in permutations((front_end, trace, unknown), 2):
+        recorded_words(compare(base=base, new=new).notes)
 
 
 @pytest.mark.parametrize(
-    ("load", "says"),
+    "load",
     [
-        ({"num_prompts": 9}, "9 prompts (random, 400 + 40 tokens)"),
-        ({"num_prompts": 1}, "1 prompt (random, 400 + 40 tokens)"),
-        ({"input_tokens": 4000}, "4 prompts (random, 4,000 + 40 tokens)"),
-        ({"output_tokens": 50}, "4 prompts (random, 400 + 50 tokens)"),
-        ({"dataset": "x.json", "input_tokens": None}, "4 prompts (x.json)"),
-        ({"request_rate": 2.0}, "4 prompts (random, 400 + 40 tokens, 2 per second, burstiness 1)"),
+        {"num_prompts": 9},
+        {"num_prompts": 1},
+        {"input_tokens": 4000},
+        {"output_tokens": 50},
+        {"dataset": "x.json", "input_tokens": None},
+        {"request_rate": 2.0},
     ],
+    ids=str,
 )
-def test_different_workloads_are_noted_and_come_first_in_the_verdict(run_of, load, says):
+def test_different_workloads_are_noted_and_come_first_in_the_verdict(run_of, load, recorded_words):
     base = run_of("a", step(0), about=manifest(workload=workload()))
     new = run_of("b", step(0), about=manifest(workload=workload(**load)))
     comparison = compare(base=base, new=new)
-    told = f"different workloads: base 4 prompts (random, 400 + 40 tokens), new {says}"
-    assert plain(comparison.notes[0]) == told
-    assert plain(comparison.verdict).startswith("different workloads: the figures say little")
+    recorded_words(comparison.notes[0], comparison.verdict)
 
 
 @pytest.mark.parametrize(
     "load", [{"prequeue": True}, {"warmup_requests": 3}, {"keep_prefix_cache": True}, None]
 )
-def test_the_same_requests_are_the_same_work_however_handed_over_and_so_is_what_is_not_told(run_of, load):
+def test_the_same_requests_or_unknown_ones_are_the_same_work_however_handed_over(
+    run_of, load, recorded_words
+):
     base = run_of("a", step(0), about=manifest(workload=workload()))
     new = run_of("b", step(0), about=None if load is None else manifest(workload=workload(**load)))
-    assert not any("workload" in note for note in notes_of(base=base, new=new))
+    recorded_words(compare(base=base, new=new).notes)
 
 
 def test_different_models_on_different_workloads_have_nothing_in_common(run_of):
@@ -128,8 +120,8 @@ def test_different_models_on_different_workloads_have_nothing_in_common(run_of):
 
 
 def test_different_models_on_the_same_workload_can_be_compared(run_of):
-    told = manifest(workload=workload())
-    base, new = (run_of(name, step(0), about=told, model=name) for name in ("small", "large"))
+    about = manifest(workload=workload())
+    base, new = (run_of(name, step(0), about=about, model=name) for name in ("small", "large"))
     assert [change.name for change in compare(base=base, new=new).config] == ["model"]
 
 
@@ -149,32 +141,30 @@ def test_an_engine_without_a_step_leaves_it_to_the_others(tmp_path):
 def served(count, prompt=100, output=10):
     """A server's trace: so many requests that came and finished."""
     names = [f"r{n}" for n in range(count)]
-    came = [arrival(name, 0, prompt_tokens=prompt) for name in names]
+    arrivals = [arrival(name, 0, prompt_tokens=prompt) for name in names]
     got = dict.fromkeys(names, prompt)
     done = [finish(n, arrived_us=0, first_token_us=1, last_token_us=900, output_tokens=output) for n in names]
-    return [step(0, got=got, new=names, arrived=came, budget=100_000), step(1, finished=done)]
+    return [step(0, got=got, new=names, arrived=arrivals, budget=100_000), step(1, finished=done)]
 
 
 @pytest.mark.parametrize(
-    ("load", "says"),
+    "load",
     [
-        ({"count": 30}, "new 30 requests (100 + 10 tokens on average)"),
-        ({"count": 20, "prompt": 106}, "new 20 requests (106 + 10 tokens on average)"),
-        ({"count": 20, "output": 20}, "new 20 requests (100 + 20 tokens on average)"),
-        ({"count": 21, "prompt": 105}, None),
+        {"count": 30},
+        {"count": 20, "prompt": 106},
+        {"count": 20, "output": 20},
+        {"count": 21, "prompt": 105},
     ],
+    ids=str,
 )
-def test_loads_of_servers_that_differ_by_more_than_a_twentieth_are_noted(run_of, load, says):
-    notes = notes_of(base=run_of("a", *served(20)), new=run_of("b", *served(**load)))
-    told = [note for note in notes if note.startswith("the loads differ")]
-    base = "the loads differ: base 20 requests (100 + 10 tokens on average)"
-    assert told == ([] if says is None else [f"{base}, {says}: that alone changes the figures"])
+def test_loads_of_servers_that_differ_by_more_than_a_twentieth_are_noted(run_of, load, recorded_words):
+    recorded_words(compare(base=run_of("a", *served(20)), new=run_of("b", *served(**load))).notes)
 
 
-def test_where_both_workloads_are_recorded_these_are_compared(run_of):
+def test_where_both_workloads_are_recorded_these_are_compared(run_of, recorded_words):
     about = manifest(workload=workload())
     base, new = run_of("a", *served(20), about=about), run_of("b", *served(30), about=about)
-    assert not any("the loads differ" in note for note in notes_of(base=base, new=new))
+    recorded_words(compare(base=base, new=new).notes)
 
 
 class Changed:
@@ -210,18 +200,13 @@ def test_runs_whose_steps_overlap_in_time_were_made_in_turn(views, later_us, in_
 
 
 def notes(sides, *metrics):
-    return [plain(note) for note in fairness_notes(**sides, metrics=list(metrics))]
+    return fairness_notes(**sides, metrics=list(metrics))
 
 
-def test_one_run_after_the_other_and_another_machine_are_noted(views):
-    [note] = notes(views(10**9))
-    assert note.startswith("one run was made after the other: ")
-    assert notes(views(10**9, host="far")) == ["different machines: base box, new far"]
+def test_one_run_after_the_other_and_another_machine_are_noted(views, recorded_words):
+    recorded_words(notes(views(10**9)), notes(views(10**9, host="far")))
     assert notes(views(0)) == []
 
 
-def test_trials_that_hang_together_are_noted_for_their_side(views):
-    [note] = notes(views(0), Changed(20.0, 5.5))
-    assert note == (
-        "new: slow phases hit several trials in a row (unsteady machine): in output 20 trials count as 5.5"
-    )
+def test_trials_that_hang_together_are_noted_for_their_side(views, recorded_words):
+    recorded_words(notes(views(0), Changed(20.0, 5.5)))

@@ -25,9 +25,9 @@ def side(of, trials, *, tokens=100):
     lines = []
     for trial in trials:
         names = [f"t{trial}-{n}-{of}" for n in range(2)]
-        came = [arrival(name, 10_000 * len(lines) - 50) for name in names]
+        arrivals = [arrival(name, 10_000 * len(lines) - 50) for name in names]
         got = dict.fromkeys(names, tokens if trial == trials[-1] else 100)
-        lines.append(step(len(lines), trial=trial, got=got, new=names, arrived=came))
+        lines.append(step(len(lines), trial=trial, got=got, new=names, arrived=arrivals))
         lines.append(step(len(lines), trial=trial, got=dict.fromkeys(names, 1)))
     return lines
 

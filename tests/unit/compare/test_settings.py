@@ -2,7 +2,6 @@ import pytest
 
 from schedtrace.compare.setting_changes import changed_settings
 from schedtrace.model.manifest import Configured
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEnd
 from tests.makers import manifest, step, workload
 
@@ -98,7 +97,7 @@ def test_without_manifests_every_setting_of_the_headers_is_compared(run_of):
     assert ("kv_blocks_total", 100, 7, False) in found
 
 
-def test_defaults_of_two_usage_contexts_are_named_as_such(run_of):
+def test_defaults_of_two_usage_contexts_are_named_as_such(run_of, recorded_words):
     sides = {}
     for context, seats in (("LLM_CLASS", 256), ("OPENAI_API_SERVER", 128)):
         run = run_of(context, step(0), max_num_running_reqs=seats, scheduler_config={"max_num_seqs": seats})
@@ -109,11 +108,10 @@ def test_defaults_of_two_usage_contexts_are_named_as_such(run_of):
     [change] = changed_settings(base=sides["LLM_CLASS"], new=sides["OPENAI_API_SERVER"])
     seats = ("scheduler_config.max_num_seqs", 256, 128, False)
     assert (change.name, change.base, change.new, change.given) == seats
-    assert plain(change.base_origin) == "default for LLM_CLASS"
-    assert plain(change.new_origin) == "default for OPENAI_API_SERVER"
+    recorded_words(change.base_origin, change.new_origin)
 
 
-def test_settings_that_decide_scheduling_come_before_others_that_vllm_resolved(run_of):
+def test_settings_that_decide_scheduling_come_before_others_that_vllm_resolved(run_of, recorded_words):
     base, new = (
         {"engine_args_given": {"scheduling_policy": "priority"}, "config_resolved": {"a": {"x": value}}}
         for value in (1, 2)
@@ -123,10 +121,11 @@ def test_settings_that_decide_scheduling_come_before_others_that_vllm_resolved(r
         for name, about, policy in (("a", base, "priority"), ("b", new, "fcfs"))
     ]
     found = changed_settings(base=runs[0], new=runs[1])
-    assert [(one.name, plain(one.base_origin)) for one in found] == [
-        ("scheduler_config.policy", "given"),
-        ("a.x", ""),
+    assert [(change.name, change.given) for change in found] == [
+        ("scheduler_config.policy", True),
+        ("a.x", False),
     ]
+    recorded_words(change.base_origin for change in found)
 
 
 def server(run_of, name, *options, given=None, **settings):
@@ -138,7 +137,7 @@ def server(run_of, name, *options, given=None, **settings):
     return run
 
 
-def test_the_option_that_was_changed_comes_first_and_where_it_was_recorded_to_is_no_setting(run_of):
+def test_the_changed_option_comes_first_and_the_recording_folder_is_no_setting(run_of, recorded_words):
     option, field = "--kv-cache-memory-bytes", "cache_config.kv_cache_memory_bytes"
     sides = [
         server(
@@ -158,10 +157,10 @@ def test_the_option_that_was_changed_comes_first_and_where_it_was_recorded_to_is
         ("environment.VLLM_X", "a", "b", True),
     ]
     [change, _] = changed_settings(base=sides[0], new=sides[1])
-    assert (plain(change.base_origin), plain(change.new_origin)) == ("given", "given")
+    recorded_words(change.base_origin, change.new_origin)
 
 
-def test_an_option_of_which_only_the_command_tells_is_compared_as_it_was_typed(run_of):
+def test_an_option_of_which_only_the_command_tells_is_compared_as_it_was_typed(run_of, recorded_words):
     base = server(run_of, "a", "--api-server-count", "2", "--enable-x")
     new = server(run_of, "a", "--api-server-count=3", "--hf-overrides", '{"a": 1}')
     assert told(base, new) == [
@@ -170,7 +169,7 @@ def test_an_option_of_which_only_the_command_tells_is_compared_as_it_was_typed(r
         ("--hf-overrides", None, '{"a": 1}', True),
     ]
     [_, switch, _] = changed_settings(base=base, new=new)
-    assert (plain(switch.base_origin), plain(switch.new_origin)) == ("given", "not given")
+    recorded_words(switch.base_origin, switch.new_origin)
     assert told(base, base) == []
 
 

@@ -8,12 +8,12 @@ from schedtrace.errors import UsageError
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Finding, Severity
 from schedtrace.model.trace import Preemption
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline import timeline
 from schedtrace.timeline.timeline import Timeline
 from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
 from tests.rank_traces import write_ranks
+from tests.unit.recorded_words import texts
 
 BLOCKED = step(0, trial=1, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=Cause.KV_BLOCKS)
 PAUSED = step(1, trial=1, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=Cause.PAUSED)
@@ -55,42 +55,30 @@ def test_one_engine_of_several_is_measured_by_its_trace_even_alone(tmp_path):
     assert (alone.engine_rank, alone.throughput_from) == (1, "trace")
 
 
-def test_what_is_wrong_with_a_trace_and_what_the_recorder_said_is_told(run_of):
+def test_what_is_wrong_with_a_trace_and_what_the_recorder_said_is_told(run_of, recorded_words):
     run = run_of("r", step(0), step(2), notices=["no hook for preemptions"])
-    said = [plain(problem) for problem in analyze_run(run).problems]
-    assert len(said) == 2
-    assert "missing" in said[0]
-    assert said[1].endswith("engine-0.jsonl: no hook for preemptions")
+    recorded_words(text.replace(str(run.path), "RUN") for text in texts(analyze_run(run).problems))
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        ("failed", ["The run failed: boom. This report covers what was recorded before."]),
-        ("interrupted", ["The run was interrupted: boom. This report covers what was recorded before."]),
-        ("running", ["The run's command ended without a result, or is still running."]),
-        ("finished", []),
-    ],
+    ("status", "is_problem"),
+    [("failed", True), ("interrupted", True), ("running", True), ("finished", False)],
 )
-def test_a_run_that_did_not_finish_says_so(run_of, status, expected):
+def test_a_run_that_did_not_finish_says_so(run_of, status, is_problem, recorded_words):
     problems = analyze_run(run_of("r", step(0), about=manifest(status=status, error="boom"))).problems
-    assert list(map(plain, problems)) == expected
+    assert len(problems) == is_problem
+    recorded_words(problems)
 
 
-def test_a_prefix_cache_that_was_not_empty_is_a_problem(run_of):
+def test_a_prefix_cache_that_was_not_empty_is_a_problem(run_of, recorded_words):
     trials = [result(trial, 1.0, prefix_cache_reset=trial == 2) for trial in (1, 2, 3)]
     problems = analyze_run(run_of("r", step(0), about=manifest(trials=trials))).problems
-    assert list(map(plain, problems)) == ["The prefix cache could not be emptied before trial 1, 3."]
+    recorded_words(problems)
 
 
-def test_a_queue_that_disagrees_with_the_recorded_count_is_a_problem(run_of):
+def test_a_queue_that_disagrees_with_the_recorded_count_is_a_problem(run_of, recorded_words):
     problems = analyze_run(run_of("r", step(0, waiting=3, arrived=[arrival("a", 0)]), step(1))).problems
-    assert list(map(plain, problems)) == [
-        (
-            "The waiting queue rebuilt from the trace disagrees with the recorded count after 2 of 2 steps: "
-            "after step 0 it has 1 request, the record 3. Findings that name waiting requests may be wrong."
-        )
-    ]
+    recorded_words(problems)
 
 
 def test_the_configuration_is_the_headers_and_the_manifests(run_of):

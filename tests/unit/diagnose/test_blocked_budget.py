@@ -1,12 +1,9 @@
-import re
-
 import msgspec
 import pytest
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.report import MAX_STEPS
 from schedtrace.model.trace import Exit
-from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "blocked-budget"
@@ -23,7 +20,7 @@ def kv_exit(detail=None, **fields):
     return Exit("waiting", "break", Cause.KV_BLOCKS, "next", detail=detail, **fields)
 
 
-def test_budget_left_while_requests_waited_is_found_with_exact_figures(found):
+def test_budget_left_while_requests_waited_is_found_with_exact_figures(found, recorded_words):
     [finding] = found(
         CODE,
         refused(0, got=100, waiting=2, waiting_tokens=300, kv_blocks_free_after=7),
@@ -45,15 +42,15 @@ def test_budget_left_while_requests_waited_is_found_with_exact_figures(found):
         "kv_blocks_free_after": 3,
         "location": None,
     }
-    assert "2 steps of 3 left 70 %" in plain(finding.message)
+    recorded_words(finding.message)
 
 
 @pytest.mark.parametrize("cause", REFUSALS)
-def test_every_refusal_is_a_finding_of_its_own_cause(found, cause):
+def test_every_refusal_is_a_finding_of_its_own_cause(found, cause, recorded_words):
     [finding] = found(CODE, refused(0, cause))
     assert (finding.cause, finding.count) == (cause, 1)
     assert finding.severity == ("info" if cause is Cause.PAUSED else "warning")
-    assert "{" not in plain(finding.message)
+    recorded_words(finding.message.arguments["reason"])
 
 
 @pytest.mark.parametrize(
@@ -80,73 +77,66 @@ def test_several_causes_are_several_findings_most_tokens_first(found):
     assert told == [("kv_blocks", [1], 50), ("max_num_seqs", [0, 2], 30)]
 
 
-def test_a_step_that_scheduled_nothing_can_be_blocked(found):
+def test_a_step_that_scheduled_nothing_can_be_blocked(found, recorded_words):
     [finding] = found(CODE, refused(0, Cause.PAUSED, got=0), step(1))
     assert (finding.count, finding.evidence.mean_budget_left_frac) == (1, 1.0)
-    assert "1 step of 1 " in plain(finding.message)
+    recorded_words(finding.message)
 
 
 @pytest.mark.parametrize(
-    ("lines", "tokens", "says"),
+    ("lines", "tokens"),
     [
-        ([(100, None), (100, None)], 1800, "The trace does not record how many tokens they wanted."),
-        ([(100, 300), (900, 300), (1, None)], 300 + 100 + 999, "could have scheduled 200 tokens more"),
-        ([(100, 2000)], 900, "Otherwise each step could have scheduled 900 tokens more on average."),
+        ([(100, None), (100, None)], 1800),
+        ([(100, 300), (900, 300), (1, None)], 300 + 100 + 999),
+        ([(100, 2000)], 900),
     ],
     ids=["never known", "the mean of the steps where it is known", "no more than was left"],
 )
-def test_what_could_have_been_used(found, lines, tokens, says):
+def test_what_could_have_been_used(found, lines, tokens, recorded_words):
     [finding] = found(
         CODE, *(refused(n, got=got, waiting_tokens=more) for n, (got, more) in enumerate(lines))
     )
     assert finding.tokens == tokens
-    assert says in plain(finding.message)
+    recorded_words(finding.message)
 
 
 @pytest.mark.parametrize(
-    ("ended", "cause", "says"),
+    ("ended", "cause"),
     [
-        (None, "other", ""),
-        (Exit("waiting", "break", "disk_blocks", "next"), "disk_blocks", "cause disk_blocks. "),
-        (
-            Exit("waiting", "break", "tenant_quota", "next"),
-            "tenant_quota",
-            "the tenant's quota of tokens is spent (cause tenant_quota). ",
-        ),
+        (None, "other"),
+        (Exit("waiting", "break", "disk_blocks", "next"), "disk_blocks"),
+        (Exit("waiting", "break", "tenant_quota", "next"), "tenant_quota"),
     ],
     ids=["no exit", "a newer version's", "registered by another package"],
 )
-def test_a_cause_that_is_not_known(found, ended, cause, says):
+def test_a_cause_that_is_not_known(found, ended, cause, recorded_words):
     quota = {"tenant_quota": "the tenant's quota of tokens is spent"}
     line = step(0, got={"x": 100}, waiting=2, ended=ended)
     [finding] = found(CODE, line, registered_causes=quota)
     assert (finding.cause, finding.severity) == (cause, "warning")
-    assert f"on average): {says}" in plain(finding.message)
+    recorded_words(finding.message)
 
 
-def test_one_inferred_exit_makes_the_whole_finding_inferred(found):
+def test_one_inferred_exit_makes_the_whole_finding_inferred(found, recorded_words):
     exact = kv_exit(via="source", location="scheduler.py:7")
     [mixed] = found(CODE, refused(0, exact), refused(1, kv_exit()))
     [pure] = found(CODE, refused(0, exact), refused(1, exact))
     assert (mixed.via, pure.via) == ("inferred", "source")
     assert (mixed.location, pure.location) == (None, "scheduler.py:7")
-    assert "(left at scheduler.py:7)" in plain(mixed.example)  # where it is not said of all of them
-    assert "scheduler.py:7" not in plain(pure.example)
+    recorded_words(mixed.example, pure.example)  # the place, where it is not said of all of them
 
 
-def test_limits_that_share_a_cause_are_findings_of_their_own(found):
+def test_limits_that_share_a_cause_are_findings_of_their_own(found, recorded_words):
     findings = found(CODE, refused(0, kv_exit("watermark")), *(refused(n, kv_exit("free")) for n in (1, 2)))
     assert [finding.evidence.details for finding in findings] == [["free"], ["watermark"]]
     assert {finding.cause for finding in findings} == {"kv_blocks"}
-    assert "--watermark" in plain(findings[1].message)
+    recorded_words(finding.message for finding in findings)
 
 
-@pytest.mark.parametrize(
-    ("config", "says"), [({}, "max.num.seqs.8"), ({"max_num_active_seqs": 5}, "max.num.active.seqs.5")]
-)
-def test_the_limit_on_seats_is_the_one_that_counts(found, config, says):
+@pytest.mark.parametrize("config", [{}, {"max_num_active_seqs": 5}], ids=str)
+def test_the_limit_on_seats_is_the_one_that_counts(found, config, recorded_words):
     [finding] = found(CODE, refused(0, Cause.MAX_NUM_SEQS), scheduler_config=config)
-    assert re.search(says, plain(finding.message))
+    recorded_words(finding.message)
 
 
 def test_the_list_of_steps_ends_where_the_count_goes_on(found):
@@ -154,7 +144,7 @@ def test_the_list_of_steps_ends_where_the_count_goes_on(found):
     assert (finding.steps, finding.count) == (list(range(MAX_STEPS)), MAX_STEPS + 5)
 
 
-def test_trials_that_show_it_are_counted_against_all(found):
+def test_trials_that_show_it_are_counted_against_all(found, recorded_words):
     [finding] = found(CODE, refused(0, trial=1), step(1, trial=2), refused(2, trial=3))
     assert finding.trials == [1, 3]
-    assert "2 of 3 trials" in plain(finding.message)
+    recorded_words(finding.message)

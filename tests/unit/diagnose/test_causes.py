@@ -5,7 +5,6 @@ from schedtrace.diagnose.one_engine import cap_counts, cap_table, cause_table, e
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.report import CapRow, CauseRow
 from schedtrace.model.trace import ChunkCap, Exit
-from schedtrace.present.phrases import plain
 from tests.makers import run_folder, step
 
 LINE = "vllm/v1/core/sched/scheduler.py"
@@ -108,7 +107,8 @@ def test_a_queue_of_skipped_requests_only_is_blocked_by_what_they_were_skipped_f
     ]
     [finding] = found("blocked-budget", step(0, got={"x": 100}, waiting=3, exits=skips))
     assert (finding.cause, finding.via, finding.location) == ("lora_cap", "source", f"{LINE}:10")
-    assert "step 0: 3 requests waiting, a next in line" in plain(finding.example)
+    [example] = finding.evidence.examples
+    assert (example.step, example.num_waiting_after, example.request_id) == (0, 3, "a")
 
 
 def test_where_the_loop_was_left_for_a_reason_skips_before_it_do_not_count(found):

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.verdict import unlimited, verdict
 from schedtrace.model.say import say
-from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
 
@@ -40,12 +39,9 @@ def test_trials_are_no_closed_loop(view_of, trials, found):
     assert len(RULES["client-limited"](view_of(*sent(trials, each=1), max_num_running_reqs=8))) == found
 
 
-def test_a_closed_loop_is_told_beside_another_verdict(view_of):
+def test_a_closed_loop_is_told_beside_another_verdict(view_of, recorded_words):
     view = view_of(*sent(trials=False, each=1), max_num_running_reqs=8)
     [client] = RULES["client-limited"](view)
     slow = replace(client, code="slow-steps", verdict=say("Steps are slow."), share_frac=0.5)
-    said = [plain(one) for one in verdict([unlimited(view)], [slow, client], [])]
-    assert said[0] == "Steps are slow."
-    assert said[1].startswith("2 clients with one request open each, the next one at once; the engine works ")
-    [alone, *_] = verdict([unlimited(view)], [client], [])
-    assert plain(alone).startswith("The client is the limit: 2 clients with one request open each")
+    recorded_words(verdict([unlimited(view)], [slow, client], [])[:2])
+    recorded_words(verdict([unlimited(view)], [client], [])[0])

@@ -3,7 +3,6 @@ import pytest
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.model.trace_facts import CacheGroup
-from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 CODE = "head-of-line"
@@ -54,16 +53,16 @@ def test_those_behind_who_fit_are_counted_in_the_order_of_the_queue(found):
 @pytest.mark.parametrize(
     ("reserve", "chunked", "advised"), [(True, True, True), (False, True, False), (True, False, False)]
 )
-def test_a_first_chunk_is_advised_only_where_whole_prompts_are_reserved(found, reserve, chunked, advised):
+def test_a_first_chunk_is_advised_only_where_whole_prompts_are_reserved(
+    found, reserve, chunked, advised, recorded_words
+):
     config = {**WHOLE, "scheduler_reserve_full_isl": reserve, "enable_chunked_prefill": chunked}
     lines = [blocked(0, arrived=came(200, 60, 15, 25)), blocked(1), everybody(2)]
     [finding] = found(CODE, *lines, scheduler_config=config)
-    first_chunk = "--no-scheduler-reserve-full-isl (now on) admits it with its first chunk"
-    assert [plain(one.message) for one in finding.advice] == [
-        "--kv-cache-memory-bytes: 200 blocks instead of 100",
-        *([first_chunk] if advised else []),
-        "send long prompts to an engine of their own",
+    assert [(advice.setting, advice.value) for advice in finding.advice] == [
+        *(("num_gpu_blocks_override", 200), *([(None, None)] if advised else []), (None, None))
     ]
+    recorded_words(finding.advice)
 
 
 def once(*sizes, **fields):
@@ -222,7 +221,8 @@ def test_a_preempted_request_stands_at_the_head(found):
     assert finding.evidence.examples[0].head_tokens == 31
 
 
-def test_a_wait_that_never_ends_lasts_to_the_last_output(found):
+def test_a_wait_that_never_ends_lasts_to_the_last_output(found, recorded_words):
     [finding] = found(CODE, blocked(0, arrived=came(200, 10, 60, 60)), blocked(1))
     assert rows(finding) == [(0, "L", "a", 10, 1, 11_000)]
-    assert "step 0 refused L (200 tokens)" in plain(finding.example)
+    assert (finding.evidence.examples[0].head, finding.evidence.examples[0].head_tokens) == ("L", 200)
+    recorded_words(finding.example)

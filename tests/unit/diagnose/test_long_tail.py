@@ -3,18 +3,14 @@
 import pytest
 
 from schedtrace.diagnose.rules.long_tail import RULE
-from schedtrace.present.phrases import plain
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, step
 
 SHORT = [*"abcdefghijklmnopqrst"]
-FIRST, ORDER = "Bound the longest outputs", "Send the longest requests first"
 
 
-@pytest.mark.parametrize(
-    ("began_us", "advice"), [(0, FIRST), (1400, FIRST), (1500, ORDER), (9000, ORDER), (None, ORDER)]
-)
-def test_the_longest_first_is_no_advice_where_it_was_the_first(trace_of, began_us, advice):
+@pytest.mark.parametrize("began_us", [0, 1400, 1500, 9000, None])
+def test_the_longest_first_is_no_advice_where_it_was_the_first(trace_of, began_us, recorded_words):
     """A twentieth of the 29 ms is 1,450 us; 20 requests end after 9 ms, another one runs alone."""
     names = [*SHORT, "x"]
     trace = trace_of(
@@ -25,4 +21,4 @@ def test_the_longest_first_is_no_advice_where_it_was_the_first(trace_of, began_u
     )
     [found] = RULE(make_timeline(trace))
     assert (found.evidence.requests, found.evidence.tail_ms) == (["x"], 20)
-    assert plain(found.advice[0].message).startswith(advice)
+    recorded_words(found.advice[0].message)

@@ -2,7 +2,6 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
-from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 CODE = "spec-decode"
@@ -30,7 +29,7 @@ def run(accepted, **fields):
     return lines
 
 
-def test_drafts_that_are_never_accepted(found):
+def test_drafts_that_are_never_accepted(found, recorded_words):
     """On average 4.5 requests: 1,000 + 1,800 us for 4.5 tokens with drafts, 1,000 + 450 without."""
     [finding] = found(CODE, *run(0), settings=SETTINGS)
     evidence = finding.evidence
@@ -38,7 +37,7 @@ def test_drafts_that_are_never_accepted(found):
     assert (evidence.acceptance_frac, evidence.wasted_frac) == (0, 0.75)
     assert evidence.output_tokens_per_s == pytest.approx(4.5 / 2800e-6)
     assert evidence.without_drafts_tokens_per_s == pytest.approx(4.5 / 1450e-6, rel=0.02)
-    assert plain(finding.advice[0].message) == "Run without --speculative-config (now ngram with 3 tokens)."
+    recorded_words(finding.advice[0])
     assert finding.cost_ms == pytest.approx(80 * (2.8 - 1.45), rel=0.02)
 
 
@@ -66,13 +65,13 @@ def test_steps_with_prefill_and_steps_not_back_do_not_count(found):
     assert found(CODE, *run(0)[:19], settings=SETTINGS) == []
 
 
-def test_slots_that_the_drafter_takes_from_the_budget(found):
+def test_slots_that_the_drafter_takes_from_the_budget(found, recorded_words):
     lines = run(0)
     lines[3].exits.append(Exit("waiting", "break", Cause.INPUT_BUDGET, budget_left=40))
     lines[3].num_waiting_after = 2
     [finding] = found(CODE, *lines, settings=SETTINGS)
     assert (finding.evidence.draft_slot_steps, finding.evidence.draft_slot_tokens) == (1, 40)
-    assert plain(finding.holder).endswith("in 1 step, with 40 tokens of the token budget left.")
+    recorded_words(finding.holder)
 
 
 def test_without_drafts_there_is_nothing_to_say(found):

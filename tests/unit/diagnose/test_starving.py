@@ -5,7 +5,6 @@ import pytest
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap
-from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 
@@ -89,7 +88,7 @@ def full(number, decode, prefill=0, **fields):
     )
 
 
-def test_decodes_that_leave_prefills_nothing_are_told(found):
+def test_decodes_that_leave_prefills_nothing_are_told(found, recorded_words):
     came = [arrival(name, None, queued=0) for name in "ab"]
     ended = step(2, start=2000, back=1000, got={"a": 1, "b": 1}, new="ab")
     [finding] = found("decode-starves-prefill", full(0, 900, 100, arrived=came), full(1, 700, 300), ended)
@@ -98,7 +97,7 @@ def test_decodes_that_leave_prefills_nothing_are_told(found):
     assert finding.evidence.spent_ms == 2.0
     assert finding.evidence.wait_ms == 2 * 2 * 1.0
     assert finding.tokens == 1600
-    assert "took 2.00 ms, 67 % of the busy time" in plain(finding.message)
+    recorded_words(finding.message)
     assert finding.advice == []
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from schedtrace.diagnose.time_split import engine_time, request_time
 from schedtrace.model.causes import Cause
-from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
 
@@ -70,51 +69,43 @@ def test_nothing_recorded_takes_no_time(view_of):
     assert request_time(view_of()) == engine_time(view_of()) == []
 
 
-def test_a_limit_is_found_with_its_share_of_the_requests_time(found):
+def test_a_limit_is_found_with_its_share_of_the_requests_time(found, recorded_words):
     [finding] = found("kv-bound", *BLOCKED)
     evidence = finding.evidence
     assert (evidence.share_frac, evidence.wait_ms, evidence.requests) == (3 / 9, 0.3, 3)
     assert (evidence.mean_budget_left_frac, evidence.mean_seats_free_frac) == (0.9, 7 / 8)
     assert (evidence.running, evidence.blocks_held, evidence.blocks_free) == (1, 89, 10)
     assert (finding.count, finding.steps, finding.cause) == (1, [0], "kv_blocks")
-    assert plain(finding.verdict) == (
-        "KV cache space limits this run: requests spent 33 % of their time waiting for KV blocks, while 90 % "
-        "of the token budget stayed free."
-    )
+    recorded_words(finding.verdict)
     [seats] = found("max-num-seqs-bound", *BLOCKED)
     assert (seats.share_frac, seats.evidence.requests) == (1 / 9, 1)
     assert found("token-budget-bound", *BLOCKED) == []
 
 
-def test_seats_are_named_by_the_limit_that_counts(found):
+def test_seats_are_named_by_the_limit_that_counts(found, recorded_words):
     lines = [waits(0, "a", Cause.MAX_NUM_SEQS, arrived=came("a")), step(1, start=100, got={"a": 1}, new="a")]
     [finding] = found("max-num-seqs-bound", *lines)
-    assert plain(finding.verdict).startswith("8 seats (--max-num-seqs) limit this run: ")
+    assert finding.evidence.seats == 8
+    recorded_words(finding.verdict)
     [finding] = found("max-num-seqs-bound", *lines, scheduler_config={"max_num_active_seqs": 5})
-    assert plain(finding.verdict).startswith("5 seats (--max-num-active-seqs) limit this run: ")
+    assert finding.evidence.seats == 5
+    recorded_words(finding.verdict)
 
 
-def test_more_seats_alone_are_no_advice_where_the_kv_cache_or_vllm_has_no_room_for_them(found):
-    full = {"kv_blocks_free_after": 0}
-    for fields, about, words in (
-        (
-            full,
-            {},
-            "--kv-cache-memory-bytes together with --max-num-seqs 10 (now 8): at its fullest the KV cache",
-        ),
-        (
-            {},
-            {"scheduler_config": {"max_num_batched_tokens": 8}},
-            "a larger --max-num-batched-tokens together with",
-        ),
+def test_more_seats_alone_are_no_advice_where_the_kv_cache_or_vllm_has_no_room_for_them(
+    found, recorded_words
+):
+    for fields, about in (
+        ({"kv_blocks_free_after": 0}, {}),
+        ({}, {"scheduler_config": {"max_num_batched_tokens": 8}}),
     ):
         came_too = [*came("a"), *came("b")]
         first = waits(0, "ab", Cause.MAX_NUM_SEQS, arrived=came_too, **{"running": 8, **fields})
         lines = [first, step(1, start=100, got={"a": 1, "b": 1}, new="ab")]
         [finding] = found("max-num-seqs-bound", *lines, **about)
         [advice] = finding.advice
-        assert words in plain(advice.message)
         assert (finding.gain, advice.setting, advice.value) == (None, None, None)
+        recorded_words(advice)
 
 
 def test_a_spent_budget_is_a_limit_too(found):

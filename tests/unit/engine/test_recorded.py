@@ -48,8 +48,8 @@ def test_a_trace_with_its_end_is_whole(tmp_path, log):
 
 def test_a_trace_without_its_end_is_whole_if_all_requests_have_ended(cut, log):
     ended = step(1, trial=1, finished=[finish("t1-0")])
-    told = manifest(trials=[result(1, 1.0, num_requests=1)], trials_asked=1)
-    assert require_whole([cut(step(0, trial=1), ended)], told, log) is None
+    about = manifest(trials=[result(1, 1.0, num_requests=1)], trials_asked=1)
+    assert require_whole([cut(step(0, trial=1), ended)], about, log) is None
     for fewer in (
         manifest(trials=[result(1, 1.0, num_requests=2)], trials_asked=1),
         manifest(trials=[result(1, 1.0, num_requests=1)], trials_asked=2),
@@ -57,7 +57,7 @@ def test_a_trace_without_its_end_is_whole_if_all_requests_have_ended(cut, log):
     ):
         assert said(require_whole, [cut(step(0, trial=1), ended)], fewer, log)
     assert said(
-        require_whole, [cut(step(0, trial=1), step(2, trial=1, finished=[finish("t1-0")]))], told, log
+        require_whole, [cut(step(0, trial=1), step(2, trial=1, finished=[finish("t1-0")]))], about, log
     )
 
 

@@ -156,8 +156,8 @@ def test_what_is_no_socket_is_neither_asked_nor_removed(folder):
 
 
 def status(pid=ME, **fields):
-    given = {"role": "engine", "pid": pid, "engine_pid": pid, "rank": 0, "model": "tiny"}
-    return Status(**{**given, "schedtrace_version": "1", "vllm_version": "0.32.0", **fields})
+    defaults = {"role": "engine", "pid": pid, "engine_pid": pid, "rank": 0, "model": "tiny"}
+    return Status(**{**defaults, "schedtrace_version": "1", "vllm_version": "0.32.0", **fields})
 
 
 @pytest.fixture

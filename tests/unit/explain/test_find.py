@@ -12,8 +12,10 @@ IDS = ["t1-1-aa", "t1-12-bb", "t1-12-bc", "t1-1", "cmpl-7"]
 
 @pytest.fixture
 def run(run_of):
-    came = [arrival(name, 0, 0) for name in IDS]
-    return run_of("r", step(0, arrived=came, got={"only-scheduled": 1}, finished=[finish("only-finished")]))
+    arrivals = [arrival(name, 0, 0) for name in IDS]
+    return run_of(
+        "r", step(0, arrived=arrivals, got={"only-scheduled": 1}, finished=[finish("only-finished")])
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,8 +41,8 @@ def test_a_beginning_or_end_is_enough_if_one_request_has_it(run, text, meant):
 
 
 def test_a_part_up_to_a_dash_goes_before_longer_ones(run_of):
-    came = [arrival(name, 0, 0) for name in ("t1-1-aa", "t1-12-bb")]
-    assert find_request(run_of("r", step(0, arrived=came)), "t1-1")[1] == "t1-1-aa"
+    arrivals = [arrival(name, 0, 0) for name in ("t1-1-aa", "t1-12-bb")]
+    assert find_request(run_of("r", step(0, arrived=arrivals)), "t1-1")[1] == "t1-1-aa"
 
 
 def test_several_are_listed(run):
@@ -50,9 +52,9 @@ def test_several_are_listed(run):
 
 
 def test_many_are_listed_in_part(run_of):
-    came = [arrival(f"x{n}", 0, 0) for n in range(10)]
+    arrivals = [arrival(f"x{n}", 0, 0) for n in range(10)]
     with pytest.raises(UsageError, match=r"10 requests match: x0, .*x7 and 2 more$"):
-        find_request(run_of("r", step(0, arrived=came)), "x")
+        find_request(run_of("r", step(0, arrived=arrivals)), "x")
 
 
 @pytest.mark.parametrize("text", ["nobody", ""])

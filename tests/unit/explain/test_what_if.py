@@ -5,7 +5,6 @@ import pytest
 from schedtrace.explain.step import NO_CACHE_HITS, THIS_STEP_ALONE, explain_step
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit
-from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 WANTS = {"a": 100, "b": 200, "c": 300, "d": 400}
@@ -36,37 +35,29 @@ def only(story):
     return answer
 
 
-def test_more_seats_admit_who_fits_into_the_budget_left(answers):
+def test_more_seats_admit_who_fits_into_the_budget_left(answers, recorded_words):
     told = only(answers(NO_SEAT))
     assert (told.limit, told.now, told.then) == ("max_num_seqs", 8, 11)
     assert (told.request_ids, told.tokens) == (["b", "c", "d"], 900)
-    assert plain(told.message) == (
-        "With max_num_seqs 11 instead of 8, 3 more requests (b, c and d, 900 tokens) would have fitted into "
-        "the budget left and the free KV blocks; no request would have been left waiting."
-    )
+    recorded_words(told.message)
 
 
 @pytest.mark.parametrize(
-    ("wants", "chunked", "admitted", "tokens", "says"),
+    ("wants", "chunked", "admitted", "tokens"),
     [
-        ({"b": 700, "c": 300}, True, ["b", "c"], 900, "; no request would have been left waiting."),
-        ({"b": 700, "c": 200, "d": 50}, True, ["b", "c"], 900, "; then the budget would have been spent."),
-        (
-            {"b": 700, "c": 300},
-            False,
-            ["b"],
-            700,
-            "; c (300 tokens) would not have fitted into the rest of it.",
-        ),
+        ({"b": 700, "c": 300}, True, ["b", "c"], 900),
+        ({"b": 700, "c": 200, "d": 50}, True, ["b", "c"], 900),
+        ({"b": 700, "c": 300}, False, ["b"], 700),
     ],
     ids=["in part", "the budget is spent", "whole prompts only"],
 )
-def test_the_budget_left_limits_who_more_seats_would_admit(answers, wants, chunked, admitted, tokens, says):
+def test_the_budget_left_limits_what_more_seats_admit(
+    answers, wants, chunked, admitted, tokens, recorded_words
+):
     config = {"enable_chunked_prefill": chunked}
     told = only(answers(NO_SEAT, waiting=len(wants), wants={"a": 100, **wants}, config=config))
     assert (told.request_ids, told.tokens, told.then) == (admitted, tokens, 8 + len(admitted))
-    assert plain(told.message).endswith(says)
-    assert ("900 tokens, the last one in part" in plain(told.message)) is ("d" not in wants and chunked)
+    recorded_words(told.message)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +70,13 @@ def test_the_budget_left_limits_who_more_seats_would_admit(answers, wants, chunk
         (50, 0.01, ["b"], 200),
     ],
 )
-def test_free_blocks_limit_who_more_seats_would_admit(answers, free, watermark, admitted, tokens):
+def test_free_blocks_limit_what_more_seats_admit(answers, free, watermark, admitted, tokens):
     told = only(answers(NO_SEAT, free=free, config={"watermark": watermark}))
     assert (told.request_ids, told.tokens) == (admitted, tokens)
     assert told.then == (8 + len(admitted) if admitted else None)
 
 
-def test_with_the_whole_prompt_to_fit_a_chunk_is_not_enough(answers):
+def test_with_the_whole_prompt_to_fit_a_chunk_is_not_enough(answers, recorded_words):
     in_chunks, whole = (
         only(
             answers(
@@ -95,33 +86,23 @@ def test_with_the_whole_prompt_to_fit_a_chunk_is_not_enough(answers):
         for asked in (False, True)
     )
     assert (in_chunks.tokens, whole.tokens) == (900, 0)
-    assert plain(whole.message) == (
-        "A higher max_num_seqs alone would have admitted no request: b would have needed 95 KV blocks "
-        "with 90 free."
-    )
+    recorded_words(whole.message)
 
 
-def test_a_larger_budget_completes_the_chunk_that_was_cut_and_admits_others(answers):
+def test_a_larger_budget_completes_the_chunk_that_was_cut_and_admits_others(answers, recorded_words):
     cap = ChunkCap("b", Cap.TOKEN_BUDGET, wanted_tokens=1000, capped_tokens=900)
     wants, got = {"a": 100, "b": 1000, "c": 300, "d": 700}, {"a": 100, "b": 900}
     told = only(answers(SPENT, wants=wants, got=got, new="ab", caps=[cap], waiting=2, free=80))
     assert (told.limit, told.now, told.then, told.tokens) == ("max_num_batched_tokens", 1000, 1400, 400)
     assert told.request_ids == ["b", "c"]
-    assert plain(told.message) == (
-        "With max_num_batched_tokens 1,400 instead of 1,000, b would have got 100 more tokens and 1 more "
-        "request (c, 300 tokens) would have fitted within max_num_seqs and the free KV blocks; d would have "
-        "needed 70 KV blocks with 40 free."
-    )
+    recorded_words(told.message)
 
 
-def test_the_limit_of_active_requests_ends_the_admission_by_its_own_name(answers):
+def test_the_limit_of_active_requests_ends_the_admission_by_its_own_name(answers, recorded_words):
     wants, config = {"a": 1000, "b": 100, "c": 100}, {"max_num_active_seqs": 2}
     told = only(answers(SPENT, wants=wants, got={"a": 1000}, waiting=2, config=config))
-    assert plain(told.message) == (
-        "With max_num_batched_tokens 1,100 instead of 1,000, 1 more request (b, 100 tokens) would have "
-        "fitted within max_num_active_seqs and the free KV blocks; then as many would run as "
-        "max_num_active_seqs allows."
-    )
+    assert (told.then, told.request_ids, told.tokens) == (1100, ["b"], 100)
+    recorded_words(told.message)
 
 
 def test_a_budget_that_running_requests_lacked_is_not_answered(answers):
@@ -136,21 +117,13 @@ def refused(detail, needed, free, name="b"):
     return Exit("waiting", "break", Cause.KV_BLOCKS, name, 900, detail=detail, **blocks)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "more"),
-    [
-        (3, " The budget left had room for 3 requests (b, c and d, 900 tokens), which take 90 blocks; "),
-        (1, ""),
-    ],
-)
-def test_blocks_that_lacked_are_counted(answers, waiting, more):
+@pytest.mark.parametrize("waiting", [3, 1])
+def test_blocks_that_lacked_are_counted(answers, waiting, recorded_words):
     wants = dict(list(WANTS.items())[: waiting + 1])
     told = only(answers(refused("free", 20, 15), free=15, waiting=waiting, wants=wants))
     assert (told.limit, told.now, told.then) == ("kv_blocks", 15, 20)
     assert (told.request_ids, told.tokens) == (["b"], 200)
-    admitted = "With 5 more free KV blocks (20 instead of 15), b (200 tokens) would have been admitted."
-    rest = "no request would have been left waiting." if more else ""
-    assert plain(told.message) == admitted + more + rest
+    recorded_words(told.message)
 
 
 def test_a_prompt_that_had_to_fit_whole_could_have_come_in_chunks(answers):
@@ -158,7 +131,7 @@ def test_a_prompt_that_had_to_fit_whole_could_have_come_in_chunks(answers):
     story = answers(
         refused("full_sequence", 95, 92), wants={"a": 100, "b": 950}, waiting=1, free=92, config=config
     )
-    assert [(one.limit, one.now, one.then, one.tokens) for one in story.what_if] == [
+    assert [(answer.limit, answer.now, answer.then, answer.tokens) for answer in story.what_if] == [
         ("kv_blocks", 92, 95, 900),
         ("scheduler_reserve_full_isl", 1, 0, 900),
     ]
@@ -175,7 +148,7 @@ def test_chunks_would_have_used_the_budget_left(answers):
     ended = Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, "b", 900)
     config = {"enable_chunked_prefill": False}
     story = answers(ended, wants={"a": 100, "b": 950}, waiting=1, free=95, config=config)
-    assert [(one.limit, one.then, one.tokens) for one in story.what_if] == [
+    assert [(answer.limit, answer.then, answer.tokens) for answer in story.what_if] == [
         ("enable_chunked_prefill", 1, 900),
         ("max_num_batched_tokens", 1050, 950),
     ]
@@ -208,6 +181,8 @@ def test_what_decides_and_is_not_known_prevents_an_answer(answers, unknown):
 
 
 def test_adapters_prevent_an_answer(run_of):
-    came = [arrival("a", 0, 0), arrival("b", 0, 0, lora="x")]
-    line = step(0, got={"a": 100}, new="a", arrived=came, waiting=1, ended=NO_SEAT, kv_blocks_free_after=90)
+    arrivals = [arrival("a", 0, 0), arrival("b", 0, 0, lora="x")]
+    line = step(
+        0, got={"a": 100}, new="a", arrived=arrivals, waiting=1, ended=NO_SEAT, kv_blocks_free_after=90
+    )
     assert explain_step(run_of("r", line), 0).what_if == []

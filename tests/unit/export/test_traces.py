@@ -32,7 +32,7 @@ def lines(victim):
     new = [ScheduledRequest("a", 0, 600, "new"), ScheduledRequest(victim, 0, 300, "new")]
     refused = Exit("waiting", "break", "kv_blocks", victim, budget_left=999)
     ran = {"update_us": 200, "execute_after_us": 300, "execute_us": 2000}
-    came = [arrival("a", 400, 600, prompt_tokens=600), arrival(victim, 300, 700, prompt_tokens=300)]
+    arrivals = [arrival("a", 400, 600, prompt_tokens=600), arrival(victim, 300, 700, prompt_tokens=300)]
     return [
         step(
             0,
@@ -44,7 +44,7 @@ def lines(victim):
             remaining_budget=100,
             prefill_tokens=900,
             kv_blocks_free_after=10,
-            arrived=came,
+            arrived=arrivals,
             **ran,
         ),
         step(

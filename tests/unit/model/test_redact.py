@@ -80,8 +80,8 @@ def test_a_command_line_is_not_changed_itself():
 
 
 def test_settings_that_are_not_set_stay_so():
-    given = {"hf_token": None, "api_key": "x", "seed": 0, "password": ""}
-    assert hide_secrets(given) == {"hf_token": None, "api_key": HIDDEN, "seed": 0, "password": ""}
+    options = {"hf_token": None, "api_key": "x", "seed": 0, "password": ""}
+    assert hide_secrets(options) == {"hf_token": None, "api_key": HIDDEN, "seed": 0, "password": ""}
 
 
 def test_only_variables_of_vllm_and_schedtrace_are_kept(monkeypatch):

@@ -19,7 +19,7 @@ def trial(number: int, first: int, *, blocked: bool) -> list[AnyLine]:
     """Four steps from step ``first`` on, for four requests, two of which come late."""
     at = 100 * MS * number
     a, b, c, d = (f"t{number}-{n}" for n in range(4))
-    came = [arrival(name, at - 100, at - 50) for name in (a, b)]
+    arrivals = [arrival(name, at - 100, at - 50) for name in (a, b)]
     late = [arrival(name, at + 5 * MS, at + 6 * MS, prompt_tokens=200) for name in (c, d)]
     refused = Exit("waiting", "break", Cause.KV_BLOCKS, d, 798, via="source", location="scheduler.py:1001")
     held = {"waiting": 1, "waiting_tokens_after": 200, "ended": refused, "kv_blocks_free_after": 3}
@@ -30,7 +30,7 @@ def trial(number: int, first: int, *, blocked: bool) -> list[AnyLine]:
 
     done = [ran(name, at - 100, at + 10 * MS, at + 28 * MS) for name in (a, b)]
     begin = one(
-        0, 0, 10, {a: 100, b: 100}, new=[a, b], arrived=came, kv_blocks_free_after=80, prefill_tokens=200
+        0, 0, 10, {a: 100, b: 100}, new=[a, b], arrived=arrivals, kv_blocks_free_after=80, prefill_tokens=200
     )
     if blocked:
         lost = [Preemption(c, 200, d, 1)]
@@ -107,7 +107,7 @@ SOURCE = "vllm/v1/core/sched/scheduler.py"
 def crowded(folder: Path) -> Path:
     """Thirty requests decode; in step 2 one is preempted, one comes back, one is cut, twelve wait."""
     victim, cut, large = "t1-29", "t1-30", "t1-31"
-    came = [arrival(name, 0, 50, prompt_tokens=10, max_tokens=8) for name in DECODING]
+    arrivals = [arrival(name, 0, 50, prompt_tokens=10, max_tokens=8) for name in DECODING]
     late = [arrival(name, 8 * MS, 9 * MS, prompt_tokens=500 + n, max_tokens=4) for n, name in enumerate(LATE)]
     place = {"via": "source"}
     refused = Exit(
@@ -125,7 +125,9 @@ def crowded(folder: Path) -> Path:
         "finished_us": 60_020,
     }
     lines = [
-        step(0, start=100, trial=1, back=9_900, arrived=came, prefill_tokens=300, requests=first_chunks()),
+        step(
+            0, start=100, trial=1, back=9_900, arrived=arrivals, prefill_tokens=300, requests=first_chunks()
+        ),
         step(
             1,
             start=11 * MS,

@@ -115,7 +115,7 @@ def test_advise():
 
 def swept(*outcomes, slo="", **fields):
     bounds = parse_slo(slo) if slo else []
-    given = {
+    defaults = {
         "label": "base",
         "requests": 4,
         "prompt_tokens": 400,
@@ -128,7 +128,7 @@ def swept(*outcomes, slo="", **fields):
         "rows": sweep_rows(outcomes, BASE, bounds, recorded="base"),
         "notes": [],
     }
-    return Sweep(**{**given, **fields})
+    return Sweep(**{**defaults, **fields})
 
 
 ALIKE = [an_outcome("base"), an_outcome("more", {"max_num_seqs": 16}, e2e_ms=[1234.5] * 4)]

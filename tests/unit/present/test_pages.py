@@ -15,7 +15,6 @@ from schedtrace.present.pages.report_details import _cost, _where
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.run_header import SETTINGS, noteworthy
 from schedtrace.present.pages.step import _late
-from schedtrace.present.phrases import plain
 from schedtrace.present.renderers.text import render
 from schedtrace.present.sections import Page, table
 from schedtrace.read.run import read_run
@@ -25,9 +24,9 @@ from tests.unit.present.test_goldens import text_of
 
 def test_a_reset_of_the_prefix_cache_is_counted_apart_from_preemptions(tmp_path):
     lost = [Preemption("a", 10, "b", 1), Preemption("a", 10, None, 1, in_schedule=False)]
-    came = [arrival("a", 0, 0)]
+    arrivals = [arrival("a", 0, 0)]
     lines = [
-        step(0, got={"a": 10}, new="a", arrived=came),
+        step(0, got={"a": 10}, new="a", arrived=arrivals),
         step(1, preempted=lost[:1], waiting=1),
         step(2, got={"a": 10}, resumed="a"),
         step(3, preempted=lost[:1], waiting=1),
@@ -45,37 +44,24 @@ def found(**fields):
     return Finding(**told | {"evidence": Evidence(), "steps": []} | fields)
 
 
-def test_an_estimated_cost_below_what_it_resolves_is_left_out():
+def test_an_estimated_cost_below_what_it_resolves_is_left_out(recorded_words):
     assert not _cost(found(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1))
     estimated = found(cost_ms=12.0, cost_frac=0.01, cost_error_frac=0.1)
-    assert plain(_cost(estimated)) == (
-        "cost: about 12.0 ms, 1 % of the busy time (estimated; the model of step times is typically 10 % off)"
-    )
-    measured = found(cost_ms=0.5, cost_frac=0.001, cost_of="run")
-    assert plain(_cost(measured)) == "cost: about 0.50 ms, <1 % of the run (measured)"
+    recorded_words(_cost(estimated), _cost(found(cost_ms=0.5, cost_frac=0.001, cost_of="run")))
     assert not _cost(found())
 
 
-def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example():
+def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example(recorded_words):
     told = found(location="x.py:1", steps=[3, 4, 5], example=say("step {n}.", n="3"))
-    assert plain(_where(told)) == "At x.py:1. Steps 3-5. For instance step 3."
-    assert plain(_where(found(steps=[7]))) == "Step 7."
-    assert plain(_where(found(steps=list(range(100))))) == "Steps 0-99 and more."
+    recorded_words(_where(told), _where(found(steps=[7])), _where(found(steps=list(range(100)))))
 
 
-@pytest.mark.parametrize(
-    ("on_its_way_us", "text"),
-    [
-        (30, "1 of them had reached the front end when schedule() ended."),
-        (0, "The last one reached the front end 0.02 ms after schedule() ended, before this step's output"),
-    ],
-)
-def test_who_came_too_late_was_on_the_way_or_came_after_the_call(on_its_way_us, text):
+@pytest.mark.parametrize("on_its_way_us", [30, 0])
+def test_who_came_too_late_was_on_the_way_or_came_after_the_call(on_its_way_us, recorded_words):
     came = Newcomer(
         request_id="a", prompt_tokens=9, max_tokens=None, queued_us=120, on_its_way_us=on_its_way_us
     )
-    late = plain(_late(SimpleNamespace(start_us=0, schedule_us=100, late=[came]), everything=False))
-    assert late.removesuffix(" was back.") == f"1 request of 9 prompt tokens: a. {text}"
+    recorded_words(_late(SimpleNamespace(start_us=0, schedule_us=100, late=[came]), everything=False))
 
 
 GIVEN = [
@@ -103,8 +89,8 @@ def test_every_setting_is_a_row_with_value_origin_and_note():
     ]
 
 
-def test_only_inert_and_overridden_settings_are_worth_a_line():
-    assert plain(noteworthy(GIVEN)) == ("async_scheduling False: True was given; watermark 1e-05: no effect.")
+def test_only_inert_and_overridden_settings_are_worth_a_line(recorded_words):
+    recorded_words(noteworthy(GIVEN))
     assert not noteworthy([GIVEN[0], GIVEN[3]])
 
 

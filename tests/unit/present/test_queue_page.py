@@ -9,12 +9,12 @@ from schedtrace.present.renderers import Format, renderer
 
 
 def entry(name, state="waiting", **fields):
-    given = {"age_s": 1.5, "prompt_tokens": 100, "computed_tokens": 0, "output_tokens": 0, "blocks": 0}
-    return QueueEntry(request_id=name, state=state, **{**given, **fields})
+    defaults = {"age_s": 1.5, "prompt_tokens": 100, "computed_tokens": 0, "output_tokens": 0, "blocks": 0}
+    return QueueEntry(request_id=name, state=state, **{**defaults, **fields})
 
 
 def queue(**fields):
-    given = {
+    defaults = {
         "rank": 0,
         "pid": 12345,
         "model": "tiny",
@@ -30,7 +30,7 @@ def queue(**fields):
         "waiting": [],
         "exits": [],
     }
-    return EngineQueue(**{**given, **fields})
+    return EngineQueue(**{**defaults, **fields})
 
 
 def text(*queues, most=20):

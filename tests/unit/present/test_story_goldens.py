@@ -35,7 +35,7 @@ def test_request(run, width):
 def test_all_lists_every_request(run):
     story = explain_step(run, 2)
     some, every = (text_of(step_page(story, everything=everything)) for everything in (False, True))
-    names = [one.request_id for one in story.scheduled] + [waiter.request_id for waiter in story.waiting]
+    names = [row.request_id for row in story.scheduled] + [waiter.request_id for waiter in story.waiting]
     lines = every.splitlines()
     assert all(sum(f" {name} " in f"{line} " for line in lines) for name in names)
     assert "28 running requests decoded 1 token each" in some
@@ -46,9 +46,9 @@ def test_all_lists_every_request(run):
 
 def test_a_servers_long_ids_leave_room_for_the_numbers(tmp_path):
     name = "chatcmpl-0123456789abcdef0123456789abcdef-0-89abcdef"
-    came = [arrival(f"{name}{n}", 0, 0, prompt_tokens=12_345) for n in range(2)]
+    arrivals = [arrival(f"{name}{n}", 0, 0, prompt_tokens=12_345) for n in range(2)]
     rows = [ScheduledRequest(f"{name}0", 0, 12_345, "new")]
-    line = step(0, arrived=came, requests=rows, waiting=1)
+    line = step(0, arrived=arrivals, requests=rows, waiting=1)
     page = step_page(explain_step(read_run(run_folder(tmp_path / "r", line)), 0))
     wide, narrow = (text_of(page, width).splitlines() for width in (160, 60))
     [row] = [line for line in wide if f"{name}0" in line and "prefill" in line]
@@ -61,12 +61,12 @@ def test_a_servers_long_ids_leave_room_for_the_numbers(tmp_path):
 
 
 def test_a_life_with_many_chunks_is_told_in_part(tmp_path):
-    came = [arrival("a", 0, 0, prompt_tokens=2000)]
+    arrivals = [arrival("a", 0, 0, prompt_tokens=2000)]
     steps = [
         step(
             n,
             requests=[ScheduledRequest("a", 100 * n, 100, "running" if n else "new")],
-            arrived=[] if n else came,
+            arrived=[] if n else arrivals,
         )
         for n in range(20)
     ]

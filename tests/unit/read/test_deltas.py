@@ -43,8 +43,8 @@ def delta(number, **fields):
 def full(number, *told, **fields):
     used = sum(row[2] for row in told)
     told = rows(*told)
-    given = {"requests": told, "total_requests": len(told), "remaining_budget": 1000 - used}
-    return step(number, **{**given, **fields})
+    defaults = {"requests": told, "total_requests": len(told), "remaining_budget": 1000 - used}
+    return step(number, **{**defaults, **fields})
 
 
 def got(trace):

@@ -208,7 +208,7 @@ def test_a_wrong_date_is_no_time(read):
     ],
 )
 def test_python_is_read_as_far_as_people_write_it(text, requests):
-    assert [str(one.request_id) for one in parse(text).requests] == requests
+    assert [str(request.request_id) for request in parse(text).requests] == requests
 
 
 def test_a_record_without_an_end_does_not_swallow_more_than_a_lines_length(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ from schedtrace.diagnose.throughput import lives
 from schedtrace.explain.request import explain_request
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Cpu, Events, Present, ScheduledRequest
-from schedtrace.present.phrases import plain
 from schedtrace.read.follow import Following
 from schedtrace.read.lines import ReadOptions
 from schedtrace.read.living import still_there
@@ -112,7 +111,7 @@ def test_they_are_in_states_and_in_the_queue_from_the_beginning(path):
 
 def test_what_was_before_the_recording_is_said_to_be_unknown(path):
     life = explain_request(read_run(path.parent), "waits")
-    assert [(one.state, one.from_ms, one.to_ms) for one in life.states][:2] == [
+    assert [(state.state, state.from_ms, state.to_ms) for state in life.states][:2] == [
         ("unrecorded", 0.0, 0.75),
         ("waiting", 0.75, 0.8),
     ]
@@ -121,7 +120,7 @@ def test_what_was_before_the_recording_is_said_to_be_unknown(path):
     assert (gone.e2e_ms, gone.ttft_ms) == (1.17, None)
 
 
-def test_a_replay_has_those_who_came(path):
+def test_a_replay_has_those_who_came(path, recorded_words):
     load = from_trace(read_trace(path))
     assert [one.request_id for one in load] == ["new"]
-    assert plain(load.notes[-1]).startswith("4 requests were there when the recording began")
+    recorded_words(load.notes[-1])

@@ -6,9 +6,9 @@ import pytest
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import find_runs, read_run
 from tests.makers import encoded, header, manifest, run_folder, step, write_trace
+from tests.unit.recorded_words import texts
 
 
 def test_a_run_folder_is_one_run_with_its_manifest(tmp_path):
@@ -120,7 +120,7 @@ def test_a_file_of_which_nothing_is_understood_is_named_and_no_engine(tmp_path, 
     assert problem.startswith(f"{tmp_path / 'engine-1.jsonl'}{says}")
     assert problem.endswith("; this file is left out")
     assert run.engines == 1
-    assert plain(analyze_run(run).problems[0]) == problem
+    assert texts(analyze_run(run).problems[0]) == [problem]
     (tmp_path / "engine-0.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=re.escape(f"engine-0.jsonl{says}")):
         read_run(tmp_path)

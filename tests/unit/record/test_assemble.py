@@ -334,7 +334,7 @@ def test_ids_are_hashed_wherever_they_stand(assembler):
     a, v, f = (assemble.WrittenIds(hash_ids=True)[name] for name in "avf")
     assert len({a, v, f, *"avf"}) == 6
     assert [row.request_id for row in line.requests] == [a]
-    assert [(one.request_id, one.for_request_id) for one in line.preempted] == [(v, a)]
+    assert [(victim.request_id, victim.for_request_id) for victim in line.preempted] == [(v, a)]
     assert [one.request_id for one in line.exits] == [a, None]
     assert [one.request_id for one in line.finished] == [f]
     assert [one.request_id for one in line.admitted] == [a]

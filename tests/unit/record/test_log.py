@@ -29,7 +29,7 @@ def test_nothing_else_is_used_for_it():
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom | ast.Import):
-                names = [getattr(node, "module", None), *(one.name for one in node.names)]
+                names = [getattr(node, "module", None), *(name.name for name in node.names)]
                 assert "loguru" not in names, file
 
 

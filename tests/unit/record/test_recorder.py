@@ -118,7 +118,7 @@ def output(got=None, computed=None, new=()):
 
 
 def request(name, **facts):
-    given = {
+    defaults = {
         "arrival_time": 5.5,
         "num_prompt_tokens": 10,
         "max_tokens": 7,
@@ -130,7 +130,7 @@ def request(name, **facts):
         "sampling_params": None,
         "status": SimpleNamespace(name="FINISHED_STOPPED"),
     }
-    return SimpleNamespace(request_id=name, **given | facts)
+    return SimpleNamespace(request_id=name, **defaults | facts)
 
 
 def called(recorder, scheduler, decided, events=()):

@@ -77,7 +77,7 @@ class Watched:
             self.caplog.clear()
             self.now += 1
             self.watchdog.look(self.now)
-            said += [(second, one.levelname, one.getMessage()) for one in self.caplog.records]
+            said += [(second, record.levelname, record.getMessage()) for record in self.caplog.records]
         return said
 
     def calling(self):

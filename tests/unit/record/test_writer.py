@@ -149,13 +149,13 @@ def test_who_came_and_went_in_dropped_steps_is_written_before_the_next_step(writ
     monkeypatch.setattr(writer, "MAX_PENDING", 1)
     made = writer_of(anchor_ns=0)
     made._last_events_ns = time.monotonic_ns()
-    came = [
+    arrivals = [
         Came([Arrival(name, 5, 7, 40)], [Finish("g", "STOPPED", 9, 1, 1)] * at)
         for at, name in enumerate("abc")
     ]
     assert made.put(done(capture(0, ids="g")))
     assert [
-        made.put(done(capture(1 + at, ended_ns=9_000_000 + at, came=one))) for at, one in enumerate(came)
+        made.put(done(capture(1 + at, ended_ns=9_000_000 + at, came=one))) for at, one in enumerate(arrivals)
     ] == [False] * 3
     work(made)
     assert lines(made) == [("step", 0)]
@@ -163,12 +163,12 @@ def test_who_came_and_went_in_dropped_steps_is_written_before_the_next_step(writ
     assert lines(made) == [("step", 0), "events", ("step", 4)]
     _, _, events, step = decoded(made)
     assert (events["dropped_steps"], events["at_us"]) == (3, 9_000)
-    assert [(one["request_id"], one["queued_us"]) for one in events["arrived"]] == [
+    assert [(event["request_id"], event["queued_us"]) for event in events["arrived"]] == [
         ("a", 7),
         ("b", 7),
         ("c", 7),
     ]
-    assert [(one["request_id"], one["finished_us"]) for one in events["finished"]] == [("g", 9)] * 3
+    assert [(event["request_id"], event["finished_us"]) for event in events["finished"]] == [("g", 9)] * 3
     assert "dropped_arrivals" not in events
     assert step["requests"] == [{"request_id": "b", "computed_tokens": 0, "scheduled_tokens": 1}]
     assert "changes" not in step
@@ -184,8 +184,8 @@ def test_of_dropped_steps_so_many_requests_are_kept_and_the_others_counted(write
         made.put(capture(at, came=Came([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
     made.close()
     _, events, end = decoded(made)
-    assert [one["request_id"] for one in events["arrived"]] == ["a", "b"]
-    assert [one["request_id"] for one in events["finished"]] == ["a", "b"]
+    assert [event["request_id"] for event in events["arrived"]] == ["a", "b"]
+    assert [event["request_id"] for event in events["finished"]] == ["a", "b"]
     assert (events["dropped_steps"], events["dropped_arrivals"], events["dropped_finishes"]) == (5, 3, 3)
     assert (len(events["dummies"]), len(events["syncs"]), end["dropped_steps"]) == (2, 2, 5)
     assert made.prefixes._blocks == {}

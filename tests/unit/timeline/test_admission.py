@@ -12,6 +12,6 @@ from tests.makers import arrival, step
 def test_a_refusal_of_more_blocks_than_are_counted_leaves_the_need_unknown(tokens, counts, view_of):
     """Three blocks of 16 are refused: 10 tokens need one, 40 need three."""
     refused = Exit("waiting", "break", Cause.KV_BLOCKS, request_id="b", blocks_needed=3)
-    came = [arrival("b", 0, prompt_tokens=tokens)]
-    view = view_of(step(0, waiting=1, ended=refused, arrived=came), step(1, waiting=1, ended=refused))
+    arrivals = [arrival("b", 0, prompt_tokens=tokens)]
+    view = view_of(step(0, waiting=1, ended=refused, arrived=arrivals), step(1, waiting=1, ended=refused))
     assert (need_of(view, refused_heads(view)) is not None) is counts

@@ -85,11 +85,11 @@ def test_without_a_part_all_other_states_are_those_of_the_whole(place, folder):
     assert parts.judged(folder) == "0"
 
 
-def test_shares_are_of_what_is_recorded_and_the_verdict_says_how_much_is_not(by_hand):
+def test_shares_are_of_what_is_recorded_and_the_verdict_says_how_much_is_not(by_hand, recorded_words):
     [report] = analyze([read_run(by_hand)]).runs
     assert sum(part.share_frac for part in report.time_split) == pytest.approx(1)
     assert "not_recorded" not in {part.part for part in report.time_split}
-    assert plain(report.verdict[-1]).startswith("Not recorded, and in none of these shares: 4 steps in ")
+    recorded_words(report.verdict[-1])
     assert (report.statistics.outcomes.unrecorded, report.statistics.outcomes.unfinished) == (1, 2)
 
 

@@ -19,11 +19,11 @@ FULL = Exit("waiting", "break", Cause.MAX_NUM_SEQS)
 @pytest.fixture
 def dropped():
     """Steps 1 to 3 are missing: ``b`` began in them, ``c`` came and went, ``d`` came and waits on."""
-    came = [arrival(name, 12_000) for name in "bcd"]
+    arrivals = [arrival(name, 12_000) for name in "bcd"]
     gone = [finish("c", finished_us=35_000, arrived_us=12_000, scheduled_us=20_000)]
     return [
         step(0, got={"a": 100}, new="a", arrived=[arrival("a", -20)]),
-        Events(at_us=30_000, arrived=came, finished=gone, dropped_steps=3),
+        Events(at_us=30_000, arrived=arrivals, finished=gone, dropped_steps=3),
         step(4, got={"a": 1, "b": 1}, waiting=1, ended=FULL),
         step(5, got={"a": 1, "b": 1, "d": 100}, new="d"),
         Events(at_us=60_000, finished=[finish("b", finished_us=58_000, arrived_us=12_000)]),

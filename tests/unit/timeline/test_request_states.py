@@ -71,10 +71,10 @@ def test_who_waits_waits_for_the_end_of_each_steps_loop(view_of):
 
 
 def test_who_is_skipped_waits_for_a_cause_of_its_own(view_of):
-    came = [arrival("a", None, queued=60), arrival("b", None, queued=60)]
+    arrivals = [arrival("a", None, queued=60), arrival("b", None, queued=60)]
     exits = [skip("a"), end(Cause.KV_BLOCKS)]
     view = view_of(
-        step(0, start=100, back=None, waiting=2, ended=Cause.KV_BLOCKS, arrived=came),
+        step(0, start=100, back=None, waiting=2, ended=Cause.KV_BLOCKS, arrived=arrivals),
         step(1, start=200, back=None, waiting=2, exits=exits),
         step(2, start=300, back=None, waiting=2, ended=Cause.KV_BLOCKS),
         step(3, start=400, back=None, waiting=2, ended=Cause.KV_BLOCKS),
@@ -278,9 +278,9 @@ def test_one_that_was_set_aside_is_neither_stalled_nor_preempted(view_of):
 
 
 def test_a_later_arrival_that_is_admitted_first_overtakes(view_of):
-    came = [arrival(name, None, queued=50 + number) for number, name in enumerate("abc")]
+    arrivals = [arrival(name, None, queued=50 + number) for number, name in enumerate("abc")]
     view = view_of(
-        step(1, start=100, waiting=2, ended=Cause.MAX_NUM_SEQS, got={"b": 9}, new="b", arrived=came),
+        step(1, start=100, waiting=2, ended=Cause.MAX_NUM_SEQS, got={"b": 9}, new="b", arrived=arrivals),
         step(2, start=200, waiting=1, ended=Cause.MAX_NUM_SEQS, got={"c": 9}, new="c"),
         step(3, start=300, got={"a": 9}, new="a"),
     )

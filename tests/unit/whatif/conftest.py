@@ -85,6 +85,6 @@ class StubPool:
 def an_outcome(key="k", changes=None, **fields):
     """As fast as there are seats: 4 requests of 10 tokens in 40 / seats seconds."""
     seats = (changes or {}).get("max_num_seqs", BASE["max_num_seqs"])
-    given = {"requests": 4, "steps": 100, "preemptions": 0, "output_tokens": 40, "duration_s": 40 / seats}
+    defaults = {"requests": 4, "steps": 100, "preemptions": 0, "output_tokens": 40, "duration_s": 40 / seats}
     latencies = {"ttft_ms": [float(seats)] * 4, "tpot_ms": [10.0] * 4, "e2e_ms": [100.0] * 4}
-    return Outcome(key=key, changes=changes or {}, **{**given, **latencies, **fields})
+    return Outcome(key=key, changes=changes or {}, **{**defaults, **latencies, **fields})

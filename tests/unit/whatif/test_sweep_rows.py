@@ -69,8 +69,8 @@ def test_the_front_is_about_the_percentiles_of_the_objective(slo, front):
 
 
 def outcome(ttft, tpot, e2e=None, **fields):
-    given = {"key": "k", "changes": {}, "requests": len(ttft), "e2e_ms": e2e or ttft}
-    return Outcome(ttft_ms=ttft, tpot_ms=tpot, **{**given, **fields})
+    defaults = {"key": "k", "changes": {}, "requests": len(ttft), "e2e_ms": e2e or ttft}
+    return Outcome(ttft_ms=ttft, tpot_ms=tpot, **{**defaults, **fields})
 
 
 def test_every_unit_and_latency():

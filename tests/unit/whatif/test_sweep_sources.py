@@ -30,8 +30,8 @@ def test_the_loads_of_a_run_on_its_engine(run_of):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_warm_up_counts_for_what_it_leaves_in_the_cache(run_of, keep):
-    kept = manifest(workload=workload(keep_prefix_cache=keep))
-    run = run_of("base", *of_trials(0, 1, 2), about=kept, trial_ids=True)
+    about = manifest(workload=workload(keep_prefix_cache=keep))
+    run = run_of("base", *of_trials(0, 1, 2), about=about, trial_ids=True)
     work = recorded(run, a_fit()).work
     assert (work.keep_prefix_cache, work.warmups, len(work.loads)) == (keep, int(keep), 2 + keep)
     assert [request.request_id for load in work.measured for request in load] == ["t1-0", "t2-0"]

@@ -79,8 +79,8 @@ def test_a_wait_with_the_causes_of_its_steps_is_one_piece(view_of):
 
 def test_a_sample_is_even_and_keeps_what_is_named(view_of, monkeypatch):
     monkeypatch.setattr(data, "MOST_REQUESTS", 2)
-    came = [arrival(name, at, at) for at, name in enumerate("abcdef")]
-    timeline = view_of(step(0, got=dict.fromkeys("abcdef", 1), new="abcdef", start=10, arrived=came))
+    arrivals = [arrival(name, at, at) for at, name in enumerate("abcdef")]
+    timeline = view_of(step(0, got=dict.fromkeys("abcdef", 1), new="abcdef", start=10, arrived=arrivals))
     shown, _ = lives_of(timeline, per_step(timeline), ["b"], 1)
     assert shown["request_id"].to_list() == ["a", "b", "d"]
 
