@@ -10,9 +10,8 @@ import polars as pl
 from schedtrace.diagnose.stuck_requests import GONE
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
-from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.timeline.unrecorded import NOT_RECORDED
 from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 
@@ -136,7 +135,7 @@ class OfferedLoad:
         return say("works {share:%} of the time{detail}", share=self.working_frac, detail=detail)
 
 
-@computed_once
+@made_once
 def offered_load(timeline: Timeline) -> OfferedLoad:
     """The load of one engine, as far as its trace shows it."""
     spent = timeline.engine_states.select(

@@ -125,7 +125,7 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
     Without those that recompute, whose work the model lacks, and those for which processors were short.
     """
     return (
-        unstarved(timeline, timeline.steps)
+        unstarved(timeline, timeline.starved_steps, timeline.steps)
         .filter(
             (pl.col("busy_us") > 0)
             & (pl.col("total_requests") > 0)

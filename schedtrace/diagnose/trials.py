@@ -105,7 +105,7 @@ def _report(
     begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     latencies = _together([one.of_trial(request_latencies(one), trial) for one in timelines])
-    queued = _together([one.of_trial(queue_times(one), trial) for one in timelines])
+    queued = _together([one.of_trial(queue_times(one, one.request_states), trial) for one in timelines])
     lives = Fact.LIVES in first.facts
     report = TrialReport(
         trial=trial,

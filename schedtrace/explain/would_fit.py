@@ -16,7 +16,7 @@ from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import NOTHING, Count, Message, Requests, joined
 from schedtrace.model.say import say
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf
-from schedtrace.timeline.admission import Need, need_of, refused_heads
+from schedtrace.timeline.admission import Need, need_of
 from schedtrace.timeline.timeline import Timeline
 
 STEPS_LOOKED_AT = 64
@@ -97,7 +97,7 @@ def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> 
 
 def known_need(timeline: Timeline) -> Need | None:
     """The room that a request needs; None where the blocks in use are not those of the tokens."""
-    need = need_of(timeline, refused_heads(timeline))
+    need = need_of(timeline, timeline.refused_heads)
     if need is None:
         return None
     in_use = pl.col("kv_blocks_total") - 1 - pl.col("kv_blocks_free_after")

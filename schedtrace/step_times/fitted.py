@@ -171,7 +171,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     """
     header = timelines[0].header
     rows = pl.concat(
-        unstarved(timeline, observed(timeline)).with_columns(trace=pl.lit(number))
+        unstarved(timeline, timeline.starved_steps, observed(timeline)).with_columns(trace=pl.lit(number))
         for number, timeline in enumerate(timelines)
     ).with_columns(part=pl.struct("trace", "trial").rank("dense") - 1)
     source = Source(

@@ -12,10 +12,13 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.causes import OF_ITS_OWN_SIZE
+from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
 from schedtrace.model.kv_need import KvNeed, kv_need
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.queue_waits import NEVER, mismatches, waits
+from schedtrace.timeline.queue_waits import NEVER
+
+BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
+"""Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,15 @@ class Need:
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
 
-def refused_heads(frames: Frames) -> pl.DataFrame:
-    """Steps whose waiting loop ended at a request that was too large: one row each.
+def refused_heads(frames: Frames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps whose waiting loop ended at a request that was too large: one row each.
 
     Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
+
+    Args:
+        frames: One engine's.
+        waits: ``queue_waits.waits``.
+        mismatches: ``queue_waits.mismatches``.
 
     Columns: those of ``Frames.exits`` with ``head`` for the request's id, ``order`` (its place in ``waits``),
     ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``, ``budget_left``,
@@ -79,10 +87,10 @@ def refused_heads(frames: Frames) -> pl.DataFrame:
         .drop("budget_left")
         .unique("step", keep="last", maintain_order=True)
         .join(left_over, on="step", maintain_order="left")
-        .join(mismatches(frames), on="step", how="anti", maintain_order="left")
+        .join(mismatches, on="step", how="anti", maintain_order="left")
         .filter(pl.col("kv_blocks_free").is_not_null())
     )
-    places = waits(frames).select(
+    places = waits.select(
         "request_id",
         "since_step",
         "left_step",
@@ -97,12 +105,17 @@ def refused_heads(frames: Frames) -> pl.DataFrame:
     )
 
 
+def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``refused_heads`` that a smaller request could have passed."""
+    return heads.filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
+
+
 def need_of(frames: Frames, heads: pl.DataFrame) -> Need | None:
     """The room that a request needs on this engine; None where its KV blocks cannot be counted.
 
     Args:
         frames: The engine's trace.
-        heads: ``refused_heads(frames)``: one that was refused more blocks than are counted for it shows
+        heads: ``refused_heads``: one that was refused more blocks than are counted for it shows
             that the count is not vLLM's.
     """
     config, header = frames.header.scheduler_config, frames.header
@@ -139,12 +152,13 @@ PASSED_SCHEMA = {
 }
 
 
-def behind_head(frames: Frames, heads: pl.DataFrame) -> pl.DataFrame:
-    """Requests that would have been admitted: one row each, with the first step that could have done so.
+def behind_head(frames: Frames, waits: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that a step would have admitted: one row each, with the first such step.
 
     Args:
         frames: The engine's trace.
-        heads: ``refused_heads(frames)``. Steps in which more requests are not ready than are known by name
+        waits: ``queue_waits.waits``.
+        heads: ``refused_heads``. Steps in which more requests are not ready than are known by name
             let nobody pass.
 
     Returns:
@@ -155,7 +169,7 @@ def behind_head(frames: Frames, heads: pl.DataFrame) -> pl.DataFrame:
     need = need_of(frames, heads)
     if need is None or heads.is_empty() or frames.header.foreign_queues:  # who comes next is not known
         return pl.DataFrame(schema=PASSED_SCHEMA)
-    queue = _queue(frames)
+    queue = _queue(frames, waits)
     rows = queue.to_dicts()
     since, left = queue["since_step"].to_numpy(), queue["left_step"].to_numpy()
     ready = queue["ready"].to_numpy()
@@ -222,9 +236,8 @@ class _Passing:
         return held
 
 
-def _queue(frames: Frames) -> pl.DataFrame:
-    """``timeline.waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
-    queue = waits(frames)
+def _queue(frames: Frames, queue: pl.DataFrame) -> pl.DataFrame:
+    """Return ``waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
     most = (
         (pl.col("max_tokens") - 1).fill_null(NEVER).alias("most_after_prompt")
     )  # the last one is not computed

@@ -6,8 +6,7 @@ first: host work that hides behind it costs nothing.
 
 import polars as pl
 
-from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.request_states import request_states
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.spans import LENGTH_US, level, time_within
 from schedtrace.timeline.unrecorded import NOT_RECORDED
 
@@ -23,9 +22,12 @@ SCHEMA = {
 }
 
 
-@computed_once
-def engine_states(frames: Frames) -> pl.DataFrame:
-    """One row per time that the engine was in one state, from the first step to the trace's end.
+def engine_states(frames: Frames, requests: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per time that the engine was in one state, from the first step to the trace's end.
+
+    Args:
+        frames: One engine's.
+        requests: ``request_states``.
 
     Columns, in order of time: ``engine_rank``, ``trial`` (of the step before), ``begin_us``, ``end_us``,
     ``state``:
@@ -43,7 +45,7 @@ def engine_states(frames: Frames) -> pl.DataFrame:
     if began is None:
         return pl.DataFrame(schema=SCHEMA)
     unknown = _spans(frames.gaps, NOT_RECORDED, pl.col("from_us"), pl.col("to_us"))
-    doing = pl.concat([unknown, _work(frames), _presence(frames)]).with_columns(
+    doing = pl.concat([unknown, _work(frames), _presence(requests)]).with_columns(
         pl.col("begin_us", "end_us").clip(began, frames.end_us)
     )
     counts = level(doing, **{kind: (pl.col("kind") == kind).cast(pl.Int64) for kind in STATES[:-1]})
@@ -81,9 +83,9 @@ def _work(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _presence(frames: Frames) -> pl.DataFrame:
+def _presence(requests: pl.DataFrame) -> pl.DataFrame:
     """From when to when each request was in the scheduler: without other work that is ``host_gap``."""
-    states = request_states(frames).filter(pl.col("state") != "front_end")
+    states = requests.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
     return _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))
 
@@ -94,10 +96,9 @@ def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.D
     return spans.filter(LENGTH_US > 0)
 
 
-@computed_once
-def engine_busy_us(frames: Frames) -> int:
-    """The engine's time without what it was idle, in microseconds."""
-    return int(engine_states(frames).filter(pl.col("state").is_in(BUSY)).select(LENGTH_US.sum()).item())
+def engine_busy_us(engine: pl.DataFrame) -> int:
+    """Return the time of ``engine_states`` without what it was idle, in microseconds."""
+    return int(engine.filter(pl.col("state").is_in(BUSY)).select(LENGTH_US.sum()).item())
 
 
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:

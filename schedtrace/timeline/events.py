@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import engine_busy_us, engine_states
-from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.request_states import QUEUED, request_states
+from schedtrace.timeline.engine_states import engine_busy_us
+from schedtrace.timeline.frames import Frames
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
-from schedtrace.timeline.starvation import lost_spans, starved
+from schedtrace.timeline.starvation import lost_spans
 from schedtrace.timeline.step_time import median
 
 LEAST_FRAC = 0.002
@@ -63,8 +63,7 @@ SCHEMA = {
 }
 
 
-@computed_once
-def events(frames: Frames) -> pl.DataFrame:
+def events(frames: Frames, engine: pl.DataFrame, starved: pl.DataFrame, starving: pl.Series) -> pl.DataFrame:
     """Return one row per interruption, in order of time; only ``starved`` may overlap slow steps, by half.
 
     Columns:
@@ -84,44 +83,60 @@ def events(frames: Frames) -> pl.DataFrame:
     * ``detail``: of ``paused`` its state, of ``called`` what was called, of ``stalled`` and ``hung`` the
       watchdog's sentence; ``open``: it lasted until the trace's end,
     * ``period_steps`` or ``period_us``: of ``periodic``.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
+        starved: ``starvation.starved``.
+        starving: ``starvation.starved_steps``.
     """
     none = pl.DataFrame(schema=SCHEMA)
-    if not engine_busy_us(frames):
+    busy_us = engine_busy_us(engine)
+    if not busy_us:
         return pl.concat([none, _stalled(frames)], how="diagonal_relaxed").select(*SCHEMA)
-    slow, slower = slow_spans(frames)
+    slow, slower = slow_spans(frames, engine, starving)
     asked = _asked(frames)
     hung = _without(_hung(frames), asked)
     asked = pl.concat([asked, hung], how="diagonal_relaxed")
     asked = pl.concat([asked, _without(_stalled(frames), asked)], how="diagonal_relaxed")
-    starving = lost_spans(frames).with_columns(kind=pl.lit(STARVED))
-    starving = starving.filter(overlap_us(starving, merged(asked)) < 0.5 * LENGTH_US)
-    slow = _without(_outside(slow, frames), asked)
+    lost = lost_spans(frames, engine, starved).with_columns(kind=pl.lit(STARVED))
+    lost = lost.filter(overlap_us(lost, merged(asked)) < 0.5 * LENGTH_US)
+    slow = _without(_outside(slow, starved), asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
-    slower = _without(_outside(slower, frames), pl.concat([asked, slow], how="diagonal"))
+    slower = _without(_outside(slower, starved), pl.concat([asked, slow], how="diagonal"))
     slower = slower.with_columns(kind=pl.lit(SLOWER))
-    found = pl.concat([none, asked, *_by_position(frames, slow), slower, starving], how="diagonal_relaxed")
-    cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * engine_busy_us(frames)
+    found = pl.concat([none, asked, *_by_position(frames, slow), slower, lost], how="diagonal_relaxed")
+    cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * busy_us
     return found.select(*SCHEMA).filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
 
 
-def cost_us(frames: Frames, found: pl.DataFrame) -> int:
-    """The time of the requests that these interruptions kept from what they would have got, added up.
+def cost_us(states: pl.DataFrame, engine: pl.DataFrame, found: pl.DataFrame) -> int:
+    """Add up the time of the requests that interruptions kept from what they would have got.
 
-    While a paused scheduler still steps, that is the time of those who wait.
+    While a paused scheduler still steps, that is the time of waiting requests.
+
+    Args:
+        states: ``request_states``.
+        engine: ``engine_states``.
+        found: Rows of ``events``.
     """
     paused = found.filter(pl.col("kind") == PAUSED)
-    still = pl.concat([found.filter(pl.col("kind") != PAUSED), standstills(frames, paused)], how="diagonal")
-    states = request_states(frames)
+    still = pl.concat([found.filter(pl.col("kind") != PAUSED), standstills(engine, paused)], how="diagonal")
     begin, end = (until(states, still[name].to_list()) for name in ("begin_us", "end_us"))
     waits = states.filter(pl.col("state").is_in(QUEUED))
-    queued_us = overlap_us(waits, merged(paused)) - overlap_us(waits, merged(standstills(frames, paused)))
+    queued_us = overlap_us(waits, merged(paused)) - overlap_us(waits, merged(standstills(engine, paused)))
     return round(sum(end) - sum(begin)) + int(queued_us.sum())
 
 
-def standstills(frames: Frames, found: pl.DataFrame) -> pl.DataFrame:
-    """``begin_us`` and ``end_us`` of the parts of interruptions in which the engine did not step at all."""
-    still = engine_states(frames).filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
+def standstills(engine: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """Return the parts of interruptions in which the engine did not step at all: ``begin_us`` and ``end_us``.
+
+    Args:
+        engine: ``engine_states``.
+        found: Rows of ``events``.
+    """
+    still = engine.filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
     first = still["end_us"].search_sorted(found["begin_us"], side="right")
     after = still["begin_us"].search_sorted(found["end_us"], side="left")
     within = (
@@ -136,9 +151,13 @@ def standstills(frames: Frames, found: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
-    """The requests that were open in one of these spans, those that lost most time first."""
-    states = request_states(frames)
+def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]:
+    """Return the requests that were open in one of these spans, those that lost most time first.
+
+    Args:
+        states: ``request_states``.
+        spans: Rows of ``events``.
+    """
     lost = overlap_us(states, merged(spans))
     each = states.select("request_id").with_columns(us=lost).group_by("request_id").agg(pl.col("us").sum())
     return (
@@ -148,20 +167,23 @@ def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
     )
 
 
-@computed_once
-def host_spans(frames: Frames) -> pl.DataFrame:
-    """``begin_us`` and ``end_us`` of times in which an interruption kept the engine's thread from steps."""
-    return merged(standstills(frames, events(frames).filter(pl.col("part") != DEVICE)))
+def host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
+    """Return the times in which an interruption kept the engine's thread from steps.
+
+    Args:
+        interruptions: ``events``.
+        engine: ``engine_states``.
+    """
+    return merged(standstills(engine, interruptions.filter(pl.col("part") != DEVICE)))
 
 
-def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
-    """How much of each row's time that was; rows have ``begin_us`` and ``end_us``."""
-    return overlap_us(rows, host_spans(frames))
+def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
+    """Return how many microseconds of each row a worker waited for a processor while it had the batch.
 
-
-def starved_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
-    """Return how much of each row's time a worker waited for a processor while it had the batch."""
-    interruptions = events(frames)
+    Args:
+        interruptions: ``events``.
+        rows: With ``begin_us`` and ``end_us``.
+    """
     return overlap_us(rows, merged(interruptions.filter(kind=STARVED, part="device")))
 
 
@@ -249,9 +271,9 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(taken, schema=slow.schema)
 
 
-def _outside(slow: pl.DataFrame, frames: Frames) -> pl.DataFrame:
+def _outside(slow: pl.DataFrame, starved: pl.DataFrame) -> pl.DataFrame:
     """The slow spans that are mostly outside of the times in which processors were short."""
-    return slow.filter(overlap_us(slow, starved(frames)) < 0.5 * LENGTH_US)
+    return slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)
 
 
 def _by_position(frames: Frames, slow: pl.DataFrame) -> list[pl.DataFrame]:

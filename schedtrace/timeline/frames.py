@@ -1,13 +1,10 @@
 """One engine's trace as frames, warm-up left out: the plain data beneath all of ``timeline/``.
 
-Waits, states, charges and events are functions of ``Frames``, each in a module of its own; ``computed_once``
-keeps their results with the frames.
+The tables of ``timeline/tables.py`` are made of ``Frames``, each by a function in a module of its own.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from typing import TypeVar, cast
+from functools import cached_property
 
 import polars as pl
 
@@ -21,9 +18,6 @@ from schedtrace.read.gaps import GAP_SCHEMA
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
-
-Of = TypeVar("Of", bound="Frames")
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Demand:
         return self.blocks / self.ended if self.blocks else None
 
 
-@dataclass
+@dataclass(eq=False)
 class Frames:
     """The frames of one engine's trace, and what follows from them alone.
 
@@ -78,6 +72,14 @@ class Frames:
     """One row per recorded exit; ``refusal``: somebody was refused or skipped by it."""
     caps: pl.DataFrame
     """One row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
+    begin_us: int
+    """Start of the first step; 0 where there is none."""
+    end_us: int
+    """Last moment that the trace knows of (``last_moment_us``)."""
+    demand: Demand
+    """What the load asks for at once; a window has that of the whole timeline."""
+    there_first: pl.DataFrame
+    """Rows of ``present`` of requests that were there when the trace began, not only after a gap."""
     warmup_steps: int
     warmup_requests: pl.Series
     """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
@@ -110,45 +112,6 @@ class Frames:
     """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
     is_window: bool = False
     """Cut to a part of its trace (``timeline/window.py``)."""
-
-    @cached_property
-    def begin_us(self) -> int:
-        """Return when its first step began; 0 for an empty one."""
-        return int(self.steps.select(pl.col("start_us").min()).item() or 0)
-
-    @cached_property
-    def end_us(self) -> int:
-        """The last thing that the trace knows of; 0 for an empty one.
-
-        While requests are there the engine's threads and what is asked of it count as well: an engine that
-        is paused, or hangs, makes no step.
-        """
-        updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
-        times = self.steps.select(
-            pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
-        ).item()
-        moments_us = [
-            times,
-            self.finishes["finished_us"].max(),
-            self.arrivals["queued_us"].max(),
-            self.stalls["until_us"].max(),
-        ]
-        gone = self.finishes["request_id"].implode()
-        if not self.known_requests["request_id"].is_in(gone).all():
-            asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
-            moments_us += [asked, self.cpu["at_us"].max()]
-        return max((int(us) for us in moments_us if us is not None), default=0)
-
-    @cached_property
-    def demand(self) -> Demand:
-        """What the load asks for at once; that of a window is that of the whole timeline."""
-        there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-        ended = self.finishes.filter(pl.col("output_tokens") > 0)
-        blocks, need = 0, kv_need(self.header)
-        if need is not None and need.is_bounded and need.sequence(1) is not None:
-            lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
-            blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
-        return Demand(int(self.steps.select(there.max()).item() or 0), ended.height, blocks)
 
     @cached_property
     def admitted(self) -> pl.DataFrame:
@@ -214,12 +177,6 @@ class Frames:
         """Whether its first steps may be the engine's: it was not attached to, and nobody was there."""
         return not (self.header.attached or self.header.first_step) and self.there_first.is_empty()
 
-    @cached_property
-    def there_first(self) -> pl.DataFrame:
-        """The rows of ``present`` of who was there when the trace began, and not only after a gap."""
-        later = self.gaps["told_us"].drop_nulls().implode()
-        return self.present.filter(~pl.col("at_us").is_in(later))
-
     @property
     def active_limit(self) -> int | None:
         """``max_num_active_seqs`` (vLLM 0.31 and newer), where it is set."""
@@ -266,17 +223,48 @@ class Frames:
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
 
-def computed_once(make: Callable[[Of], Made]) -> Callable[[Of], Made]:
-    """Keep what a function makes of frames with them, as an attribute of the function's name.
+def first_moment_us(steps: pl.DataFrame) -> int:
+    """Return when the first of the steps began; 0 where there is none."""
+    return int(steps.select(pl.col("start_us").min()).item() or 0)
 
-    Where ``cached_property`` keeps its values, too; ``dataclasses.replace`` makes frames without any.
+
+def last_moment_us(
+    *,
+    steps: pl.DataFrame,
+    arrivals: pl.DataFrame,
+    present: pl.DataFrame,
+    finishes: pl.DataFrame,
+    stalls: pl.DataFrame,
+    controls: pl.DataFrame,
+    cpu: pl.DataFrame,
+) -> int:
+    """Return the last moment that a trace knows of, in microseconds; 0 for an empty one.
+
+    While requests are there the engine's threads and what is asked of it count as well: an engine that is
+    paused, or hangs, makes no step.
     """
+    updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
+    moments_us = [
+        steps.select(
+            pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
+        ).item(),
+        finishes["finished_us"].max(),
+        arrivals["queued_us"].max(),
+        stalls["until_us"].max(),
+    ]
+    request_ids = pl.concat([present["request_id"], arrivals["request_id"]])
+    if not request_ids.is_in(finishes["request_id"].implode()).all():
+        calls = controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
+        moments_us += [calls, cpu["at_us"].max()]
+    return max((int(us) for us in moments_us if us is not None), default=0)
 
-    @wraps(make)
-    def kept(frames: Of) -> Made:
-        known = vars(frames)
-        if make.__name__ not in known:
-            known[make.__name__] = make(frames)
-        return cast("Made", known[make.__name__])
 
-    return kept
+def demand_of(header: Header, steps: pl.DataFrame, finishes: pl.DataFrame) -> Demand:
+    """Return what the load asked for at once in these steps."""
+    there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
+    ended = finishes.filter(pl.col("output_tokens") > 0)
+    blocks, need = 0, kv_need(header)
+    if need is not None and need.is_bounded and need.sequence(1) is not None:
+        lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
+        blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
+    return Demand(int(steps.select(there.max()).item() or 0), ended.height, blocks)

@@ -7,30 +7,36 @@ out is what ``charges`` and the split of the requests' time take for interrupted
 import polars as pl
 
 from schedtrace.timeline.charges import INTERRUPTED
-from schedtrace.timeline.events import DEVICE, STARVED, events, host_spans
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.events import DEVICE, STARVED
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.queue_waits import NEVER
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED, request_states
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, merged
 
 
-@computed_once
-def interrupted_states(frames: Frames) -> pl.DataFrame:
-    """Rows of ``request_states``, cut at the edges of interruptions.
+def interrupted_states(
+    frames: Frames, states: pl.DataFrame, events: pl.DataFrame, host_spans: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the rows of ``request_states``, cut at the edges of interruptions.
 
     Within one the ``state`` is ``interrupted`` and the ``cause`` the event's kind; ``of_state`` has the state
     that goes on, which is null elsewhere. ``begin_step`` and ``end_step`` are those of the steps that began
     in the piece; ``tokens`` is null in pieces of a row that was cut.
+
+    Args:
+        frames: One engine's.
+        states: Its ``request_states``.
+        events: Its interruptions.
+        host_spans: Of these.
     """
-    states = request_states(frames)
-    interruptions = merged(events(frames))
+    interruptions = merged(events)
     if interruptions.is_empty() or states.is_empty():
         return states.with_columns(of_state=pl.lit(None, pl.String))
     starved_device = (pl.col("kind") == STARVED) & (pl.col("part") == DEVICE)
     lost_device = interruptions.filter(starved_device).select("begin_us", "end_us")
     kinds = interruptions.select("begin_us", "kind")
-    on_host = _with_kinds(host_spans(frames), kinds)
-    still = _with_kinds(pl.concat([host_spans(frames), lost_device]), kinds)
+    on_host = _with_kinds(host_spans, kinds)
+    still = _with_kinds(pl.concat([host_spans, lost_device]), kinds)
     waits = pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     way = pl.col("state") == "front_end"
     received = frames.first_arrivals.select("request_id", "received_us")
@@ -58,6 +64,7 @@ def _with_kinds(spans: pl.DataFrame, kinds: pl.DataFrame) -> pl.DataFrame:
 
 def _cut(frames: Frames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """The rows, of which what lies in one of these spans is a row of its own."""
+    columns = rows.columns
     rows = rows.with_row_index("row")
     first = spans["end_us"].search_sorted(rows["begin_us"], side="right")
     after = spans["begin_us"].search_sorted(rows["end_us"], side="left")
@@ -84,7 +91,7 @@ def _cut(frames: Frames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFram
     pieces = pl.concat([outside, inside], how="diagonal_relaxed").with_columns(tokens=pl.lit(None, pl.Int64))
     whole = rows.join(edges, on="row", how="anti", maintain_order="left")
     return pl.concat([whole, _with_steps(frames, pieces)], how="diagonal_relaxed").select(
-        *request_states(frames).columns, pl.col("of_state").cast(pl.String)
+        *columns, pl.col("of_state").cast(pl.String)
     )
 
 

@@ -7,17 +7,20 @@ Checked against the counts that the recorder took from vLLM: ``mismatches``.
 
 import polars as pl
 
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.spans import at_steps, level
-from schedtrace.timeline.unrecorded import after, gone
+from schedtrace.timeline.unrecorded import after
 
 NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
 
 
-@computed_once
-def waits(frames: Frames) -> pl.DataFrame:
-    """One row per time that a request waited.
+def waits(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per time that a request waited.
+
+    Args:
+        frames: One engine's.
+        departures: ``gone(frames)``.
 
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
@@ -73,7 +76,7 @@ def waits(frames: Frames) -> pl.DataFrame:
             allow_exact_matches=True,
             check_sortedness=False,
         )
-        .join(_ends(frames), on="request_id", how="left", maintain_order="left")
+        .join(_ends(frames, departures), on="request_id", how="left", maintain_order="left")
         .with_columns(
             told_step=pl.col("since_step").map_batches(
                 lambda since: until.gather(told.search_sorted(since, side="right")), return_dtype=pl.Int64
@@ -99,10 +102,14 @@ def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
-@computed_once
-def mismatches(frames: Frames) -> pl.DataFrame:
-    """Steps after which another number waited: ``step``, ``recorded``, ``reconstructed``."""
-    counted = level(waits(frames), "since_step", "left_step", reconstructed=1)
+def mismatches(frames: Frames, waited: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps after which another number waited: ``step``, ``recorded``, ``reconstructed``.
+
+    Args:
+        frames: One engine's.
+        waited: Its ``waits``.
+    """
+    counted = level(waited, "since_step", "left_step", reconstructed=1)
     recorded = frames.steps.select("step", recorded="num_waiting_after")
     return at_steps(counted, recorded).filter(pl.col("recorded") != pl.col("reconstructed"))
 
@@ -215,26 +222,31 @@ def _set_aside(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def overtakings(frames: Frames) -> int:
-    """How many requests were first scheduled before an earlier arrival that had not left either."""
+def overtakings(frames: Frames, departures: pl.DataFrame) -> int:
+    """Count the requests that were first scheduled before an earlier arrival that had not left either.
+
+    Args:
+        frames: One engine's.
+        departures: ``gone(frames)``.
+    """
     scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
     rows = (
         frames.first_arrivals.select("request_id", "queued_us")
         .join(scheduled, on="request_id", how="left")
-        .join(_ends(frames), on="request_id", how="left")
+        .join(_ends(frames, departures), on="request_id", how="left")
         .sort("queued_us", maintain_order=True)
         .with_columns(earlier_left=left.cum_max().shift(1).fill_null(0))
     )
     return rows.filter(pl.col("first") < pl.col("earlier_left")).height
 
 
-def _ends(frames: Frames) -> pl.DataFrame:
+def _ends(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return the first step after each request was gone, or after which nothing is known of it."""
     ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
         .unique("request_id", keep="last")
     )
-    unknown = gone(frames).select("request_id", ended_step="gone_step")
+    unknown = departures.select("request_id", ended_step="gone_step")
     return pl.concat([ended, unknown.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())])

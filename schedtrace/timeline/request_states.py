@@ -8,10 +8,10 @@ time went comes from this table.
 import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.queue_waits import after_gaps, known_loss, next_steps, was_preempted
 from schedtrace.timeline.spans import ARRIVES, TOLD, WAITS, pieces, place_of, placed
-from schedtrace.timeline.unrecorded import after, cut_by_gaps, gone
+from schedtrace.timeline.unrecorded import after, cut_by_gaps
 from schedtrace.timeline.waiting import waiting_pieces
 
 QUEUED = ("waiting", "preempted", "set_aside")
@@ -20,9 +20,13 @@ NEXT_STEP = "next_step"
 """``cause`` of waiting for the first step that could see the request: nothing refused it."""
 
 
-@computed_once
-def request_states(frames: Frames) -> pl.DataFrame:
-    """One row per run of steps in which a request was in the same state for the same cause.
+def request_states(frames: Frames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per run of steps in which a request was in the same state for the same cause.
+
+    Args:
+        frames: One engine's.
+        waits: ``queue_waits.waits``.
+        departures: ``gone(frames)``.
 
     Columns, sorted by ``request_id`` and ``begin_us``:
 
@@ -40,12 +44,12 @@ def request_states(frames: Frames) -> pl.DataFrame:
     * ``tokens``: scheduled for it in these steps.
     """
     steps = placed(frames.steps)
-    ends = _ends(frames)
+    ends = _ends(frames, departures)
     made = pl.concat(
         [
             _present(frames, steps),
             _arrivals(frames),
-            waiting_pieces(frames, steps),
+            waiting_pieces(frames, steps, waits),
             running_pieces(frames, steps, ends),
         ]
     )
@@ -120,10 +124,10 @@ def _where_known(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _ends(frames: Frames) -> pl.DataFrame:
+def _ends(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
     """``request_id`` and ``end_us`` of every request: when it left, or since when nothing is known of it."""
     ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
-    gone_in_gaps = gone(frames).select("request_id", "gone_us")
+    gone_in_gaps = departures.select("request_id", "gone_us")
     ids = pl.concat(
         [
             frames.present.select("request_id"),
@@ -159,19 +163,25 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def refused(frames: Frames) -> pl.DataFrame:
-    """Rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
-    return request_states(frames).filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
+def refused(states: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
-def since_us(frames: Frames, moment: int, request_ids: pl.Series) -> pl.DataFrame:
-    """``request_id`` and ``since_us``: when each of these last entered the waiting queue before a moment.
+def since_us(frames: Frames, states: pl.DataFrame, moment_us: int, request_ids: pl.Series) -> pl.DataFrame:
+    """Return ``request_id`` and ``since_us``: when requests last entered the waiting queue before a moment.
 
-    Null of who was in it when the trace began, unless that is recorded.
+    Null for a request that was in it when the trace began, unless that is recorded.
+
+    Args:
+        frames: One engine's.
+        states: Its ``request_states``.
+        moment_us: Only what is before it counts.
+        request_ids: The requests.
     """
     queued = pl.col("state").is_in(QUEUED)
-    states = request_states(frames).filter(
-        (pl.col("begin_us") < moment) & pl.col("request_id").is_in(request_ids.implode())
+    states = states.filter(
+        (pl.col("begin_us") < moment_us) & pl.col("request_id").is_in(request_ids.implode())
     )
     enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
     entered = states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
@@ -184,15 +194,18 @@ def since_us(frames: Frames, moment: int, request_ids: pl.Series) -> pl.DataFram
     )
 
 
-def queue_times(frames: Frames) -> pl.DataFrame:
-    """One row per request that was scheduled first in this trace: how long it waited for that.
+def queue_times(frames: Frames, states: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per request that was scheduled first in this trace: how long it waited for that.
+
+    Args:
+        frames: One engine's.
+        states: Its ``request_states``.
 
     Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (that admitted it first) and
     ``queue_us``.
     """
     admitted = (
-        request_states(frames)
-        .filter(pl.col("tokens") > 0)
+        states.filter(pl.col("tokens") > 0)
         .group_by("request_id")
         .agg(pl.col("begin_us").first(), step=pl.col("begin_step").first())
     )

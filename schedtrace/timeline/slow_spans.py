@@ -11,7 +11,6 @@ from typing import Literal
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import engine_states
 from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.starvation import unstarved
@@ -51,17 +50,24 @@ SCHEMA = {
 }
 
 
-def slow_spans(frames: Frames) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The parts of time that are too long: of single steps, and of the steps of a slowdown.
+def slow_spans(
+    frames: Frames, engine: pl.DataFrame, starving: pl.Series
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the parts of time that are too long: of single steps, and of the steps of a slowdown.
 
     Columns of both, as in ``events.events``: those of ``SCHEMA``, in order of time. None of too few steps.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
+        starving: ``starved_steps``.
     """
     if frames.steps.height < FEWEST_STEPS:
         return _slow([]), _slow([])
-    known = _known(frames)
+    known = _known(frames, starving)
     slower = _in_slowdown(known)
     rest = known.filter(~pl.col("step").is_in(slower["step"].implode()))
-    return pl.concat([_of_host(frames), _of_device(rest)]).sort("begin_us"), slower
+    return pl.concat([_of_host(frames, engine), _of_device(rest)]).sort("begin_us"), slower
 
 
 def _usual_us(frames: Frames) -> float:
@@ -69,7 +75,7 @@ def _usual_us(frames: Frames) -> float:
     return median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])
 
 
-def _of_host(frames: Frames) -> pl.DataFrame:
+def _of_host(frames: Frames, engine: pl.DataFrame) -> pl.DataFrame:
     """Times in which the device had nothing to do and which are far longer than usual ones of their kind."""
     steps = (
         frames.steps.sort("start_us")
@@ -84,7 +90,7 @@ def _of_host(frames: Frames) -> pl.DataFrame:
         )
     )
     least = _usual_us(frames)
-    long = engine_states(frames).with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
+    long = engine.with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
     kinds: tuple[tuple[list[str], Literal["backward", "forward"]], ...] = (
         (["schedule", "update"], "backward"),
         (["host_gap"], "forward"),
@@ -98,7 +104,7 @@ def _of_host(frames: Frames) -> pl.DataFrame:
         )  # else steps in between were not recorded
         for states, strategy in kinds
     )
-    gaps = engine_states(frames).filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]
+    gaps = engine.filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]
     usual = {"host_gap": median(gaps), **{state: median(steps[state]) for state in ("schedule", "update")}}
     by_crowd = steps.drop_nulls("there").sort("there")
 
@@ -123,9 +129,9 @@ def _of_host(frames: Frames) -> pl.DataFrame:
     return _slow(rows)
 
 
-def _known(frames: Frames) -> pl.DataFrame:
+def _known(frames: Frames, starving: pl.Series) -> pl.DataFrame:
     """The steps of which ``device_us`` can be told, and ``device_end_us``, when the device was done."""
-    steps = unstarved(frames, frames.steps)
+    steps = unstarved(frames, starving, frames.steps)
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     if in_lockstep or (frames.header.pipeline_parallel_size or 1) > 1:
         steps = steps.clear()

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import BUSY, engine_states
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.engine_states import BUSY
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.spans import LENGTH_US, overlap_us, time_within
 
 LEAST_FRAC = 0.2
@@ -45,11 +45,14 @@ class _Turn(NamedTuple):
     waited_us: int
 
 
-@computed_once
-def thread_times(frames: Frames) -> pl.DataFrame:
+def thread_times(frames: Frames, engine: pl.DataFrame) -> pl.DataFrame:
     """Return a row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
 
     ``lost_us``: how much of its turn the thread waited for a processor, at least.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
     """
     cpu = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
     turns = [
@@ -60,7 +63,7 @@ def thread_times(frames: Frames) -> pl.DataFrame:
     rows = pl.DataFrame(
         [(role, pid, *turn) for role, pid, turn in turns], schema=list(THREADS.items())[:-1], orient="row"
     )
-    busy = engine_states(frames).filter(pl.col("state").is_in(BUSY))
+    busy = engine.filter(pl.col("state").is_in(BUSY))
     worked = rows.filter((pl.col("role") == "worker") & (pl.col("ran_us") > 0)).height > 0
     own = pl.when(pl.col("role") == "worker").then("device").otherwise("host" if worked else "all")
     device = pl.col("state") == DEVICE
@@ -84,13 +87,15 @@ def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
     return reversed(turns)
 
 
-@computed_once
-def starved(frames: Frames) -> pl.DataFrame:
-    """The times between two ``cpu`` lines in which the engine lost much of its busy time: ``STARVED``.
+def starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
+    """Return the times between two ``cpu`` lines in which the engine lost much of its busy time: ``STARVED``.
 
     ``device_frac`` and ``host_frac``: what was lost of the device's time and of the host's.
+
+    Args:
+        threads: ``thread_times``.
+        engine: ``engine_states``.
     """
-    threads = thread_times(frames)
     if threads.is_empty():
         return pl.DataFrame(schema=STARVED)
     lost = threads.group_by("begin_us", "end_us", maintain_order=True).agg(
@@ -98,7 +103,7 @@ def starved(frames: Frames) -> pl.DataFrame:
         engine=pl.col("lost_us").filter(pl.col("role") == "engine").max().fill_null(0),
     )
     worked = threads.filter((pl.col("role") == "worker") & (pl.col("ran_us") > 0)).height > 0
-    busy = engine_states(frames).filter(pl.col("state").is_in(BUSY))
+    busy = engine.filter(pl.col("state").is_in(BUSY))
     device = pl.col("state") == DEVICE
     lost = lost.hstack(time_within(lost, busy, {"device": device, "host": ~device}))
     whole = pl.col("device") + pl.col("host")
@@ -116,36 +121,43 @@ def starved(frames: Frames) -> pl.DataFrame:
     )
 
 
-@computed_once
-def starved_steps(frames: Frames) -> pl.Series:
-    """The numbers of the steps most of which lies in such a time: they tell nothing of what a step takes."""
-    spans = starved(frames)
+def starved_steps(frames: Frames, spans: pl.DataFrame) -> pl.Series:
+    """Return the numbers of the steps most of which lies in a starved time: they show no usual step time.
+
+    Args:
+        frames: One engine's.
+        spans: ``starved``.
+    """
     if spans.is_empty():
         return pl.Series("step", [], pl.Int64)
     steps = frames.steps.select("step", begin_us="start_us", end_us="output_us").drop_nulls()
     return steps.filter(overlap_us(steps, spans) > MOST_OF_IT * LENGTH_US)["step"]
 
 
-def unstarved(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
+def unstarved(frames: Frames, starving: pl.Series, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the steps that had processors; all steps where too few of them had.
 
     Args:
         frames: The engine's trace.
+        starving: ``starved_steps``.
         steps: Any rows with a column ``step``.
     """
-    starving = starved_steps(frames)
     if starving.is_empty() or frames.steps.height - starving.len() < max(FEWEST, starving.len()):
         return steps
     return steps.filter(~pl.col("step").is_in(starving.implode()))
 
 
-def lost_spans(frames: Frames) -> pl.DataFrame:
-    """``begin_us``, ``end_us``, ``state``, ``step`` and ``factor`` of the part of each state that was lost.
+def lost_spans(frames: Frames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the part of each state that was lost, in the columns of ``slow_spans.SCHEMA``.
 
     Where in a second a thread waited is not recorded: every state of it lost the same share, at its end.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
+        spans: ``starved``.
     """
-    spans = starved(frames)
-    states = engine_states(frames).filter(pl.col("state").is_in([*BUSY]))
+    states = engine.filter(pl.col("state").is_in([*BUSY]))
     shares = time_within(states, spans, {"of_device": pl.col("device_frac"), "of_host": pl.col("host_frac")})
     lost = pl.when(pl.col("state") == DEVICE).then("of_device").otherwise("of_host")
     losses = states.hstack(shares).with_columns(lost_us=lost).filter(pl.col("lost_us") > 0)
@@ -165,15 +177,17 @@ def lost_spans(frames: Frames) -> pl.DataFrame:
     )
 
 
-def threads_of(frames: Frames) -> pl.DataFrame:
-    """The threads that lost time in these times, the one that lost most first.
+def starved_threads(threads: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the threads that lost time in starved times, the one that lost most first.
 
     Columns: ``role``, ``pid``, ``us`` (how long these times were), ``ran_us``, ``waited_us``, ``lost_us``.
+
+    Args:
+        threads: ``thread_times``.
+        spans: ``starved``.
     """
-    spans = starved(frames)
     return (
-        thread_times(frames)
-        .join(spans, on=["begin_us", "end_us"], how="semi")
+        threads.join(spans, on=["begin_us", "end_us"], how="semi")
         .with_columns(us=LENGTH_US)
         .group_by("role", "pid", maintain_order=True)
         .agg(pl.col("us", "ran_us", "waited_us", "lost_us").sum())

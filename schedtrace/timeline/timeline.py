@@ -1,7 +1,10 @@
 """One engine's trace with all that is made of it: what findings and metrics are computed from."""
 
-from functools import cached_property
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import polars as pl
 
@@ -10,63 +13,156 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.admission import behind_head, heads_by_size, refused_heads
 from schedtrace.timeline.charges import charges
-from schedtrace.timeline.engine_states import engine_busy_us, engine_states
-from schedtrace.timeline.events import events
-from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.queue_waits import waits
-from schedtrace.timeline.request_states import request_states
+from schedtrace.timeline.engine_states import engine_busy_us
+from schedtrace.timeline.events import events, host_spans
+from schedtrace.timeline.frames import Frames, demand_of, first_moment_us, last_moment_us
+from schedtrace.timeline.holders import idle_holders, long_prefills
+from schedtrace.timeline.interrupted_states import interrupted_states
+from schedtrace.timeline.queue_waits import mismatches
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
-from schedtrace.timeline.starvation import unstarved
+from schedtrace.timeline.starvation import starved_steps, unstarved
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
+from schedtrace.timeline.tables import Tables, make_tables
 from schedtrace.timeline.unrecorded import recorded
 
 WARMUP_TRIAL = 0
 FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 
+@dataclass(eq=False)
 class Timeline(Frames):
-    """The frames of one engine's trace, with the tables that are made of them, each where asked for first."""
+    """The frames of one engine's trace with its tables, each made once, when first asked for.
+
+    A property's function gets the tables that it is made of; no function looks up another's.
+    """
+
+    ready_tables: Tables | None = None
+    """Tables that are not made of these frames, such as a window's; None: made of them."""
+    longer_step_time: StepTime | None = None
+    """Model of step times that was fitted to more steps than these; None: fitted to these."""
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables that all others are made of."""
+        return self.ready_tables or make_tables(self)
+
+    @property
+    def gone(self) -> pl.DataFrame:
+        """Requests that left in a gap of the trace (``timeline/unrecorded.py``)."""
+        return self.tables.gone
 
     @property
     def waits(self) -> pl.DataFrame:
-        """Each time that a request was in the waiting queue (``timeline/queue_waits.py``)."""
-        return waits(self)
+        """Stays of requests in the waiting queue (``timeline/queue_waits.py``)."""
+        return self.tables.waits
 
     @property
     def request_states(self) -> pl.DataFrame:
         """Every moment of every request (``timeline/request_states.py``)."""
-        return request_states(self)
+        return self.tables.request_states
 
     @property
     def engine_states(self) -> pl.DataFrame:
         """Every moment of the engine (``timeline/engine_states.py``)."""
-        return engine_states(self)
+        return self.tables.engine_states
 
     @property
-    def charges(self) -> pl.DataFrame:
-        """What every wait is charged to (``timeline/charges.py``)."""
-        return charges(self)
-
-    @property
-    def events(self) -> pl.DataFrame:
-        """Interruptions (``timeline/events.py``)."""
-        return events(self)
-
-    @cached_property
-    def step_time(self) -> StepTime | None:
-        """The model of step times, for estimates of cost; None where too few steps tell theirs."""
-        return fit_step_time(unstarved(self, self.steps))
+    def starved(self) -> pl.DataFrame:
+        """Times in which processors were short (``timeline/starvation.py``)."""
+        return self.tables.starved
 
     @cached_property
     def requests_us(self) -> int:
-        """All requests' time added up: what shares of it are of."""
+        """All requests' time added up, in microseconds: the whole of which shares are taken."""
         return int(recorded(self.request_states).select(LENGTH_US.sum()).item() or 0)
 
-    @property
+    @cached_property
     def busy_us(self) -> int:
-        """The engine's time without what it was idle: what shares of the run are of."""
-        return engine_busy_us(self)
+        """The engine's time without what it was idle, in microseconds."""
+        return engine_busy_us(self.engine_states)
+
+    @cached_property
+    def mismatches(self) -> pl.DataFrame:
+        """Steps after which the rebuilt queue has another length than the recorded one."""
+        return mismatches(self, self.waits)
+
+    @cached_property
+    def starved_steps(self) -> pl.Series:
+        """Numbers of the steps for which processors were short."""
+        return starved_steps(self, self.starved)
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """Model of step times, for estimates of cost; None where too few steps have an output."""
+        return self.longer_step_time or fit_step_time(unstarved(self, self.starved_steps, self.steps))
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """Interruptions (``timeline/events.py``)."""
+        return events(self, self.engine_states, self.starved, self.starved_steps)
+
+    @cached_property
+    def host_spans(self) -> pl.DataFrame:
+        """Times in which an interruption kept the engine's thread from steps."""
+        return host_spans(self.events, self.engine_states)
+
+    @cached_property
+    def interrupted_states(self) -> pl.DataFrame:
+        """``request_states`` with the interruptions cut out (``timeline/interrupted_states.py``)."""
+        return interrupted_states(self, self.request_states, self.events, self.host_spans)
+
+    @cached_property
+    def refused_heads(self) -> pl.DataFrame:
+        """Steps that refused the head of the queue for its size (``timeline/admission.py``)."""
+        return refused_heads(self, self.waits, self.mismatches)
+
+    @cached_property
+    def held_up(self) -> pl.DataFrame:
+        """Requests behind such a head that would have fitted."""
+        return behind_head(self, self.waits, heads_by_size(self.refused_heads))
+
+    @cached_property
+    def idle_holders(self) -> pl.DataFrame:
+        """Requests that held KV blocks and got nothing (``timeline/holders.py``)."""
+        return idle_holders(self)
+
+    @cached_property
+    def long_prefills(self) -> pl.DataFrame:
+        """Steps of whose prefill tokens one long prompt took at least half (``timeline/holders.py``)."""
+        return long_prefills(self)
+
+    @cached_property
+    def charges(self) -> pl.DataFrame:
+        """What every wait is charged to (``timeline/charges.py``)."""
+        return charges(
+            self,
+            self.request_states,
+            events=self.events,
+            held_up=self.held_up,
+            idle=self.idle_holders,
+            long=self.long_prefills,
+        )
+
+
+Made = TypeVar("Made")
+
+
+def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
+    """Wrap a function of a timeline so that it computes its result once for each, while the timeline lives.
+
+    The results belong to the wrapped function: nothing else can reach them.
+    """
+    results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
+
+    @wraps(make)
+    def once(timeline: Timeline) -> Made:
+        if timeline not in results:
+            results[timeline] = make(timeline)
+        return results[timeline]
+
+    return once
 
 
 def make_timeline(
@@ -114,20 +210,35 @@ def make_timeline(
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
+    arrivals, finishes = trace.arrivals.filter(measured), finishes.filter(measured)
+    present, stalls = trace.present.filter(measured), _stalls(trace)
+    gaps = trace.gaps.filter(
+        pl.col("next_step").is_between(*_ends(kept["step"]), closed=_closed(trace, kept))
+    )
     return Timeline(
         header=trace.header,
         steps=kept,
         stretches=trace.stretches().filter(measured),
-        arrivals=trace.arrivals.filter(measured),
-        finishes=finishes.filter(measured),
-        present=trace.present.filter(measured),
-        gaps=trace.gaps.filter(
-            pl.col("next_step").is_between(*_ends(kept["step"]), closed=_closed(trace, kept))
-        ),
+        arrivals=arrivals,
+        finishes=finishes,
+        present=present,
+        gaps=gaps,
         there_after=trace.there_after.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=exits.filter(measured),
         caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),
+        begin_us=first_moment_us(kept),
+        end_us=last_moment_us(
+            steps=kept,
+            arrivals=arrivals,
+            present=present,
+            finishes=finishes,
+            stalls=stalls,
+            controls=trace.controls,
+            cpu=trace.cpu,
+        ),
+        demand=demand_of(trace.header, kept, finishes),
+        there_first=present.filter(~pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
@@ -135,7 +246,7 @@ def make_timeline(
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
         controls=trace.controls,
-        stalls=_stalls(trace),
+        stalls=stalls,
         front_end=front_end,
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,

@@ -7,7 +7,7 @@
 import polars as pl
 
 from schedtrace.read.gaps import DROPPED
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.frames import Frames
 
 NOT_RECORDED = "not_recorded"
 """State of a request, and of the engine, in a gap."""
@@ -35,7 +35,6 @@ def after(frames: Frames) -> pl.DataFrame:
     return frames.there_after.join(steps, on="at_us", maintain_order="left")
 
 
-@computed_once
 def gone(frames: Frames) -> pl.DataFrame:
     """Return the requests that left in a gap, or may have: nothing is known of them afterwards.
 

@@ -8,7 +8,6 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.queue_waits import waits
 from schedtrace.timeline.spans import WAITS, pieces, place_of
 
 OTHER = pl.lit(str(Cause.OTHER))
@@ -84,14 +83,15 @@ def _weight(value: int) -> pl.Expr:
     return pl.lit(value, pl.Int8)
 
 
-def waiting_pieces(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
-    """A piece for each run of steps in which a request waited for the same cause.
+def waiting_pieces(frames: Frames, steps: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """Return a piece for each run of steps in which a request waited for the same cause.
 
     Args:
         frames: One engine's.
         steps: ``placed(frames.steps)``.
+        waits: ``queue_waits.waits``.
     """
-    queued = waits(frames).select("request_id", "since_step", "left_step", "preempted", "set_aside")
+    queued = waits.select("request_id", "since_step", "left_step", "preempted", "set_aside")
     queued = place_of(place_of(queued, steps, "since_step", "first"), steps, "left_step", "left")
     named = frames.exits.filter(_skips()).select("step", "request_id", "cause")
     runs = cause_runs(queued, loop_ends(frames), named, steps)

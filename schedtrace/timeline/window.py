@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from schedtrace.timeline.starvation import starved
+from schedtrace.timeline.starvation import thread_times
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import gone
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,10 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
     number = steps.select("step")
     states = _cut(timeline.request_states, begin_us, end_us)
     there = states.select("request_id").unique()
-    cut = replace(
+    tables = timeline.tables
+    engine = _cut(tables.engine_states, begin_us, end_us)
+    during = (pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)
+    return replace(
         timeline,
         steps=steps,
         stretches=_cut_stretches(timeline.stretches, number),
@@ -66,21 +68,20 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         stalls=_cut(timeline.stalls.rename({"since_us": "begin_us", "until_us": "end_us"}), begin_us, end_us)
         .rename({"begin_us": "since_us", "end_us": "until_us"})
         .with_columns(pl.col("open") & (pl.col("until_us") < end_us).not_()),
-        warmup_steps=0,
-        is_window=True,
-    )
-    vars(cut).update(
-        request_states=states,
-        engine_states=_cut(timeline.engine_states, begin_us, end_us),
-        waits=timeline.waits,
         begin_us=begin_us,
         end_us=end_us,
-        demand=timeline.demand,
-        starved=starved(timeline).filter((pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)),
         there_first=timeline.there_first.join(there, on="request_id", how="semi", maintain_order="left"),
-        gone=gone(timeline).filter(pl.col("gone_us") < end_us),
+        warmup_steps=0,
+        is_window=True,
+        ready_tables=replace(
+            tables,
+            gone=tables.gone.filter(pl.col("gone_us") < end_us),
+            request_states=states,
+            engine_states=engine,
+            thread_times=thread_times(timeline, engine),
+            starved=tables.starved.filter(during),
+        ),
     )
-    return cut
 
 
 def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:

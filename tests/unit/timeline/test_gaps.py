@@ -13,7 +13,6 @@ from schedtrace.model.trace import Arrival, Events, Present
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.unrecorded import gone
 from tests.fuzz import parts
 from tests.makers import encoded, header, step
 
@@ -71,7 +70,7 @@ def test_states_by_hand(by_hand):
     assert of["a"][-2:] == [("not_recorded", begins, 58_000), ("decode", 58_000, since)]
     assert of["b"][-1][2] == begins
     assert of["c"] == [("decode", 58_000, since)]
-    assert gone(timeline).rows() == [("b", begins, 6)]
+    assert timeline.gone.rows() == [("b", begins, 6)]
     assert ("not_recorded", begins, 58_000) in timeline.engine_states.select(
         "state", "begin_us", "end_us"
     ).rows()
