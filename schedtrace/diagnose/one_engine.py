@@ -18,8 +18,8 @@ from schedtrace.model.message import Message
 from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import SHOWS_LIMITS, Fact
+from schedtrace.timeline.engine_ranks import RankSummary, rank_of
 from schedtrace.timeline.queue_waits import overtakings
-from schedtrace.timeline.rank import Rank, rank_of
 from schedtrace.timeline.timeline import Timeline
 
 _EXIT = ["loop", "kind", "cause", "detail", "location", "via", "refusal"]
@@ -91,7 +91,7 @@ def cap_table(engines: Sequence[pl.DataFrame]) -> list[CapRow]:
 class OneEngine:
     """Figures and findings of one engine."""
 
-    rank: Rank
+    rank: RankSummary
     judged: Judged
     unlimited: Unlimited
     problems: list[Message]

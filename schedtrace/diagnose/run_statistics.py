@@ -30,8 +30,7 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.rank import RankLoads, kv_used_frac
+from schedtrace.timeline.engine_ranks import RankLoads, Ranks, kv_used_frac
 from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import polars as pl
 
+from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.events import SLOWER
-from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 from schedtrace.timeline.timeline import Timeline
 

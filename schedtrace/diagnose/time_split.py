@@ -7,9 +7,9 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import EngineTime, RequestTime, TimePart
-from schedtrace.timeline.charges import CHARGES, INTERRUPTED, OF_KV
+from schedtrace.timeline.charges import CHARGES, OF_KV
 from schedtrace.timeline.engine_states import BUSY, STATES, with_engine_time
-from schedtrace.timeline.events import starved_us
+from schedtrace.timeline.events import INTERRUPTED, starved_us
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, overlap_us, until
 from schedtrace.timeline.timeline import Timeline

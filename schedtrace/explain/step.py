@@ -18,12 +18,11 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.model.vocabulary import interruption
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.admission import Need
+from schedtrace.timeline.admission import AdmissionNeed
 from schedtrace.timeline.computing import with_work
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.engine_ranks import PASS, offset
 from schedtrace.timeline.events import HUNG, STALLED
 from schedtrace.timeline.queue_waits import waiting_after
-from schedtrace.timeline.rank import PASS
 from schedtrace.timeline.request_states import since_us
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
@@ -110,7 +109,7 @@ class StepStories:
     """Of a whole trace."""
 
     @cached_property
-    def _need(self) -> Need | None:
+    def _need(self) -> AdmissionNeed | None:
         return known_need(self.timeline)
 
     @cached_property

@@ -19,7 +19,7 @@ from schedtrace.model import safe_files
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, of_slowest
 from schedtrace.step_times.observed import observed
-from schedtrace.timeline.starvation import unstarved
+from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.version import __version__
 

@@ -1,6 +1,6 @@
-"""One engine's trace as frames, warm-up left out: the plain data beneath all of ``timeline/``.
+"""Frames of one engine's trace, warm-up left out: the plain data beneath all of ``timeline/``.
 
-The tables of ``timeline/tables.py`` are made of ``Frames``, each by a function in a module of its own.
+The tables of ``timeline/tables.py`` are made of ``EngineFrames``, each by a function in a module of its own.
 """
 
 from dataclasses import dataclass, field
@@ -22,14 +22,14 @@ from schedtrace.read.trace import all_rows, rows_between, rows_of
 
 @dataclass(frozen=True)
 class Demand:
-    """What a load asks of an engine at once, as far as it was seen: more of it may ask for more."""
+    """What a load asks of an engine at once, as far as it was recorded."""
 
     requests: int = 0
-    """Most of them in the scheduler after a step."""
+    """Most requests in the scheduler after a step."""
     ended: int = 0
     """Requests that produced tokens and ended."""
     blocks: int = 0
-    """The most KV blocks that each held, added up; 0 where they cannot be counted."""
+    """Sum over these of the most KV blocks that each held; 0 where they cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(
@@ -38,12 +38,12 @@ class Demand:
 
     @property
     def blocks_each(self) -> float | None:
-        """On average; None: not known."""
+        """KV blocks of a request on average; None: not known."""
         return self.blocks / self.ended if self.blocks else None
 
 
 @dataclass(eq=False)
-class Frames:
+class EngineFrames:
     """The frames of one engine's trace, and what follows from them alone.
 
     ``steps`` has the columns of ``model.trace.Step`` and
@@ -63,15 +63,15 @@ class Frames:
     header: Header
     steps: pl.DataFrame
     stretches: pl.LazyFrame
-    """What requests got, as stretches of steps (``read/tables.py``)."""
+    """What requests were scheduled, as stretches of steps (``read/tables.py``)."""
     arrivals: pl.DataFrame
-    """Whoever was there before is none of them."""
+    """Requests that came; those that were there when the trace began are in ``present``."""
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
     exits: pl.DataFrame
-    """One row per recorded exit; ``refusal``: somebody was refused or skipped by it."""
+    """Table with a row per recorded exit; ``refusal``: it refused or skipped a request."""
     caps: pl.DataFrame
-    """One row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
+    """Table with a row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
     begin_us: int
     """Start of the first step; 0 where there is none."""
     end_us: int
@@ -86,15 +86,15 @@ class Frames:
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
     """Requests there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
     closed_workload: bool = False
-    """All requests of a trial are handed to one engine at once; False also where that is unknown."""
+    """True if all requests of a trial are handed to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
-    """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
+    """Facts that the record holds; an empty frame means "none" only if its fact is among them."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
     """Processor times of threads (``read/columns.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
-    """What was asked of the engine beside requests, in order of time: of the whole trace."""
+    """Calls of the engine beside requests, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
     """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
     ends in it, and ``until_us`` is the last moment that the trace knows."""
@@ -103,15 +103,15 @@ class Frames:
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/gaps.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests there when gaps were over, as far as the recorder told it: a row for each gap."""
+    """Requests there when gaps were over, as far as they are recorded: a row for each gap."""
     missing: list[Message] = field(default_factory=list)
-    """What the trace lacks before its end."""
+    """Parts that the trace lacks before its end."""
     requests_missing: bool = False
-    """There may be requests that the trace does not hold."""
+    """True if the trace may lack requests."""
     offset_us: int = 0
     """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
     is_window: bool = False
-    """Cut to a part of its trace (``timeline/window.py``)."""
+    """True if cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
     def admitted(self) -> pl.DataFrame:
@@ -120,29 +120,29 @@ class Frames:
 
     @property
     def requests(self) -> pl.LazyFrame:
-        """One row per step and scheduled request: far too many to be collected as a whole."""
+        """Table with a row per step and scheduled request: far too many to be collected as a whole."""
         return all_rows(self.stretches, self.steps)
 
     def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
-        """The rows of the stretches for which this is true."""
+        """Return the rows of the stretches for which this is true."""
         return rows_of(self.stretches.filter(wanted), self.steps)
 
     def requests_in(self, step: int) -> pl.DataFrame:
-        """The rows of one step."""
+        """Return the rows of one step."""
         return rows_between(self.stretches, self.steps, step, step)
 
     @cached_property
     def first_arrivals(self) -> pl.DataFrame:
-        """One row per request that came, in their order: further parts of streaming sessions are left out."""
+        """Table with a row per arrival, in their order, without the later parts of streaming sessions."""
         return self.arrivals.filter(~pl.col("streaming_update")).unique(
             "request_id", keep="first", maintain_order=True
         )
 
     @cached_property
     def known_requests(self) -> pl.DataFrame:
-        """One row per request with what it asks for: those there when the trace began, and those who came.
+        """Table with a row per request and what it asks for: those there when the trace began, and arrivals.
 
-        With the columns of ``arrivals``: of those who were there ``queued_us`` may be null.
+        It has the columns of ``arrivals``; ``queued_us`` may be null for requests that were there.
         """
         if self.present.is_empty():
             return self.arrivals.unique("request_id", keep="first", maintain_order=True)
@@ -162,8 +162,8 @@ class Frames:
         columns |= {"wanted_tokens": pl.Int64, "blocks_held": pl.Int64}
         if "set_aside" not in self.lists:
             return pl.DataFrame(schema=columns)
-        told = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
-        return told.collect()
+        rows = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
+        return rows.collect()
 
     @cached_property
     def sessions(self) -> pl.Series:
@@ -195,12 +195,12 @@ class Frames:
 
     @property
     def seats(self) -> int:
-        """How many requests may run at once; 0 where the record does not tell."""
+        """Requests that may run at once; 0 where it is not recorded."""
         return self.active_limit or self.header.max_num_running_reqs or 0
 
     @property
     def token_budget(self) -> int:
-        """Tokens that a step may schedule; 0 where the record does not tell."""
+        """Tokens that a step may schedule; 0 where it is not recorded."""
         return self.header.token_budget or 0
 
     @property
@@ -209,9 +209,9 @@ class Frames:
         return self.header.engine_rank
 
     def trials(self) -> list[int | None]:
-        """The trials in their order; a trace without trials is one, None."""
-        found = self.steps["trial"].unique(maintain_order=True).to_list()
-        return [trial for trial in found if trial is not None] or [None]
+        """Return the trials in their order; a trace without trials is one, None."""
+        trials = self.steps["trial"].unique(maintain_order=True).to_list()
+        return [trial for trial in trials if trial is not None] or [None]
 
     @property
     def whole_trials(self) -> bool:
@@ -219,7 +219,7 @@ class Frames:
         return not self.is_window and self.trials() != [None]
 
     def of_trial(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
-        """The rows of one trial; all rows for None."""
+        """Return the rows of one trial; all rows for None."""
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
 

@@ -1,13 +1,14 @@
-"""The waiting queue, reconstructed from the trace alone: who waited in which steps, and for how many tokens.
+"""The waiting queue, reconstructed from the trace alone: requests that waited, and the tokens they wanted.
 
 A request waits from the step in whose line it arrived until the step that schedules it, and again from the
-step that preempts it, or that finds it set aside. Who waited when the trace began waits from its first step.
+step that preempts it, or that finds it set aside. A request that waited when the trace began waits from its
+first step.
 Checked against the counts that the recorder took from vLLM: ``mismatches``.
 """
 
 import polars as pl
 
-from schedtrace.timeline.frames import Frames
+from schedtrace.timeline.frames import EngineFrames
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.unrecorded import after
 
@@ -15,7 +16,7 @@ NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
 
 
-def waits(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
+def waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per time that a request waited.
 
     Args:
@@ -30,16 +31,16 @@ def waits(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
     come before new ones, the last victim first; under priority, priority comes first. A queue that is not
     vLLM's has an order of its own (``Header.foreign_queues``).
     """
-    came, there = _arrivals(frames), _present(frames, frames.there_first)
+    arrivals, there = _arrivals(frames), _present(frames, frames.there_first)
     again = _present(frames, after(frames))
     there = pl.concat([there, again])
-    about = pl.concat([there.select(came.columns), came]).unique("request_id", keep="first")
+    about = pl.concat([there.select(arrivals.columns), arrivals]).unique("request_id", keep="first")
     entries = pl.concat(
         [
             there.filter(pl.col("state") != "running")
             .with_columns(preempted=was_preempted(), set_aside=pl.lit(value=False))
-            .select(*came.columns, "preempted", "set_aside"),
-            came.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False)),
+            .select(*arrivals.columns, "preempted", "set_aside"),
+            arrivals.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False)),
             _preemptions(frames, about).with_columns(
                 preempted=pl.lit(value=True), set_aside=pl.lit(value=False)
             ),
@@ -59,8 +60,8 @@ def waits(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
         ]
     ).sort("scheduled_step")
     # Who waits after a gap waits anew: whether it had run meanwhile is not known.
-    told = frames.gaps.filter(pl.col("told_us").is_not_null())["next_step"].sort()
-    until = pl.concat([told, pl.Series([NEVER], dtype=pl.Int64)])
+    told_steps = frames.gaps.filter(pl.col("told_us").is_not_null())["next_step"].sort()
+    until = pl.concat([told_steps, pl.Series([NEVER], dtype=pl.Int64)])
     left = pl.min_horizontal("scheduled_step", "ended_step", "told_step").fill_null(NEVER)
     first = pl.col("priority") if frames.by_priority else pl.col("preempted").not_()
     columns = ("wanted_tokens", "preempted", "set_aside", "priority", "order")
@@ -79,7 +80,8 @@ def waits(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
         .join(_ends(frames, departures), on="request_id", how="left", maintain_order="left")
         .with_columns(
             told_step=pl.col("since_step").map_batches(
-                lambda since: until.gather(told.search_sorted(since, side="right")), return_dtype=pl.Int64
+                lambda since: until.gather(told_steps.search_sorted(since, side="right")),
+                return_dtype=pl.Int64,
             )
         )
         .with_columns(left_step=left)
@@ -90,19 +92,19 @@ def waits(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def after_gaps(frames: Frames) -> pl.Series:
-    """Numbers of the steps before which one is missing: who runs in them may have been admitted before."""
+def after_gaps(frames: EngineFrames) -> pl.Series:
+    """Return the numbers of steps before which one is missing, in which requests may have been admitted."""
     number = frames.steps["step"]
     follows = number == number.shift(1) + 1
     return number.filter(~follows.fill_null(frames.header.first_step == 0))
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
-    """Those of ``timeline.waits`` who still waited after a step, in the order of the queue."""
+    """Return the rows of ``timeline.waits`` that still waited after a step, in the order of the queue."""
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
-def mismatches(frames: Frames, waited: pl.DataFrame) -> pl.DataFrame:
+def mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
     """Return the steps after which another number waited: ``step``, ``recorded``, ``reconstructed``.
 
     Args:
@@ -114,8 +116,8 @@ def mismatches(frames: Frames, waited: pl.DataFrame) -> pl.DataFrame:
     return at_steps(counted, recorded).filter(pl.col("recorded") != pl.col("reconstructed"))
 
 
-def next_steps(frames: Frames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Rows in the order of a ``moment``, with the first step since it: ``next_step`` and its ``begin_us``."""
+def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
+    """Sort rows by a ``moment`` and add the first step since it: ``next_step`` and its ``begin_us``."""
     begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
     return rows.sort(moment, maintain_order=True).join_asof(
         begins,
@@ -127,12 +129,12 @@ def next_steps(frames: Frames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
     )
 
 
-def _arrivals(frames: Frames) -> pl.DataFrame:
-    """Requests that came, with the first step that could have scheduled them and their ``place``."""
-    came = frames.arrivals.filter(~pl.col("streaming_update"))
+def _arrivals(frames: EngineFrames) -> pl.DataFrame:
+    """Return the arrivals with the first step that could have scheduled them and their ``place``."""
+    arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
     place = pl.coalesce("arrived_us", "queued_us") if frames.by_priority else pl.int_range(pl.len())
     return (
-        next_steps(frames, came, "queued_us")
+        next_steps(frames, arrivals, "queued_us")
         .select(
             "request_id",
             "trial",
@@ -145,8 +147,8 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _present(frames: Frames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return who was there, likewise: victims of later preemptions come before them."""
+def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that were there, likewise; victims of later preemptions come before them."""
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
     rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
@@ -165,20 +167,20 @@ def _present(frames: Frames, there: pl.DataFrame) -> pl.DataFrame:
 
 
 def was_preempted() -> pl.Expr:
-    """Of rows of ``Frames.present``: it waits since a preemption, which takes all that it had computed."""
+    """Select requests of ``EngineFrames.present`` that wait since a preemption, their tokens lost."""
     return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
 
 
-def lost_before(frames: Frames) -> pl.DataFrame:
-    """``request_id`` and ``lost_tokens`` of who had been preempted when the trace began, as far as is known.
+def lost_before(frames: EngineFrames) -> pl.DataFrame:
+    """Return ``request_id`` and ``lost_tokens`` of requests that had been preempted when the trace began.
 
-    Who has output tokens had computed all but the last one of them. What another one had is not known.
+    A request with output tokens had computed all but the last of them. Without, its loss is not known.
     """
     return _losses(frames.there_first).select("request_id", "lost_tokens")
 
 
-def lost_in_gaps(frames: Frames) -> pl.DataFrame:
-    """Return the same of who was there when a gap of the trace was over; ``step`` is the first behind it."""
+def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
+    """Return the same for requests there when a gap was over; ``step`` is the first behind it."""
     return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
 
 
@@ -187,14 +189,14 @@ def _losses(there: pl.DataFrame) -> pl.DataFrame:
 
 
 def known_loss() -> pl.Expr:
-    """Return what a row of ``Present`` tells of the tokens that a preemption threw away."""
+    """Return the tokens that a preemption threw away, as far as a row of ``Present`` has them."""
     sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
     again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
     return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
 
 
-def _preemptions(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
-    """Requests that were put back: they want all they had computed and the token sampled after it."""
+def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
+    """Return the preempted requests: they want all they had computed and the token sampled after it."""
     about = about.select("request_id", "priority", "place", prompt="wanted_tokens")
     return frames.preemptions.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
@@ -206,8 +208,8 @@ def _preemptions(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _set_aside(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
-    """Requests that their scheduler took out of the running ones: what they had computed is not lost."""
+def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that their scheduler took out of the running ones, their computed tokens kept."""
     places = about.select("request_id", "priority", "place")
     return (
         frames.set_aside.join(places, on="request_id", how="left", maintain_order="left")
@@ -222,7 +224,7 @@ def _set_aside(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def overtakings(frames: Frames, departures: pl.DataFrame) -> int:
+def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
     """Count the requests that were first scheduled before an earlier arrival that had not left either.
 
     Args:
@@ -241,12 +243,14 @@ def overtakings(frames: Frames, departures: pl.DataFrame) -> int:
     return rows.filter(pl.col("first") < pl.col("earlier_left")).height
 
 
-def _ends(frames: Frames, departures: pl.DataFrame) -> pl.DataFrame:
+def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return the first step after each request was gone, or after which nothing is known of it."""
     ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
         .unique("request_id", keep="last")
     )
-    unknown = departures.select("request_id", ended_step="gone_step")
-    return pl.concat([ended, unknown.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())])
+    unrecorded = departures.select("request_id", ended_step="gone_step")
+    return pl.concat(
+        [ended, unrecorded.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())]
+    )

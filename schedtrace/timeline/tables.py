@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import engine_states
-from schedtrace.timeline.frames import Frames
+from schedtrace.timeline.engine_states import engine_states, starved, thread_times
+from schedtrace.timeline.frames import EngineFrames
 from schedtrace.timeline.queue_waits import waits
 from schedtrace.timeline.request_states import request_states
-from schedtrace.timeline.starvation import starved, thread_times
 from schedtrace.timeline.unrecorded import gone
 
 
 @dataclass(frozen=True)
-class Tables:
+class EngineTables:
     """What all else is made of. The tables of a window are cut out of those of the whole trace."""
 
     gone: pl.DataFrame
@@ -28,19 +27,19 @@ class Tables:
     engine_states: pl.DataFrame
     """Every moment of the engine (``timeline/engine_states.py``)."""
     thread_times: pl.DataFrame
-    """Times that threads ran, and waited for a processor (``timeline/starvation.py``)."""
+    """Times that threads ran, and waited for a processor (``timeline/engine_states.py``)."""
     starved: pl.DataFrame
     """Times in which the engine lost much of its busy time for want of processors."""
 
 
-def make_tables(frames: Frames) -> Tables:
+def make_tables(frames: EngineFrames) -> EngineTables:
     """Make the tables of one engine, each once, and hand it on to those that are made of it."""
     departures = gone(frames)
     queue = waits(frames, departures)
     requests = request_states(frames, queue, departures)
     engine = engine_states(frames, requests)
     threads = thread_times(frames, engine)
-    return Tables(
+    return EngineTables(
         gone=departures,
         waits=queue,
         request_states=requests,

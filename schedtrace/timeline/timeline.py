@@ -1,4 +1,4 @@
-"""One engine's trace with all that is made of it: what findings and metrics are computed from."""
+"""Timeline of one engine: its trace with all tables that findings and metrics are computed from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +15,14 @@ from schedtrace.read.run import FrontEnd
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import behind_head, heads_by_size, refused_heads
 from schedtrace.timeline.charges import charges
-from schedtrace.timeline.engine_states import engine_busy_us
-from schedtrace.timeline.events import events, host_spans
-from schedtrace.timeline.frames import Frames, demand_of, first_moment_us, last_moment_us
+from schedtrace.timeline.engine_states import engine_busy_us, starved_steps, unstarved
+from schedtrace.timeline.events import events, host_spans, interrupted_states
+from schedtrace.timeline.frames import EngineFrames, demand_of, first_moment_us, last_moment_us
 from schedtrace.timeline.holders import idle_holders, long_prefills
-from schedtrace.timeline.interrupted_states import interrupted_states
 from schedtrace.timeline.queue_waits import mismatches
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
-from schedtrace.timeline.starvation import starved_steps, unstarved
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
-from schedtrace.timeline.tables import Tables, make_tables
+from schedtrace.timeline.tables import EngineTables, make_tables
 from schedtrace.timeline.unrecorded import recorded
 
 WARMUP_TRIAL = 0
@@ -32,19 +30,19 @@ FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 
 @dataclass(eq=False)
-class Timeline(Frames):
+class Timeline(EngineFrames):
     """The frames of one engine's trace with its tables, each made once, when first asked for.
 
     A property's function gets the tables that it is made of; no function looks up another's.
     """
 
-    ready_tables: Tables | None = None
-    """Tables that are not made of these frames, such as a window's; None: made of them."""
+    ready_tables: EngineTables | None = None
+    """EngineTables that are not made of these frames, such as a window's; None: made of them."""
     longer_step_time: StepTime | None = None
     """Model of step times that was fitted to more steps than these; None: fitted to these."""
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> EngineTables:
         """The tables that all others are made of."""
         return self.ready_tables or make_tables(self)
 
@@ -70,7 +68,7 @@ class Timeline(Frames):
 
     @property
     def starved(self) -> pl.DataFrame:
-        """Times in which processors were short (``timeline/starvation.py``)."""
+        """Times in which processors were short (``timeline/engine_states.py``)."""
         return self.tables.starved
 
     @cached_property
@@ -110,7 +108,7 @@ class Timeline(Frames):
 
     @cached_property
     def interrupted_states(self) -> pl.DataFrame:
-        """``request_states`` with the interruptions cut out (``timeline/interrupted_states.py``)."""
+        """``request_states`` with the interruptions cut out (``timeline/events.py``)."""
         return interrupted_states(self, self.request_states, self.events, self.host_spans)
 
     @cached_property
@@ -172,13 +170,13 @@ def make_timeline(
     whole: bool = False,
     front_end: FrontEnd | None = None,
 ) -> Timeline:
-    """Prepare a trace for the rules; the manifest tells how the requests came.
+    """Prepare a trace for the rules.
 
     Args:
-        trace: One engine's.
-        manifest: Of its run.
-        whole: Leave nothing out, the warm-up neither: to tell about single steps and requests.
-        front_end: What the front ends of its run recorded.
+        trace: One engine's trace.
+        manifest: Manifest of its run: how the requests were sent.
+        whole: Leave nothing out, the warm-up neither, to describe single steps and requests.
+        front_end: Record of the run's front ends.
     """
     steps = trace.steps
     measured = pl.col("trial").is_null() | (pl.col("trial") != WARMUP_TRIAL)
@@ -186,8 +184,8 @@ def make_timeline(
         measured = pl.lit(value=True)
     elif trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
-    came = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
-    trial_of = came.unique("request_id")
+    requests = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
+    trial_of = requests.unique("request_id")
     finishes = trace.finishes.join(
         trial_of, on="request_id", how="left", maintain_order="left", suffix="_of_arrival"
     )
@@ -196,7 +194,7 @@ def make_timeline(
             "trial_of_arrival"
         )
     exits = _exits(trace)
-    kept = (
+    measured_steps = (
         _as_scheduled(steps, exits)
         .filter(measured)
         .with_columns(
@@ -208,16 +206,16 @@ def make_timeline(
         )
         .join(_context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
-        .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
+        .with_columns(_waiting_cause(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
     arrivals, finishes = trace.arrivals.filter(measured), finishes.filter(measured)
     present, stalls = trace.present.filter(measured), _stalls(trace)
     gaps = trace.gaps.filter(
-        pl.col("next_step").is_between(*_ends(kept["step"]), closed=_closed(trace, kept))
+        pl.col("next_step").is_between(*_ends(measured_steps["step"]), closed=_closed(trace, measured_steps))
     )
     return Timeline(
         header=trace.header,
-        steps=kept,
+        steps=measured_steps,
         stretches=trace.stretches().filter(measured),
         arrivals=arrivals,
         finishes=finishes,
@@ -227,9 +225,9 @@ def make_timeline(
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=exits.filter(measured),
         caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),
-        begin_us=first_moment_us(kept),
+        begin_us=first_moment_us(measured_steps),
         end_us=last_moment_us(
-            steps=kept,
+            steps=measured_steps,
             arrivals=arrivals,
             present=present,
             finishes=finishes,
@@ -237,7 +235,7 @@ def make_timeline(
             controls=trace.controls,
             cpu=trace.cpu,
         ),
-        demand=demand_of(trace.header, kept, finishes),
+        demand=demand_of(trace.header, measured_steps, finishes),
         there_first=present.filter(~pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
@@ -264,7 +262,7 @@ def _ends(numbers: pl.Series) -> tuple[int, int]:
 
 
 def _stalls(trace: Trace) -> pl.DataFrame:
-    """The watchdog's, with ``open``: there was no progress until the trace's end."""
+    """Return the watchdog's stalls, with ``open``: there was no progress until the trace's end."""
     later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
     last_us = pl.max_horizontal("at_us", pl.lit(max((us for us in later if us is not None), default=0)))
     ended = pl.col("until_us").is_null()
@@ -272,7 +270,7 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """The steps with the token budget that ``schedule()`` worked with, where less than the recorded one.
+    """Return the steps with the token budget that ``schedule()`` worked with, where less than recorded.
 
     A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends
     for want of budget although the step's tokens leave some.
@@ -288,7 +286,7 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """``step`` and ``context_tokens``: computed tokens of its requests before it."""
+    """Return ``step`` and ``context_tokens``: computed tokens of its requests before it."""
     # In step n a request has computed_tokens + (n - step) * scheduled_tokens.
     grows = pl.when(pl.col("last_step") > pl.col("step")).then("scheduled_tokens").otherwise(0)
     at_zero = pl.col("computed_tokens") - pl.col("step") * grows
@@ -298,34 +296,34 @@ def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFram
 
 
 def _used() -> pl.Expr:
-    """By the budget; where a record does not tell it, by the tokens of the two kinds."""
+    """Return the scheduled tokens by the budget; without it, by the tokens of the two kinds."""
     of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
     return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
 
 
-def _told(cause: pl.Expr) -> pl.Expr:
-    """The cause; where no exit was recorded, whether anything waited decides what can be said."""
+def _waiting_cause(cause: pl.Expr) -> pl.Expr:
+    """Return the cause; where no exit was recorded, the one that the queue's length allows."""
     waiting = pl.col("num_waiting_after")
     nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
     return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
 
 
 def _exits(trace: Trace) -> pl.DataFrame:
-    """All exits; a loop that ends refuses somebody only if somebody is left in the queue."""
+    """Return all exits; a loop that ends refuses a request only if one is left in the queue."""
     left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
     refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
     return _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Rows of a nested list with a column of the step that they belong to."""
+    """Add to rows of a nested list a column of the step that they belong to."""
     beside = trace.steps.lazy().select("step", column)
     return rows.join(beside, on="step", how="left", maintain_order="left").collect()
 
 
 def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
-    """For every step the exit that tells why the waiting queue was not emptied."""
-    told = ("cause", "detail", "guard", "location", "via")
+    """Return for every step the exit that shows why the waiting queue was not emptied."""
+    columns = ("cause", "detail", "guard", "location", "via")
     ended = pl.col("kind") != "continue"
     often = pl.col("count").sum().over("step", "cause", "location")
     return (
@@ -337,6 +335,6 @@ def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
         .select(
             "step",
             pl.col("request_id").alias("waiting_request"),
-            *(pl.col(name).alias(f"waiting_{name}") for name in told),
+            *(pl.col(name).alias(f"waiting_{name}") for name in columns),
         )
     )

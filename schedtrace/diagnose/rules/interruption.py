@@ -16,8 +16,8 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
+from schedtrace.timeline.engine_states import starved_threads
 from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.starvation import starved_threads
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01

@@ -1,4 +1,4 @@
-"""``timeline.starvation``: steps of 100 ms, of which the device takes 97; for 4 s they take 400 ms."""
+"""Starved engines: steps of 100 ms, of which the device takes 97; for 4 s they take 400 ms."""
 
 import pytest
 
