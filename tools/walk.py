@@ -4,12 +4,14 @@
 when it is first called:
 
 * ``schedtrace step RUN N``: the files of ``schedtrace/`` in which a function is called,
-* ``one_engine`` on the run's first timeline: the functions of ``schedtrace/timeline/`` in the order of their
-  first calls. Calls in a row that are in one file are one stay there; a return is a stay in a file that was
-  visited before.
+* ``one_engine`` on the run's first timeline, made first: the functions of ``schedtrace/timeline/`` in the
+  order of their first calls. Calls in a row that are in one file are one stay there; a return is a stay in a
+  file that was visited before. A second figure leaves out what imports no other file of ``timeline/`` but
+  ``frames.py``: the frames themselves, sums over spans, and the fit of step times.
 """
 
 import contextlib
+import inspect
 import io
 import sys
 from collections.abc import Callable, Iterator
@@ -25,8 +27,10 @@ from schedtrace.timeline.timeline import make_timeline
 PACKAGE = Path(__file__).parents[1] / "schedtrace"
 SAMPLE = Path(__file__).parents[1] / "tests/data/findings/kv-bound/shows"
 """Run that is followed unless another one is given."""
-NO_FUNCTION = ("<module>", "<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+NO_FUNCTION = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 """Code that has no name a reader looks up."""
+LEAVES = ("frames.py", "spans.py", "step_time.py")
+"""Files of ``timeline/`` that the others build on."""
 
 
 @contextlib.contextmanager
@@ -37,7 +41,8 @@ def first_calls(package: Path) -> Iterator[list[tuple[str, str]]]:
 
     def record(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(prefix) and code.co_name not in NO_FUNCTION:
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name not in NO_FUNCTION
+        if event == "call" and is_function and code.co_filename.startswith(prefix):
             calls.setdefault((code.co_filename.removeprefix(prefix), code.co_qualname))
 
     functions: list[tuple[str, str]] = []
@@ -49,12 +54,11 @@ def first_calls(package: Path) -> Iterator[list[tuple[str, str]]]:
         functions += calls
 
 
-def walked(package: Path, call: Callable[[], object]) -> tuple[int, int, int]:
-    """Return the functions that a call enters, the files that they are in, and the returns between these."""
-    with first_calls(package) as functions:
-        call()
+def summary(functions: list[tuple[str, str]]) -> str:
+    """Say how many functions and files a walk has, and how often it returns to a file."""
     stays = [file for file, _ in groupby(file for file, _ in functions)]
-    return len(functions), len(set(stays)), len(stays) - len(set(stays))
+    files = len(set(stays))
+    return f"{len(functions)} functions, {files} files, {len(stays) - files} returns"
 
 
 def step_command(run: Path, number: int) -> None:
@@ -70,24 +74,24 @@ def main() -> None:
     run = read_run(path)
     trace = next(iter(run.traces))
     number = trace.steps["step"][trace.steps.height // 2]
-    timeline = make_timeline(trace, run.manifest)
     walks: list[tuple[str, Path, Callable[[], object]]] = [
         (f"step {number}", PACKAGE, lambda: step_command(path, number)),
         (
             "one_engine",
             PACKAGE / "timeline",
-            lambda: one_engine(timeline, run.manifest, engines=run.engines),
+            lambda: one_engine(make_timeline(trace, run.manifest), run.manifest, engines=run.engines),
         ),
     ]
     for name, package, call in walks:
+        with first_calls(package) as functions:
+            call()
+        print(f"{name}: {summary(functions)}")
+        if package != PACKAGE:
+            inner = [function for function in functions if function[0] not in LEAVES]
+            print(f"{name} without {', '.join(LEAVES)}: {summary(inner)}")
         if "--list" in sys.argv:
-            with first_calls(package) as functions:
-                call()
             for file, functions_there in groupby(functions, key=lambda function: function[0]):
                 print(f"  {file}: {', '.join(function for _, function in functions_there)}")
-            continue
-        functions_entered, files, returns = walked(package, call)
-        print(f"{name}: {functions_entered} functions, {files} files, {returns} returns")
 
 
 if __name__ == "__main__":

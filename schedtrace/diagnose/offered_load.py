@@ -167,7 +167,7 @@ def came_at_once(timeline: Timeline) -> bool:
     came = timeline.arrivals.filter(~pl.col("streaming_update"))
     early = []
     for trial in timeline.trials():
-        steps, arrivals = timeline.of_trial(timeline.steps, trial), timeline.of_trial(came, trial)
+        steps, arrivals = timeline.trial_rows(timeline.steps, trial), timeline.trial_rows(came, trial)
         if steps.is_empty() or arrivals.is_empty():
             continue
         done = steps["start_us"][int(DONE_FRAC * (steps.height - 1))]
@@ -257,7 +257,7 @@ def _backlogs(timeline: Timeline, came: pl.DataFrame) -> tuple[list[float], int]
     """
     first = came.filter(pl.col("trial").eq_missing(pl.lit(came["trial"][0])))
     begin, end = int(first["came_us"].min()), int(first["came_us"].max())  # type: ignore[arg-type]  # integers
-    there = timeline.of_trial(timeline.steps, came["trial"][0]).filter(
+    there = timeline.trial_rows(timeline.steps, came["trial"][0]).filter(
         pl.col("start_us").is_between(begin, end)
     )
     each = there.select(

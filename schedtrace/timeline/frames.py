@@ -218,7 +218,7 @@ class EngineFrames:
         """Whether it has trials, whose begin and end are those of a workload."""
         return not self.is_window and self.trials() != [None]
 
-    def of_trial(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
+    def trial_rows(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
         """Return the rows of one trial; all rows for None."""
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
