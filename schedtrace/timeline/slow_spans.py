@@ -125,7 +125,16 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
         if span["us"] >= FAR_HOST * expected and span["us"] - expected >= least:
             begin = span["begin_us"] + int(expected)
             factor = span["us"] / max(expected, 1.0)
-            rows.append((span["trial"], begin, span["end_us"], span["step"], state, factor))
+            rows.append(
+                {
+                    "trial": span["trial"],
+                    "begin_us": begin,
+                    "end_us": span["end_us"],
+                    "step": span["step"],
+                    "part": state,
+                    "factor": factor,
+                }
+            )
     return _slow(rows)
 
 
@@ -197,9 +206,16 @@ def _slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
             like = 0.0 if math.isinf(like) else like
         expected = max(step["expected_us"], like)
         if step["device_us"] >= FAR * expected:
-            end = step["device_end_us"]
-            begin = end - int(step["device_us"] - expected)
-            rows.append((step["trial"], begin, end, step["step"], "device", step["device_us"] / expected))
+            rows.append(
+                {
+                    "trial": step["trial"],
+                    "begin_us": step["device_end_us"] - int(step["device_us"] - expected),
+                    "end_us": step["device_end_us"],
+                    "step": step["step"],
+                    "part": "device",
+                    "factor": step["device_us"] / expected,
+                }
+            )
     return _slow(rows)
 
 
@@ -215,8 +231,8 @@ def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
     return None if model is None else steps.with_columns(expected_us=model.predicted())
 
 
-def _slow(rows: Sequence[tuple[object, ...]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+def _slow(rows: Sequence[dict[str, object]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=SCHEMA)
 
 
 def slowdown(steps: pl.DataFrame) -> tuple[pl.DataFrame, float] | None:
