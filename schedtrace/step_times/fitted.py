@@ -1,6 +1,6 @@
 """Step times fitted to recorded traces, with their error and where they came from.
 
-``Recorded`` has those of one trace step by step, for a replay that must reproduce it.
+``RecordedTimes`` has those of one trace step by step, for a replay that must reproduce it.
 """
 
 import math
@@ -232,7 +232,7 @@ class Counted:
         return getattr(self._fitted, name)
 
 
-class Recorded:
+class RecordedTimes:
     """Durations of a trace's steps, in their order; past its end, or where it lacks one, fitted ones.
 
     Each call is about a step: ``schedule_us`` about the next one, ``device_us`` about the one scheduled last,
