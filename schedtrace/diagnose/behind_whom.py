@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.kv_blocks import most_blocks
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC, Charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Count, Message
@@ -116,7 +117,10 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
     tokens = pl.col("prompt_tokens") + pl.col("output_tokens").fill_null(0)
     demand, work = {
         str(Cause.TOKEN_BUDGET): (pl.col("prompt_tokens"), pl.col("prompt_tokens")),
-        str(Cause.KV_BLOCKS): (tokens / pl.lit(timeline.header.block_size, pl.Int64), tokens),
+        str(Cause.KV_BLOCKS): (
+            tokens.map_batches(lambda lengths: most_blocks(timeline.header, lengths), return_dtype=pl.Int64),
+            tokens,
+        ),
     }.get(limit, (pl.lit(1), pl.col("runs_us")))
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
@@ -134,7 +138,7 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
         .join(lives, on="request_id", maintain_order="left")
         .join(waited, on="request_id", how="left", maintain_order="left")
         .join(outputs, on="request_id", how="left", maintain_order="left")
-        .with_columns(pl.col("wait_us").fill_null(0), demand=demand.ceil(), work=work)
+        .with_columns(pl.col("wait_us").fill_null(0), demand=demand, work=work)
     )
 
 

@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import polars as pl
 
-from schedtrace.timeline.frames import computed_once
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 
 CHARACTERS = 4
 """Of ``Arrival.prefix_hashes`` for every full block."""
@@ -110,7 +109,7 @@ def steps_of_a_block(timeline: Timeline) -> int:
     return timeline.header.block_size or STEPS_OF_A_BLOCK
 
 
-@computed_once
+@made_once
 def resumptions(timeline: Timeline) -> pl.DataFrame:
     """One row per preemption in ``schedule()``, in their order.
 

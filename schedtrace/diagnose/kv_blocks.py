@@ -25,6 +25,19 @@ def blocks_needed(header: Header, tokens: int) -> list[int] | None:
     return need.sequence(tokens) if header.cache_groups and need and need.is_bounded else None
 
 
+def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
+    """Return the most KV blocks that sequences of so many tokens ever hold, in all cache groups together.
+
+    Null where they cannot be counted.
+    """
+    need = need_of_engine(header)
+    if need is None or not need.is_bounded or need.most(1) is None:
+        return pl.Series(lengths.name, [None] * lengths.len(), pl.Int64)
+    distinct = lengths.drop_nulls().unique()
+    blocks = pl.Series([sum(need.most(tokens) or ()) for tokens in distinct], dtype=pl.Int64)
+    return lengths.replace_strict(distinct, blocks, default=None, return_dtype=pl.Int64)
+
+
 def longest_sequence(header: Header) -> int | None:
     """Most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
     usable, length = usable_blocks(header), header.max_model_len

@@ -4,9 +4,9 @@ import polars as pl
 
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.timeline.computing import with_work
-from schedtrace.timeline.frames import computed_once
-from schedtrace.timeline.spans import at_steps, level, place_of
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.pieces import place_of
+from schedtrace.timeline.spans import at_steps, level
+from schedtrace.timeline.timeline import Timeline, made_once
 
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
 """``RequestStatus`` names of requests that got what they asked for."""
@@ -33,7 +33,7 @@ def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-@computed_once
+@made_once
 def request_latencies(timeline: Timeline) -> pl.DataFrame:
     """Return a row per request that ended or is still there, in order of arrival at the front end.
 

@@ -10,9 +10,8 @@ import polars as pl
 from schedtrace.diagnose.stuck_requests import GONE
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
-from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.timeline.unrecorded import NOT_RECORDED
 from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 
@@ -136,7 +135,7 @@ class OfferedLoad:
         return say("works {share:%} of the time{detail}", share=self.working_frac, detail=detail)
 
 
-@computed_once
+@made_once
 def offered_load(timeline: Timeline) -> OfferedLoad:
     """The load of one engine, as far as its trace shows it."""
     spent = timeline.engine_states.select(
@@ -168,7 +167,7 @@ def came_at_once(timeline: Timeline) -> bool:
     came = timeline.arrivals.filter(~pl.col("streaming_update"))
     early = []
     for trial in timeline.trials():
-        steps, arrivals = timeline.of_trial(timeline.steps, trial), timeline.of_trial(came, trial)
+        steps, arrivals = timeline.trial_rows(timeline.steps, trial), timeline.trial_rows(came, trial)
         if steps.is_empty() or arrivals.is_empty():
             continue
         done = steps["start_us"][int(DONE_FRAC * (steps.height - 1))]
@@ -258,7 +257,7 @@ def _backlogs(timeline: Timeline, came: pl.DataFrame) -> tuple[list[float], int]
     """
     first = came.filter(pl.col("trial").eq_missing(pl.lit(came["trial"][0])))
     begin, end = int(first["came_us"].min()), int(first["came_us"].max())  # type: ignore[arg-type]  # integers
-    there = timeline.of_trial(timeline.steps, came["trial"][0]).filter(
+    there = timeline.trial_rows(timeline.steps, came["trial"][0]).filter(
         pl.col("start_us").is_between(begin, end)
     )
     each = there.select(

@@ -18,8 +18,8 @@ from schedtrace.model.message import Message
 from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import SHOWS_LIMITS, Fact
-from schedtrace.timeline.queue_waits import mismatches, overtakings
-from schedtrace.timeline.rank import Rank, rank_of
+from schedtrace.timeline.engine_ranks import RankSummary, rank_of
+from schedtrace.timeline.queue_waits import overtakings
 from schedtrace.timeline.timeline import Timeline
 
 _EXIT = ["loop", "kind", "cause", "detail", "location", "via", "refusal"]
@@ -91,7 +91,7 @@ def cap_table(engines: Sequence[pl.DataFrame]) -> list[CapRow]:
 class OneEngine:
     """Figures and findings of one engine."""
 
-    rank: Rank
+    rank: RankSummary
     judged: Judged
     unlimited: Unlimited
     problems: list[Message]
@@ -163,14 +163,14 @@ def _of_queue(timeline: Timeline) -> list[Message]:
     """A queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
-    problems, wrong = [], mismatches(timeline)
+    problems, wrong = [], timeline.mismatches
     if timeline.header.foreign_queues:
         problems.append(
             say(
                 "Requests wait in {queue:code}, which is not vLLM's: its order is not known. "
                 "{overtook:n} of {arrived:n request} were admitted before an earlier one that waited.",
                 queue=", ".join(timeline.header.foreign_queues),
-                overtook=overtakings(timeline),
+                overtook=overtakings(timeline, timeline.gone),
                 arrived=timeline.arrivals.filter(~pl.col("streaming_update")).height,
             )
         )

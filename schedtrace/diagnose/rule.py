@@ -33,10 +33,6 @@ def cost_frac(finding: Finding) -> float | None:
     return finding.cost_frac
 
 
-CHARGED: set[str] = set()
-"""The charges that a rule is about, of all rules that have been made."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rule(Generic[Seen]):
     """One kind of finding."""
@@ -67,10 +63,6 @@ class Rule(Generic[Seen]):
     proven: tuple[tuple[str | None, str], ...] = ()
     """Cause and setting of advice that a contract test has tried: vLLM's scheduler was driven with it, and
     the wait got shorter. ``tests/exam/test_advice.py`` fails if these differ from what it tries."""
-
-    def __post_init__(self) -> None:
-        """Make known what it is about."""
-        CHARGED.update(map(str, self.charges))
 
     def __call__(self, seen: Seen) -> list[Finding]:
         """Its findings in one engine's timeline, or in all ranks of a run."""

@@ -30,12 +30,11 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.rank import RankLoads, kv_used_frac
+from schedtrace.timeline.engine_ranks import RankLoads, Ranks, kv_used_frac
 from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import gone, recorded
+from schedtrace.timeline.unrecorded import recorded
 
 MANY_FRAC = 0.05
 """Share of the requests: as many without a first token make TTFT a figure of the others only."""
@@ -95,7 +94,7 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     came = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
     known = pl.concat([timeline.present.select("request_id"), came]).unique()
     last = timeline.finishes.unique("request_id", keep="last")
-    left = gone(timeline).join(known, on="request_id", how="semi")
+    left = timeline.gone.join(known, on="request_id", how="semi")
     well = last["status"].is_in(FINISHED)
     itself = (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
     aborted = (last["status"] == "ABORTED") & ~itself
@@ -183,7 +182,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
         .unique("request_id", keep="last")
         .select("request_id", "has_token", "done", "ttft_us", "tpot_us", "e2e_us")
     )
-    queue = queue_times(timeline).select("request_id", "queue_us")
+    queue = queue_times(timeline, timeline.request_states).select("request_id", "queue_us")
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
         .select("request_id", "priority", "lora")

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import polars as pl
 
+from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.events import SLOWER
-from schedtrace.timeline.frames import computed_once
-from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_OF_GROUP = 5
 """Fewer slow steps may share something by chance."""
@@ -91,7 +90,7 @@ class SlowGroup:
     """Median relative error of the model on the other steps."""
 
 
-@computed_once
+@made_once
 def slow_groups(timeline: Timeline) -> list[SlowGroup]:
     """Groups that are clearly slow for their size: the one that explains most, then those near it."""
     steps = judged_steps(timeline)
@@ -127,7 +126,7 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
     Without those that recompute, whose work the model lacks, and those for which processors were short.
     """
     return (
-        unstarved(timeline, timeline.steps)
+        unstarved(timeline, timeline.starved_steps, timeline.steps)
         .filter(
             (pl.col("busy_us") > 0)
             & (pl.col("total_requests") > 0)

@@ -5,9 +5,8 @@ import polars as pl
 from schedtrace.diagnose.cache_use import steps_of_a_block
 from schedtrace.diagnose.kv_blocks import blocks_needed, usable_blocks
 from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
-from schedtrace.timeline.frames import computed_once
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_REFUSALS = 10
 LONG_US = 1_000_000
@@ -18,7 +17,7 @@ GONE = ("ABORTED", "IGNORED", "ERROR")
 """``RequestStatus`` names of requests that ended without what they asked for."""
 
 
-@computed_once
+@made_once
 def never_fitting(timeline: Timeline) -> pl.DataFrame:
     """One row per request that can never run to its end, in the order of their first refusal.
 

@@ -7,12 +7,11 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import EngineTime, RequestTime, TimePart
-from schedtrace.timeline.charges import CHARGES, INTERRUPTED, OF_KV
+from schedtrace.timeline.charges import CHARGES, OF_KV
 from schedtrace.timeline.engine_states import BUSY, STATES, with_engine_time
-from schedtrace.timeline.events import interrupted_us, starved_us
-from schedtrace.timeline.interrupted_states import interrupted_states
+from schedtrace.timeline.events import INTERRUPTED, starved_us
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.spans import LENGTH_US, until
+from schedtrace.timeline.spans import LENGTH_US, overlap_us, until
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.unrecorded import recorded
 
@@ -46,10 +45,10 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     computing = pl.col("state").is_in(COMPUTING)
     next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
     own = computing | next_step
-    taken = pl.when(own).then(interrupted_us(timeline, states))
+    taken = pl.when(own).then(overlap_us(states, timeline.host_spans))
     on_its_way = pl.col("state") == "front_end"
-    kept = pl.when(on_its_way).then(interrupted_us(timeline, _at_the_engine(timeline, states)))
-    starved = pl.when(own).then(starved_us(timeline, states)).otherwise(0)
+    kept = pl.when(on_its_way).then(overlap_us(_at_the_engine(timeline, states), timeline.host_spans))
+    starved = pl.when(own).then(starved_us(timeline.events, states)).otherwise(0)
     states = states.with_columns(lost_us=pl.coalesce(taken, kept, 0), starved_us=starved)
     host = pl.when(computing).then(pl.max_horizontal("host_us", "lost_us")).otherwise(0)
     none = pl.lit(None, pl.String)
@@ -99,7 +98,7 @@ STRIP_CELLS = 40
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
     """The states and causes of all requests, the longest first; interruptions come before both."""
-    states = recorded(interrupted_states(timeline))
+    states = recorded(timeline.interrupted_states)
     total = int(states.select(LENGTH_US.sum()).item() or 0)
     if not total:
         return []

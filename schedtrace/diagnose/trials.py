@@ -98,14 +98,14 @@ def _report(
         seconds: That count for throughput where it did not; None: there are none.
     """
     first = timelines[0]
-    finishes = _together([one.of_trial(one.finishes, trial) for one in timelines])  # times only differ
-    steps = _together([_on_clock_of(first, one, one.of_trial(one.steps, trial)) for one in timelines])
+    finishes = _together([one.trial_rows(one.finishes, trial) for one in timelines])  # times only differ
+    steps = _together([_on_clock_of(first, one, one.trial_rows(one.steps, trial)) for one in timelines])
     working = steps.filter(pl.col("total_requests") > 0)
     begins = trial is not None or all(one.begins for one in timelines)
     begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
-    latencies = _together([one.of_trial(request_latencies(one), trial) for one in timelines])
-    queued = _together([one.of_trial(queue_times(one), trial) for one in timelines])
+    latencies = _together([one.trial_rows(request_latencies(one), trial) for one in timelines])
+    queued = _together([one.trial_rows(queue_times(one, one.request_states), trial) for one in timelines])
     lives = Fact.LIVES in first.facts
     report = TrialReport(
         trial=trial,
@@ -184,7 +184,7 @@ def _use(steps: pl.DataFrame) -> float | None:
 def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
     if Fact.PREEMPTIONS not in timeline.facts:
         return None
-    return timeline.of_trial(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
+    return timeline.trial_rows(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
 
 
 def strip(timeline: Timeline) -> list[StripCell]:

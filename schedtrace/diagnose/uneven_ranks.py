@@ -9,8 +9,7 @@ from schedtrace.diagnose.batches_in_flight import even_cycle_frac
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace import Header
-from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.rank import RankLoads
+from schedtrace.timeline.engine_ranks import RankLoads, Ranks
 from schedtrace.timeline.timeline import Timeline
 
 

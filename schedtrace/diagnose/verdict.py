@@ -252,8 +252,8 @@ def _nothing(timeline: Timeline) -> Message:
 def _all_there(timeline: Timeline, working: pl.DataFrame) -> bool:
     """Whether the first step of each trial had all of its requests."""
     for trial in timeline.trials():
-        steps = timeline.of_trial(working, trial).sort("step")
-        came = timeline.of_trial(timeline.arrivals, trial).height
+        steps = timeline.trial_rows(working, trial).sort("step")
+        came = timeline.trial_rows(timeline.arrivals, trial).height
         if steps.is_empty() or steps["total_requests"][0] < came:
             return False
     return True

@@ -11,7 +11,6 @@ from schedtrace.model.life import LifeEvent, LifeState
 from schedtrace.model.message import Message
 from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.engine_states import with_engine_time
-from schedtrace.timeline.interrupted_states import interrupted_states
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
 
@@ -152,7 +151,7 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
         scheduled=scheduled.to_dicts(),
         preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
         set_aside=timeline.set_aside.filter(its).join(times, on="step").sort("step").to_dicts(),
-        states=with_engine_time(interrupted_states(timeline).filter(its), timeline.engine_states).to_dicts(),
+        states=with_engine_time(timeline.interrupted_states.filter(its), timeline.engine_states).to_dicts(),
         caps=caps,
     )
 

@@ -18,12 +18,11 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.model.vocabulary import interruption
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.admission import Need
+from schedtrace.timeline.admission import AdmissionNeed
 from schedtrace.timeline.computing import with_work
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.engine_ranks import PASS, offset
 from schedtrace.timeline.events import HUNG, STALLED
-from schedtrace.timeline.queue_waits import mismatches, waiting_after
-from schedtrace.timeline.rank import PASS
+from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.request_states import since_us
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
@@ -110,13 +109,13 @@ class StepStories:
     """Timeline of the whole trace."""
 
     @cached_property
-    def _need(self) -> Need | None:
+    def _need(self) -> AdmissionNeed | None:
         return known_need(self.timeline)
 
     @cached_property
     def _wrong(self) -> frozenset[int]:
         """Steps whose queue could not be rebuilt as it was recorded."""
-        return frozenset(mismatches(self.timeline)["step"])
+        return frozenset(self.timeline.mismatches["step"])
 
     def story(self, number: int) -> StepStory:
         """The story of one step.
@@ -270,7 +269,7 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
 
 def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
     """The requests of ``queue`` that waited after the step, with their waiting time when it ended."""
-    since = since_us(timeline, row["end_us"], queue["request_id"])
+    since = since_us(timeline, timeline.request_states, row["end_us"], queue["request_id"])
     rows = queue.join(since, on="request_id", how="left", maintain_order="left").with_columns(
         waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3
     )

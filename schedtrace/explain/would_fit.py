@@ -16,7 +16,7 @@ from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import NOTHING, Count, Message, Requests, joined
 from schedtrace.model.say import say
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf
-from schedtrace.timeline.admission import Need, need_of, refused_heads
+from schedtrace.timeline.admission import AdmissionNeed, need_of
 from schedtrace.timeline.timeline import Timeline
 
 STEPS_LOOKED_AT = 64
@@ -59,7 +59,7 @@ class Admission:
         )
 
 
-def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> Admission:
+def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name: str) -> Admission:
     """Take the waiting requests in their order until one does not fit, as the waiting loop does.
 
     With ``need.whole`` a request has to fit whole, but takes only the blocks of its first chunk.
@@ -95,9 +95,9 @@ def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> 
     return Admission(taken, left.budget - budget, left.blocks - blocks, limit, cut)
 
 
-def known_need(timeline: Timeline) -> Need | None:
+def known_need(timeline: Timeline) -> AdmissionNeed | None:
     """The room that a request needs; None where the blocks in use are not those of the tokens."""
-    need = need_of(timeline, refused_heads(timeline))
+    need = need_of(timeline, timeline.refused_heads)
     if need is None:
         return None
     in_use = pl.col("kv_blocks_total") - 1 - pl.col("kv_blocks_free_after")
@@ -131,7 +131,7 @@ class Question:
     """A step, what it left over, and who wanted more."""
 
     timeline: Timeline
-    need: Need
+    need: AdmissionNeed
     left: Left
     token_budget: int
     waiting: list[Waiter]
@@ -176,7 +176,7 @@ def what_if(
     timeline: Timeline,
     row: dict[str, Any],
     *,
-    need: Need | None,
+    need: AdmissionNeed | None,
     waiting: list[Waiter],
     scheduled: list[Scheduled],
     stops: list[Stop],

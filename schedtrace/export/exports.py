@@ -19,7 +19,7 @@ from schedtrace.read.chain import expanded
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.unrecorded import gone, missing_steps
+from schedtrace.timeline.unrecorded import missing_steps
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
 """What a spreadsheet evaluates: also behind what it may take for a separator, and in full width."""
@@ -92,7 +92,7 @@ def missing(run: Run) -> list[str]:
             continue
         timeline = make_timeline(trace, whole=True)
         steps, arrived = missing_steps(timeline), trace.present.height - timeline.there_first.height
-        arrived, left = arrived + trace.problems.missing_arrivals, gone(timeline).height
+        arrived, left = arrived + trace.problems.missing_arrivals, timeline.gone.height
         left += trace.problems.missing_finishes
         ends = {"the arrival": arrived, "the end": left}
         of_requests = " and ".join(f"{what} of at least {count:,}" for what, count in ends.items() if count)

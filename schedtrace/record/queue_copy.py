@@ -259,7 +259,7 @@ def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds)
 
 
 def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
-    """Why each got nothing (as in ``timeline/waiting.py``): the exit that names it, else the loop's end."""
+    """Why each got nothing (as in ``timeline/pieces.py``): the exit that names it, else the loop's end."""
     named: dict[tuple[str, str | None], str] = {(one.loop, one.request_id): one.cause for one in exits}
     ends = [one.cause for one in exits if one.loop == "waiting" and one.kind != "continue"]
     end = next((cause for cause in ends if cause != Cause.QUEUE_EMPTY), None)  # which explains no wait

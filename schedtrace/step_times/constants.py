@@ -10,8 +10,8 @@ class HostTimes:
     """The engine's own work, in microseconds: constant, and more by the request.
 
     The defaults of ``schedule()`` and ``update_from_output()`` are the lines through 16 and 256 running
-    requests of ``docs/overhead.md`` (131 and 1,880 us, 56 and 843 us: one processor, steady decode). Those
-    of the gap are an assumption.
+    requests of ``docs/overhead.md`` (131 and 1,880 us, 56 and 843 us: one processor, steady decode). The
+    defaults of the gap are an assumption.
     """
 
     schedule_base_us: float = 14.4
@@ -21,46 +21,46 @@ class HostTimes:
     gap_base_us: float = 100.0
     gap_per_arrival_us: float = 50.0
     wake_us: float = 0.0
-    """Of an idle engine; no assumption is made."""
+    """Time until an idle engine takes a request in; no assumption is made."""
     gathering_us: float | None = None
-    """Of ranks in lock-step; not known."""
+    """Time that gathering a number of each rank in lock-step adds to a loop; not known."""
 
     def schedule_us(self, batch: Batch) -> float:
-        """``schedule()``."""
+        """Return the time of ``schedule()``, in microseconds."""
         return self.schedule_base_us + self.schedule_per_request_us * batch.requests
 
     def update_us(self, batch: Batch) -> float:
-        """``update_from_output()``."""
+        """Return the time of ``update_from_output()``, in microseconds."""
         return self.update_base_us + self.update_per_request_us * batch.requests
 
     def gap_us(self, arrivals: int) -> float:
-        """From an update to the next ``schedule()``."""
+        """Return the time from an update to the next ``schedule()``, in microseconds."""
         return self.gap_base_us + self.gap_per_arrival_us * arrivals
 
 
 class OnHost:
-    """The host's part of a model of step times (``StepTimes``): that of its ``host``."""
+    """Host's part of a model of step times (``StepTimes``), as its ``host`` has it."""
 
     host: HostTimes
 
     def schedule_us(self, batch: Batch) -> float:
-        """``schedule()``."""
+        """Return the time of ``schedule()``, in microseconds."""
         return self.host.schedule_us(batch)
 
     def update_us(self, batch: Batch) -> float:
-        """``update_from_output()``."""
+        """Return the time of ``update_from_output()``, in microseconds."""
         return self.host.update_us(batch)
 
     def gap_us(self, arrivals: int) -> float:
-        """From an update to the next ``schedule()``."""
+        """Return the time from an update to the next ``schedule()``, in microseconds."""
         return self.host.gap_us(arrivals)
 
     def wake_us(self) -> float:
-        """From the input queue into an idle engine."""
+        """Return the time until an idle engine takes a request from its input queue, in microseconds."""
         return self.host.wake_us
 
     def gathering_us(self) -> float | None:
-        """Of ranks in lock-step."""
+        """Return what gathering a number of each rank adds to a loop, in microseconds; None: not known."""
         return self.host.gathering_us
 
 
@@ -79,7 +79,7 @@ class Constants(OnHost):
 
     @property
     def description(self) -> str:
-        """One sentence."""
+        """Sentence with the constants."""
         return (
             f"Constants: {self.base_us:g} us a step, {self.per_prefill_token_us:g} us a prefill token, "
             f"{self.per_decode_token_us:g} us a decode token, "
@@ -87,7 +87,7 @@ class Constants(OnHost):
         )
 
     def device_us(self, batch: Batch) -> float:
-        """Execution in the worker."""
+        """Return the time of execution in the worker, in microseconds."""
         return (
             self.base_us
             + self.per_prefill_token_us * batch.prefill_tokens

@@ -1,6 +1,6 @@
 """Step times fitted to recorded traces, with their error and where they came from.
 
-``Recorded`` has those of one trace step by step, for a replay that must reproduce it.
+``RecordedTimes`` has those of one trace step by step, for a replay that must reproduce it.
 """
 
 import math
@@ -17,16 +17,16 @@ import polars as pl
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, of_slowest
+from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, with_slowest_rank
 from schedtrace.step_times.observed import observed
-from schedtrace.timeline.starvation import unstarved
+from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.version import __version__
 
 BLOCK = 25
-"""Steps: residuals of neighbours are alike, so they are drawn in blocks."""
+"""Steps of a block: residuals of neighbours are alike, so they are drawn in blocks."""
 MOST_STEPS = 20_000
-"""Of more, evenly chosen blocks are fitted."""
+"""Most steps of a fit: of more, evenly chosen blocks are fitted."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Fitted:
 
     fit: Fit
     rows: pl.DataFrame | None = field(default=None, repr=False)
-    """The steps it was fitted to; None for one that was loaded."""
+    """Steps that it was fitted to; None for a loaded fit."""
 
     @property
     def description(self) -> str:
-        """One sentence."""
+        """Sentence with source, model and error of the fit."""
         source, error = self.fit.source, self.fit.error
         hidden = ", ".join(hidden.column.replace("_", " ") for hidden in self.fit.device.unresolved)
         form = "" if len(self.fit.device.parts) == 1 else " as the larger of memory and compute time"
@@ -51,42 +51,42 @@ class Fitted:
         )
 
     def device_us(self, batch: Batch) -> float:
-        """Execution in the worker; 0 without tokens."""
+        """Return the time of execution in the worker, in microseconds; 0 without tokens."""
         return self.fit.device.us(_device_columns(batch)) if batch.tokens else 0.0
 
     def schedule_us(self, batch: Batch) -> float:
-        """``schedule()``."""
+        """Return the time of ``schedule()``, in microseconds."""
         return self.fit.schedule.us(_host_columns(batch))
 
     def update_us(self, batch: Batch) -> float:
-        """``update_from_output()``."""
+        """Return the time of ``update_from_output()``, in microseconds."""
         return self.fit.update.us(_host_columns(batch))
 
     def gap_us(self, arrivals: int) -> float:
-        """From an update to the next ``schedule()``."""
+        """Return the time from an update to the next ``schedule()``, in microseconds."""
         return self.fit.gap.us({"arrivals": arrivals})
 
     def wake_us(self) -> float:
-        """From the input queue into an idle engine: the median of those recorded."""
+        """Return the median time until an idle engine took a request in, in microseconds."""
         return self.fit.wake_us
 
     def gathering_us(self) -> float | None:
-        """Of ranks in lock-step: as their recorded all-reduces (``fitting.gathering_us``)."""
+        """Return the cost of gathering, as recorded all-reduces have it (``fitting.gathering_us``)."""
         return self.fit.gathering_us
 
     def outside(self, batch: Batch) -> bool:
-        """Whether a batch lies outside what was recorded, so that its device time is extrapolated."""
+        """Return whether a batch lies outside what was recorded: its device time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.outside(_device_columns(batch))
 
     @cached_property
     def most_tokens(self) -> float:
-        """Of a recorded step; infinite for a fit that was loaded."""
+        """Most tokens of a recorded step; infinite for a loaded fit."""
         if self.rows is None or self.rows.is_empty():
             return math.inf
         return float(self.rows.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item())
 
     def without_economies_us(self, batch: Batch) -> float:
-        """Execution in the worker if more tokens than any recorded step had gain nothing by being together.
+        """Return the time of execution if more tokens than any recorded step had gain nothing together.
 
         They then take as long as recorded steps do one after the other, which no device exceeds by much: an
         upper bound where steps were too small to show what a token costs.
@@ -97,11 +97,11 @@ class Fitted:
         return times * self.fit.device.us({name: of / times for name, of in _device_columns(batch).items()})
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
-        """Residuals in blocks of neighbours, for a replay with noise: ``exp`` of one multiplies a time."""
+        """Return residuals in blocks of neighbours, for a replay with noise: ``exp`` of each is a factor."""
         return [trial[at : at + block] for trial in self.fit.residuals for at in range(0, len(trial), block)]
 
     def resampled(self, seed: int, block: int = BLOCK) -> "Fitted":
-        """A fit to as many steps, drawn anew: trials, and blocks of neighbouring steps within each.
+        """Return a fit to as many steps, drawn anew: trials, and blocks of neighbouring steps in each.
 
         Raises:
             UsageError: it was loaded, so its steps are not there.
@@ -140,7 +140,7 @@ class Fitted:
 
 
 def load(path: Path) -> Fitted:
-    """A fit that was saved.
+    """Load a saved fit.
 
     Raises:
         InputError: missing, or no such file.
@@ -171,7 +171,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     """
     header = timelines[0].header
     rows = pl.concat(
-        unstarved(timeline, observed(timeline)).with_columns(trace=pl.lit(number))
+        unstarved(timeline, timeline.starved_steps, observed(timeline)).with_columns(trace=pl.lit(number))
         for number, timeline in enumerate(timelines)
     ).with_columns(part=pl.struct("trace", "trial").rank("dense") - 1)
     source = Source(
@@ -186,7 +186,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     blocks = pl.int_range(pl.len()) // BLOCK
     rows = rows.filter(blocks % max(1, -(-rows.height // MOST_STEPS)) == 0)
     if len(timelines) > 1 and rows["wave"].is_not_null().any():
-        rows = of_slowest(rows, source)
+        rows = with_slowest_rank(rows, source)
     return Fitted(msgspec.structs.replace(fit_rows(rows, source), gathering_us=gathering_us), rows)
 
 
@@ -216,11 +216,11 @@ class Counted:
 
     @property
     def outside_frac(self) -> float:
-        """Share of the steps asked for."""
+        """Share of the steps that lay outside what was recorded."""
         return self.outside / self.steps if self.steps else 0.0
 
     def device_us(self, batch: Batch) -> float:
-        """Execution in the worker."""
+        """Return the time of execution in the worker, in microseconds."""
         factor = self._noise[self.steps % len(self._noise)]
         self.steps += 1
         self.outside += self._fitted.outside(batch)
@@ -228,20 +228,20 @@ class Counted:
         return factor * self._device_us(batch)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the fit's."""
+        """Return any other attribute of the fit."""
         return getattr(self._fitted, name)
 
 
-class Recorded:
+class RecordedTimes:
     """Durations of a trace's steps, in their order; past its end, or where it lacks one, fitted ones.
 
-    Each call is about one step: ``schedule_us`` about the next one, ``device_us`` about the one scheduled
-    last, ``update_us`` about the oldest whose update was recorded and not asked for, ``gap_us`` about the
-    time before the step that is scheduled next. So one object serves one replay.
+    Each call is about a step: ``schedule_us`` about the next one, ``device_us`` about the one scheduled last,
+    ``update_us`` about the oldest whose update was recorded and not asked for, ``gap_us`` about the time
+    before the step that is scheduled next. An object serves one replay.
 
     Args:
         timeline: The recorded trace, or one trial of it.
-        fitted: For all that it lacks.
+        fitted: Step times for all that it lacks.
     """
 
     def __init__(self, timeline: Timeline, fitted: Fitted) -> None:
@@ -260,39 +260,39 @@ class Recorded:
 
     @property
     def description(self) -> str:
-        """One sentence."""
+        """Sentence with the number of recorded steps and the fit behind them."""
         return f"The {len(self._schedule)} recorded steps, one by one; then: {self._fitted.description}"
 
     def schedule_us(self, batch: Batch) -> float:
-        """``schedule()`` of the next step."""
+        """Return the time of ``schedule()`` of the next step, in microseconds."""
         recorded = _at(self._schedule, self._scheduled)
         self.extrapolated += self._scheduled >= len(self._schedule)
         self._scheduled += 1
         return self._fitted.schedule_us(batch) if recorded is None else recorded
 
     def device_us(self, batch: Batch) -> float:
-        """Execution of the step scheduled last."""
+        """Return the time of execution of the step scheduled last, in microseconds."""
         recorded = _at(self._device, self._scheduled - 1) if batch.tokens else 0.0
         return self._fitted.device_us(batch) if recorded is None else recorded
 
     def update_us(self, batch: Batch) -> float:
-        """``update_from_output()`` of the oldest step without."""
+        """Return the time of ``update_from_output()`` of the oldest step that had none, in microseconds."""
         recorded = _at(self._update, self._updated)
         self._updated += 1
         return self._fitted.update_us(batch) if recorded is None else recorded
 
     def gap_us(self, arrivals: int) -> float:
-        """From an update to the ``schedule()`` that comes next."""
+        """Return the time from an update to the next ``schedule()``, in microseconds."""
         recorded = _at(self._gap, self._scheduled)
         return self._fitted.gap_us(arrivals) if recorded is None else recorded
 
     def wake_us(self) -> float:
-        """Before the step that comes next."""
+        """Return the time until an idle engine takes in a request of the next step, in microseconds."""
         recorded = _at(self._wake, self._scheduled)
         return self._fitted.wake_us() if recorded is None else recorded
 
     def gathering_us(self) -> float | None:
-        """Of ranks in lock-step."""
+        """Return what gathering a number of each rank adds to a loop, in microseconds; None: not known."""
         return self._fitted.gathering_us()
 
 

@@ -14,24 +14,25 @@ from schedtrace.read.trace import Trace
 from schedtrace.step_times.linear import Larger, Linear, fit_larger, fit_linear
 
 DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
-"""What the device's time is fitted to. Not to prefill requests: where prompts are not cut into chunks, these
-cannot be told from their tokens, and the cost of one went to the other."""
+"""Columns that the device's time is fitted to. Prefill requests are none: where prompts are not cut into
+chunks, requests and tokens grow together, and the cost of one went to the other."""
 MEMORY = ("decode_requests", "decode_context_tokens")
 COMPUTE = ("batch_tokens", "prefill_attention")
-"""Of a device that reads weights and KV cache while it computes, the slower of the two sets the time (the
-roofline model: Williams et al., CACM 52(4), 2009): tokens cost nothing until computing them is slower."""
+"""Columns of computing and, in ``MEMORY``, of reading. A device reads weights and KV cache while it computes,
+and the slower of the two sets the time (the roofline model: Williams et al., CACM 52(4), 2009): tokens cost
+nothing until computing them is slower."""
 SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
 ROUNDS = 4
-"""Of choosing the slowest rank by a fit, and fitting to those chosen."""
+"""Rounds of choosing the slowest rank by a fit, and fitting to the chosen ones."""
 PASS = ("trial", "wave", "step_counter")
-"""What names a forward pass of ranks in lock-step."""
+"""Columns that identify a forward pass of ranks in lock-step."""
 NO_TIME = Linear(0.0, {}, [], {}, 0)
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a fit came from."""
+    """Source of a fit."""
 
     runs: list[str]
     vllm_version: str
@@ -41,11 +42,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     recorded_at: str
     """ISO 8601, UTC: when the first trace began."""
     schedtrace_version: str
-    """That fitted it."""
+    """Version of schedtrace that fitted it."""
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the device's times are from the fit, as logarithms of measured / fitted."""
+    """Distance of the device's times from the fit, as logarithms of measured / fitted."""
 
     median_abs_log: float
     p90_abs_log: float
@@ -64,19 +65,19 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     update: Linear
     gap: Linear
     wake_us: float = 0.0
-    """What an idle engine took to take a request in, median; 0 where it is not recorded."""
+    """Median time until an idle engine took a request in, in microseconds; 0 where it is not recorded."""
     gathering_us: float | None = None
-    """What gathering a number of each rank in lock-step adds to ``gap``; null where that is not recorded."""
+    """Microseconds that gathering a number of each rank adds to ``gap``; null: not recorded."""
     missing: list[str]
-    """Of ``schedule``, ``update`` and ``gap``: not recorded, taken as 0."""
+    """Names among ``schedule``, ``update`` and ``gap`` that were not recorded and are taken as 0."""
     first_step_us: float | None
-    """What the first step of a trial took longer than its batch explains, median over trials; not in
-    ``device``. Null where no first step has an output."""
+    """Microseconds that the first step of a trial took longer than its batch explains, median over trials;
+    not in ``device``. Null where no first step has an output."""
     error: Error
     residuals: list[list[float]]
-    """Of each trial, in order: log of measured / fitted."""
+    """Residuals by trial, in order: log of measured / fitted."""
     trial_levels: list[float]
-    """Of each trial: log of its measured / its fitted total. Their spread is the drift between trials."""
+    """Log of measured / fitted total by trial. Their spread is the drift between trials."""
 
 
 def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit:
@@ -120,7 +121,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
         missing=[name for name, part in host.items() if part is None],
         first_step_us=first,
         error=_error(priced),
-        residuals=[[round(one, 4) for one in trial] for trial in totals["log"].to_list()],
+        residuals=[[round(residual, 4) for residual in trial] for trial in totals["log"].to_list()],
         trial_levels=totals["level"].to_list(),
     )
 
@@ -143,17 +144,17 @@ def _error(priced: pl.DataFrame) -> Error:
     )
 
 
-def of_slowest(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
-    """The rows of all ranks, with ``device_us`` of each pass's slowest rank only; null for the others.
+def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
+    """Return the rows of all ranks, with ``device_us`` of each pass's slowest rank only; else null.
 
-    A pass takes as long as its slowest rank, so the time that the others see belongs to a batch of which
-    their own rows know nothing. Which rank that was follows from the fit, and the fit from that: they are
-    found in turns, beginning with the rank that has most tokens. Ranks of one trial become one part: whoever
-    draws neighbouring steps draws whole passes.
+    A pass takes as long as its slowest rank, so the time that the others see belongs to a batch that is
+    not in their own rows. The slowest rank follows from the fit, and the fit from the slowest rank: they are
+    computed in turns, beginning with the rank that has most tokens. Ranks of a trial become one part, so that
+    drawing neighbouring steps draws whole passes.
 
     Args:
-        rows: Of ``observed``, of all ranks of one run.
-        source: Of the rows.
+        rows: Rows of ``observed``, of all ranks of one run.
+        source: Source of the rows.
 
     Raises:
         InputError: too few steps have an output and requests that are known.
@@ -177,7 +178,7 @@ def of_slowest(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 
 def gathering_us(traces: Sequence[Trace]) -> float | None:
-    """What it would add to each loop of recorded ranks to gather a number of each (``schedtrace.balance``).
+    """Return what gathering a number of each rank (``schedtrace.balance``) would add to their loops.
 
     The recorded ranks agree in all-reduces of the same kind, on the same threads and hosts. Of each, the rank
     that came last waited for nobody: the median over all-reduces of what it took that rank.
@@ -196,7 +197,7 @@ def gathering_us(traces: Sequence[Trace]) -> float | None:
 
 
 def _slowest(rows: pl.DataFrame, cost: pl.Expr) -> pl.Series:
-    """Whether a row's cost is the largest of its pass; of equal ones the first."""
+    """Mark the rows whose cost is the largest of their pass; of equal ones the first."""
     costs = rows.with_columns(cost=cost.fill_null(-1.0)).with_row_index("row")
     best = (
         costs.filter(pl.col("total_requests") > 0)

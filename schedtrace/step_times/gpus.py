@@ -13,15 +13,15 @@ from schedtrace.step_times.shapes import DTYPE_BYTES, Shape
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Rates are a second's, of dense matrices; data sheets state twice that for sparse ones."""
+    """Figures of a GPU; rates per second, for dense matrices (half of those for sparse ones)."""
 
     name: str
     bf16_flops: float
     fp8_flops: float
-    """That of BF16 where the GPU has no FP8: weights in FP8 are converted as they are read."""
+    """Rate of FP8; of BF16 where the GPU has no FP8: such weights are converted as they are read."""
     memory_bytes_per_s: float
     memory_bytes: int
-    """What the driver reports as total: vLLM takes its share of that."""
+    """Total memory as the driver reports it: vLLM takes its share of that."""
     link_bytes_per_s: float
     """NVLink, in one direction: half of what a data sheet states for both."""
 
@@ -33,7 +33,7 @@ GPUS = {
     "h200": Gpu("H200 SXM", 989e12, 1979e12, 4.8e12, 143_771 * MIB, 450e9),
     "b200": Gpu("B200 SXM", 2250e12, 4500e12, 8e12, 183_359 * MIB, 900e9),
 }
-"""By NVIDIA's data sheets of the Tensor Core GPUs A100, H100 and H200; an eighth of that of the DGX B200."""
+"""GPUs by name, from NVIDIA's data sheets of A100, H100 and H200; B200 is an eighth of the DGX B200."""
 
 
 SAID_BESIDE = frozenset({"", "nvidia", "sxm", "sxm4", "sxm5", "sxm6", "80gb", "hbm2e", "hbm3", "hbm3e"})
@@ -41,35 +41,35 @@ SAID_BESIDE = frozenset({"", "nvidia", "sxm", "sxm4", "sxm5", "sxm6", "80gb", "h
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of this name, however it is spelled: ``h100``, ``H100-SXM``, ``NVIDIA H100 80GB HBM3``.
+    """Return the GPU of this name, however spelled: ``h100``, ``H100-SXM``, ``NVIDIA H100 80GB HBM3``.
 
     Raises:
         UsageError: it is not in the table; an H100 with another board (PCIe, NVL) is another GPU.
     """
     words = set(re.split(r"[\s_-]+", name.lower())) - SAID_BESIDE
-    found = GPUS.get(words.pop()) if len(words) == 1 else None
-    if found is None:
+    match = GPUS.get(words.pop()) if len(words) == 1 else None
+    if match is None:
         msg = f"unknown GPU '{name}': known are {', '.join(GPUS)}"
         raise UsageError(msg)
-    return found
+    return match
 
 
 class GpuPlatform:
-    """Stands in for vLLM's ``current_platform`` in ``EngineArgs.get_batch_defaults``."""
+    """Stand-in for vLLM's ``current_platform`` in ``EngineArgs.get_batch_defaults``."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
     def get_device_name(self) -> str:
-        """As in the table: "A100 SXM 80GB" makes a difference to vLLM."""
+        """Return the name as in the table: "A100 SXM 80GB" makes a difference to vLLM."""
         return self._gpu.name
 
     def get_device_total_memory(self) -> int:
-        """Bytes."""
+        """Return its memory, in bytes."""
         return int(self._gpu.memory_bytes)
 
     def is_cpu(self, *_: object) -> bool:
-        """No."""
+        """Return False: it is a GPU."""
         return False
 
     is_tpu = is_device_capability = is_cpu
@@ -104,7 +104,7 @@ def refuse_of_memory(name: str, option: str = "--set") -> None:
 
 
 def dtype_bytes(dtype: str) -> float:
-    """Bytes of one number.
+    """Return the bytes of a number of this type.
 
     Raises:
         UsageError: not a known type.
@@ -116,22 +116,22 @@ def dtype_bytes(dtype: str) -> float:
 
 
 def weight_bytes(shape: Shape, tensor_parallel_size: int = 1) -> float:
-    """Weights on each GPU: layers as they are stored, embeddings in the model's own type."""
+    """Return the bytes of weights on each GPU: layers as stored, embeddings in the model's own type."""
     embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
     layers = (shape.parameters - embeddings) * dtype_bytes(shape.weight_dtype)
     return (layers + embeddings * dtype_bytes(shape.dtype)) / tensor_parallel_size
 
 
 def kv_bytes_per_token(shape: Shape, dtype: str | None = None, tensor_parallel_size: int = 1) -> float:
-    """KV cache of one token on each GPU.
+    """Return the bytes of KV cache that a token takes on each GPU.
 
     Heads are divided among GPUs, and each has one at least. Latent attention (MLA) caches one vector for all
     heads, on every GPU.
 
     Args:
-        shape: The model's.
-        dtype: Of the cache; None: as the model's.
-        tensor_parallel_size: GPUs.
+        shape: Shape of the model.
+        dtype: Type of the cache; None: as the model's.
+        tensor_parallel_size: Number of GPUs.
     """
     each = dtype_bytes(dtype or shape.dtype)
     if shape.kv_rank:
@@ -141,7 +141,7 @@ def kv_bytes_per_token(shape: Shape, dtype: str | None = None, tensor_parallel_s
 
 
 def activation_bytes(shape: Shape, max_num_batched_tokens: int, max_num_seqs: int, tp: int = 1) -> float:
-    """The peak that vLLM measures with a batch of its largest size; an assumption."""
+    """Estimate the peak, in bytes, that vLLM measures with a batch of its largest size."""
     wide = max(shape.intermediate if shape.dense_layers or not shape.experts else 0,
                (shape.experts_per_token + shape.shared_experts) * shape.expert_intermediate)  # fmt: skip
     width = LIVE_HIDDEN * shape.hidden + LIVE_INTERMEDIATE * wide / tp
@@ -160,7 +160,7 @@ def kv_cache_blocks(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
 ) -> int:
-    """KV cache blocks: what is left of vLLM's share of the memory, in blocks of ``block_size`` tokens.
+    """Return the KV cache blocks of ``block_size`` tokens in what is left of vLLM's share of the memory.
 
     At most ``MOST_BLOCKS``.
 

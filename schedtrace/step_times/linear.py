@@ -13,17 +13,17 @@ from schedtrace.timeline.step_time import FEWEST_STEPS, resolved
 
 ROUNDS = 30
 HUBER = 1.5
-"""Residuals beyond so many standard deviations count linearly, not squared."""
+"""Standard deviations beyond which residuals count linearly, not squared."""
 TO_STANDARD_DEVIATION = 1.4826
-"""Of a median absolute deviation, for normal residuals."""
+"""Standard deviation as a multiple of the median absolute deviation, for normal residuals."""
 APART_FRAC = 0.01
 """A column is fitted if the others, and a constant, leave so much of its variance unexplained."""
 SLACK_FRAC = 0.05
 """A step may leave a column's recorded range, or its relation to others, by so much of the range."""
 RESOLVED_FRAC = 1e-6
-"""Of a column that never changes: what a fit tells of it."""
+"""Precision of a fit for a column that never changes."""
 ROUNDS_OF_TWO = 8
-"""Of giving each step to one of two sums, and fitting these."""
+"""Rounds of giving each step to one of two sums, and fitting these."""
 FEWEST_OF_A_SUM = 8
 """Steps that one of two sums is fitted to: a long prompt among short ones makes few large steps."""
 BETTER_FRAC, BETTER_LOG = 0.05, 0.001
@@ -32,7 +32,7 @@ more to fit noise with."""
 CAPPED = 0.3
 """Errors of a step are logarithms of measured by fitted; beyond this a step counts no more."""
 SPLITS = tuple(part / 10 for part in range(1, 10))
-"""Where the search begins: so far from the smallest to the largest step, on a logarithmic scale."""
+"""Begins of the search, as shares of the way from the smallest to the largest step on a log scale."""
 
 
 class Unresolved(msgspec.Struct, frozen=True):
@@ -42,11 +42,11 @@ class Unresolved(msgspec.Struct, frozen=True):
     constant: float
     factors: dict[str, float]
     deviation: float
-    """The most that a recorded step was off that."""
+    """Most that a recorded step was off that sum."""
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """``base_us`` plus a cost for each unit of a column, none negative. Microseconds."""
+    """Sum of ``base_us`` and a cost for each unit of a column, none negative; microseconds."""
 
     base_us: float
     factors: dict[str, float]
@@ -56,11 +56,11 @@ class Linear(msgspec.Struct, frozen=True):
     steps: int
 
     def us(self, values: dict[str, float]) -> float:
-        """What a step with these columns takes."""
+        """Return the microseconds that a step with these columns takes."""
         return self.base_us + sum(factor * values[name] for name, factor in self.factors.items())
 
     def outside(self, values: dict[str, float]) -> bool:
-        """Whether a step lies outside what was recorded: a range, or a relation that hides a cost."""
+        """Return whether a step lies outside what was recorded: a range, or a relation that hides a cost."""
         for name, (least, most) in self.ranges.items():
             slack = SLACK_FRAC * (most - least)
             if not least - slack <= values[name] <= most + slack:
@@ -96,8 +96,8 @@ def fit_linear(
         return None
     times = used[measured].to_numpy().astype(float)
     values = {name: used[name].to_numpy().astype(float) for name in columns}
-    kept, unresolved = _apart(values, used.height)
-    work = np.column_stack([np.ones(used.height), *(values[name] for name in kept)])
+    independent, unresolved = _apart(values, used.height)
+    work = np.column_stack([np.ones(used.height), *(values[name] for name in independent)])
     scale = np.abs(work).max(axis=0)  # a broken trace has negative counts, too
     work /= scale
     fitted = np.full(used.height, np.median(times))
@@ -113,7 +113,7 @@ def fit_linear(
     base, *factors = (float(cost) for cost in resolved(costs) / scale)
     return Linear(
         base_us=base,
-        factors=dict(zip(kept, factors, strict=True)),
+        factors=dict(zip(independent, factors, strict=True)),
         unresolved=unresolved,
         ranges={name: (float(of.min()), float(of.max())) for name, of in values.items()},
         steps=used.height,
@@ -121,34 +121,34 @@ def fit_linear(
 
 
 def _apart(values: dict[str, Any], rows: int) -> tuple[list[str], list[Unresolved]]:
-    """The columns that are no sum of a constant and those before them, and the others with that sum."""
+    """Return the columns that are no sum of a constant and earlier columns, and the rest with that sum."""
     import numpy as np  # noqa: PLC0415  # as above
 
-    kept: list[str] = []
+    independent: list[str] = []
     unresolved = []
     for name, column in values.items():
-        before = np.column_stack([np.ones(rows), *(values[other] for other in kept)])
+        before = np.column_stack([np.ones(rows), *(values[earlier] for earlier in independent)])
         scale = np.abs(before).max(axis=0)
         costs = resolved(np.linalg.lstsq(before / scale, column, rcond=None)[0]) / scale
         off = column - before @ costs
         varies = column - column.mean()
         if varies @ varies and off @ off > APART_FRAC * (varies @ varies):
-            kept.append(name)
+            independent.append(name)
             continue
         constant, *factors = (float(cost) for cost in costs)
-        known = dict(zip(kept, factors, strict=True))
-        unresolved.append(Unresolved(name, constant, known, float(np.abs(off).max())))
-    return kept, unresolved
+        by_column = dict(zip(independent, factors, strict=True))
+        unresolved.append(Unresolved(name, constant, by_column, float(np.abs(off).max())))
+    return independent, unresolved
 
 
 class Larger(msgspec.Struct, frozen=True):
-    """The largest of its parts: one sum of costs, or two of which the slower one sets the time."""
+    """Largest of its parts: one sum of costs, or two of which the slower one sets the time."""
 
     parts: list[Linear]
 
     @property
     def steps(self) -> int:
-        """How many it was fitted to."""
+        """Number of steps that it was fitted to."""
         return sum(part.steps for part in self.parts)
 
     @property
@@ -157,15 +157,15 @@ class Larger(msgspec.Struct, frozen=True):
         return [hidden for part in self.parts for hidden in part.unresolved]
 
     def us(self, values: dict[str, float]) -> float:
-        """What a step with these columns takes."""
+        """Return the microseconds that a step with these columns takes."""
         return max(part.us(values) for part in self.parts)
 
     def outside(self, values: dict[str, float]) -> bool:
-        """Whether a step lies outside what was recorded of the part that sets its time."""
+        """Return whether a step lies outside what was recorded of the part that sets its time."""
         return max(self.parts, key=lambda part: part.us(values)).outside(values)
 
     def expr(self) -> pl.Expr:
-        """The same for rows with these columns."""
+        """Return the microseconds that rows with these columns take."""
         return pl.max_horizontal(
             pl.sum_horizontal(
                 pl.lit(part.base_us), *(factor * pl.col(name) for name, factor in part.factors.items())
@@ -177,8 +177,8 @@ class Larger(msgspec.Struct, frozen=True):
 def fit_larger(
     rows: pl.DataFrame,
     measured: str,
-    one: tuple[str, ...],
-    two: tuple[tuple[str, ...], tuple[str, ...]],
+    of_one: tuple[str, ...],
+    of_two: tuple[tuple[str, ...], tuple[str, ...]],
     like: Larger | None = None,
 ) -> Larger | None:
     """Fit a column of times as one sum, and as the larger of two; None with too few rows.
@@ -191,12 +191,12 @@ def fit_larger(
     Args:
         rows: As ``fit_linear``; with columns ``batch_tokens`` and ``prefill_tokens``.
         measured: The column of times, in microseconds.
-        one: Columns of the one sum.
-        two: Columns of the two.
+        of_one: Columns of the one sum.
+        of_two: Columns of the two.
         like: Take its form and begin with its split instead of a search.
     """
-    used = rows.drop_nulls((measured, *one, *two[0], *two[1])).filter(pl.col(measured) > 0)
-    whole = fit_linear(used, measured, one)
+    used = rows.drop_nulls((measured, *of_one, *of_two[0], *of_two[1])).filter(pl.col(measured) > 0)
+    whole = fit_linear(used, measured, of_one)
     if whole is None:
         return None
     single = Larger([whole])
@@ -206,17 +206,19 @@ def fit_larger(
         begins = [tokens > least * (most / least) ** part for part in SPLITS]
     else:
         begins = [_second_is_larger(like)] if len(like.parts) > 1 else []
-    found = [larger for begin in begins if (larger := _by_turns(used, measured, two, begin)) is not None]
-    if not found:
+    candidates = [
+        larger for begin in begins if (larger := _by_turns(used, measured, of_two, begin)) is not None
+    ]
+    if not candidates:
         return single
-    best = min(found, key=lambda larger: _error(used, measured, larger))
+    best = min(candidates, key=lambda larger: _error(used, measured, larger))
     if like is not None:
         return best
-    error, other = _error(used, measured, single), _error(used, measured, best)
-    shared = pl.col(two[0][0])
+    error, error_of_two = _error(used, measured, single), _error(used, measured, best)
+    shared = pl.col(of_two[0][0])
     if used.filter(shared > 0).select(shared.n_unique()).item() == 1:
-        return best if other <= error + BETTER_LOG else single
-    return best if error - other > max(BETTER_FRAC * error, BETTER_LOG) else single
+        return best if error_of_two <= error + BETTER_LOG else single
+    return best if error - error_of_two > max(BETTER_FRAC * error, BETTER_LOG) else single
 
 
 def _by_turns(
@@ -245,7 +247,7 @@ def _second_is_larger(larger: Larger) -> pl.Expr:
 
 
 def _error(rows: pl.DataFrame, measured: str, larger: Larger) -> float:
-    """Of steps with prefill and of those without, half each: most steps only decode, and differ little."""
+    """Return the mean error, half of steps with prefill and half of steps without, which differ little."""
     log = (pl.col(measured) / larger.expr()).log().abs().clip(upper_bound=CAPPED)
     halves = rows.group_by(pl.col("prefill_tokens") > 0).agg(log.mean().alias("log"))
     return float(halves["log"].sum()) / halves.height

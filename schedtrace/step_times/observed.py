@@ -31,11 +31,11 @@ OF_BATCH = (
 )
 """Columns with the names and meanings of ``Batch``."""
 WORKER_CLOCK_FRAC = 0.9
-"""The worker's clock is used if so many of the steps with tokens have it."""
+"""Share of the steps with tokens that must have the worker's clock for it to be used."""
 
 
 def observed(timeline: Timeline) -> pl.DataFrame:
-    """One row a step, in order.
+    """Return one row per step, in order.
 
     Columns: those of ``RECORDED``; ``first``, of the trial's steps with tokens; those of ``OF_BATCH``, and
     ``requests``, null where the trace does not tell; ``device_us`` (see ``with_device_us``); ``gap_us``,
@@ -56,15 +56,15 @@ def observed(timeline: Timeline) -> pl.DataFrame:
     )
     # Where the trace does not know a request's prompt, or records no requests, the sums would be too small.
     tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
-    known = (tokens == pl.col("used_tokens")) & (pl.col("requests") == pl.col("total_requests"))
-    columns = (pl.when(known).then(name).alias(name) for name in (*OF_BATCH, "requests"))
+    complete = (tokens == pl.col("used_tokens")) & (pl.col("requests") == pl.col("total_requests"))
+    columns = (pl.when(complete).then(name).alias(name) for name in (*OF_BATCH, "requests"))
     header = timeline.header
     overlapped = (header.batches_in_flight or 1) > 1 or bool(header.async_scheduling)
     return with_device_us(rows.with_columns(columns), overlapped=overlapped)
 
 
 def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
-    """``device_us``: how long a batch kept the device, from when it could begin; null without tokens.
+    """Add ``device_us``: how long a batch kept the device, from when it could begin; null without tokens.
 
     A synchronous engine waits for all of ``busy_us``. With several batches in flight an output may be ready
     and wait for the host. So there, if the worker's clock is recorded, a batch lasts from the later of its
@@ -81,18 +81,18 @@ def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
 
 
 def _batches(timeline: Timeline) -> pl.DataFrame:
-    """``OF_BATCH`` of each step. A stretch that passes its request's prompt is cut there."""
+    """Return ``OF_BATCH`` of each step. A stretch that passes its request's prompt is cut there."""
     got, computed = pl.col("scheduled_tokens"), pl.col("computed_tokens")
     length = pl.col("last_step") - pl.col("step") + 1
     missing = pl.max_horizontal("prompt_tokens", "lost_tokens") - computed
-    told = (
+    stretches = (
         with_work(timeline, timeline.stretches.filter(got > 0).collect())
         .filter(pl.col("prompt_tokens").is_not_null())
         .with_columns(prefill_steps=((missing + got - 1) // got).clip(0, length))
     )
     decodes_from = pl.col("step") + pl.col("prefill_steps")
-    prefill = told.filter(pl.col("prefill_steps") > 0).with_columns(last_step=decodes_from - 1)
-    decode = told.filter(pl.col("prefill_steps") < length).with_columns(
+    prefill = stretches.filter(pl.col("prefill_steps") > 0).with_columns(last_step=decodes_from - 1)
+    decode = stretches.filter(pl.col("prefill_steps") < length).with_columns(
         step=decodes_from, computed_tokens=computed + pl.col("prefill_steps") * got
     )
     parts = pl.concat(
@@ -115,7 +115,7 @@ def _batches(timeline: Timeline) -> pl.DataFrame:
 def _parts(
     stretches: pl.DataFrame, kind: str, tokens: pl.Expr, value: pl.Expr, slope: pl.Expr
 ) -> pl.DataFrame:
-    """What each stretch adds to its steps; ``value`` is that of its first step and grows by ``slope``."""
+    """Return what each stretch adds to its steps; ``value`` in its first step grows by ``slope``."""
     return stretches.select(
         "step",
         "last_step",
@@ -127,7 +127,7 @@ def _parts(
 
 
 def _gaps(timeline: Timeline) -> pl.DataFrame:
-    """``step``, ``gap_us`` and ``arrivals``: the host's time since the last update before each step."""
+    """Return ``step``, ``gap_us`` (the host's time since the update before each step) and ``arrivals``."""
     updated = (
         timeline.steps.filter((pl.col("total_requests") > 0) & pl.col("update_us").is_not_null())
         .select(begin_us=pl.col("output_us") + pl.col("update_us"))
@@ -140,12 +140,12 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
         .filter(pl.col("before_us") < pl.col("begin_us"))
     )
     idle = timeline.engine_states.filter(pl.col("state") == "idle")
-    came = timeline.arrivals.select(pl.col("queued_us").cast(pl.Int64)).sort("queued_us")
-    came = came.with_row_index("arrived", 1).with_columns(pl.col("arrived").cast(pl.Int64))
+    queued = timeline.arrivals.select(pl.col("queued_us").cast(pl.Int64)).sort("queued_us")
+    queued = queued.with_row_index("arrived", 1).with_columns(pl.col("arrived").cast(pl.Int64))
 
     def until(moment: str) -> pl.Series:
         moments = gaps.select(pl.col(moment).cast(pl.Int64))
-        return moments.join_asof(came, left_on=moment, right_on="queued_us")["arrived"].fill_null(0)
+        return moments.join_asof(queued, left_on=moment, right_on="queued_us")["arrived"].fill_null(0)
 
     return (
         gaps.with_columns(arrivals=until("end_us") - until("begin_us"), idle_us=overlap_us(gaps, idle))
@@ -155,14 +155,14 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _wakes(timeline: Timeline) -> pl.DataFrame:
-    """``step`` and ``wake_us``: how late an engine that had nothing to do noticed that it has."""
+    """Return ``step`` and ``wake_us``: the time until an idle engine took its next request in."""
     work = pl.col("num_running_after") + pl.col("num_waiting_after")
     idle = timeline.steps.sort("step").filter(
         (pl.col("total_requests").shift(1).fill_null(0) == 0) & (work.shift(1).fill_null(0) == 0)
     )
-    came = (
+    arrivals = (
         timeline.arrivals.filter(pl.col("input_queue_us").is_not_null())
         .group_by("step")
         .agg(wake_us=(pl.col("queued_us").min() - pl.col("input_queue_us").min()).cast(pl.Float64))
     )
-    return idle.select("step").join(came, on="step").filter(pl.col("wake_us") >= 0)
+    return idle.select("step").join(arrivals, on="step").filter(pl.col("wake_us") >= 0)

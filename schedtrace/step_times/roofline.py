@@ -66,7 +66,7 @@ class Roofline(OnHost):
 
     @property
     def description(self) -> str:
-        """One sentence."""
+        """Sentence with the model, the GPU and the assumed efficiency."""
         return (
             f"Roofline of {self.shape.name} ({self.shape.weight_dtype} weights) on "
             f"{self.tensor_parallel_size} x {self.gpu.name}: {self.efficiency.compute:.0%} of its compute, "
@@ -76,7 +76,7 @@ class Roofline(OnHost):
         )
 
     def device_us(self, batch: Batch) -> float:
-        """Products with weights, attention, all-reduces, and what launches cost; 0 without tokens."""
+        """Return the microseconds of weights, attention, all-reduces and launches; 0 without tokens."""
         tokens = batch.prefill_tokens + batch.decode_tokens
         if not tokens:
             return 0.0
@@ -94,7 +94,7 @@ class Roofline(OnHost):
 
     @cached_property
     def _pair_flops(self) -> tuple[int, int]:
-        """Of one pair of tokens in all layers: in prefill, and in decode, where latent attention differs."""
+        """Operations of a pair of tokens in all layers: in prefill, and in decode."""
         shape = self.shape
         if not shape.kv_rank:
             each = 4 * shape.layers * shape.heads * shape.head_dim
@@ -114,7 +114,7 @@ class Roofline(OnHost):
         return self._longer((layers + logits), read / self.gpu.memory_bytes_per_s) / self.tensor_parallel_size
 
     def _unread_bytes(self, tokens: int) -> float:
-        """Experts that no token of the step goes to, and the input embeddings, of which few rows are read."""
+        """Return the bytes that a step does not read: experts without a token, and input embeddings."""
         shape = self.shape
         unread = 0.0 if shape.tied else shape.vocab * shape.hidden * dtype_bytes(shape.dtype)
         if shape.experts:
@@ -133,7 +133,7 @@ class Roofline(OnHost):
         return self._longer(compute, moved / self.gpu.memory_bytes_per_s)
 
     def _all_reduce_us(self, tokens: int) -> float:
-        """Two of each layer, in a ring: every GPU sends its part twice, but for its own."""
+        """Return the microseconds of two all-reduces a layer, in a ring of the GPUs."""
         gpus = self.tensor_parallel_size
         if gpus == 1:
             return 0.0

@@ -25,16 +25,16 @@ class Shape:
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Of the MLP in layers without experts."""
+    """Width of the MLP in layers without experts."""
     vocab: int
     positions: int | None = None
     """Longest sequence, ``max_position_embeddings``: what vLLM's ``max_model_len`` is unless given."""
     tied: bool = False
     """Input and output embeddings are one matrix."""
     dtype: str = "bfloat16"
-    """Of activations, embeddings and, where they are not quantized, weights."""
+    """Type of activations, embeddings and, where they are not quantized, weights."""
     quantization: str | None = None
-    """What the weights of the layers are stored as (``DTYPE_BYTES``); None: as ``dtype``."""
+    """Type that the weights of the layers are stored as (``DTYPE_BYTES``); None: as ``dtype``."""
     experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
@@ -45,19 +45,19 @@ class Shape:
     kv_rank: int = 0
     """Multi-head latent attention: width of the compressed keys and values; 0: the model has none."""
     query_rank: int = 0
-    """Likewise of the queries; 0: not compressed."""
+    """Width of the compressed queries; 0: not compressed."""
     nope_dim: int = 0
     rope_dim: int = 0
     value_dim: int = 0
 
     @property
     def weight_dtype(self) -> str:
-        """What the weights of the layers are stored as."""
+        """Type that the weights of the layers are stored as."""
         return self.quantization or self.dtype
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer's projections."""
+        """Parameters of one layer's projections."""
         if not self.kv_rank:
             return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         query = self.heads * (self.nope_dim + self.rope_dim)
@@ -70,7 +70,7 @@ class Shape:
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert in one layer."""
+        """Parameters of one expert in one layer."""
         return 3 * self.hidden * self.expert_intermediate
 
     @property
@@ -80,21 +80,21 @@ class Shape:
 
     @property
     def shared_parameters(self) -> int:
-        """Of all layers, without the experts that only some tokens go through."""
+        """Parameters of all layers, without the experts that only some tokens go through."""
         dense = (self.layers - self.expert_layers) * 3 * self.hidden * self.intermediate
         router_and_shared = self.hidden * self.experts + self.shared_experts * self.expert_parameters
         return self.layers * self.attention_parameters + dense + self.expert_layers * router_and_shared
 
     @property
     def parameters(self) -> int:
-        """All of them, but norms and biases (under 0.01 % of the models in the table)."""
+        """All parameters but norms and biases (under 0.01 % of the models in the table)."""
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         routed = self.expert_layers * self.experts * self.expert_parameters
         return self.shared_parameters + routed + embeddings
 
     @property
     def active_parameters(self) -> int:
-        """That one token is multiplied with in the layers."""
+        """Parameters that one token is multiplied with in the layers."""
         return self.shared_parameters + self.expert_layers * self.experts_per_token * self.expert_parameters
 
 
@@ -113,7 +113,7 @@ LATENT = {
     "rope_dim": "qk_rope_head_dim",
     "value_dim": "v_head_dim",
 }
-"""Likewise of latent attention."""
+"""Fields of latent attention to their keys in ``config.json``."""
 OURS = "schedtrace_shape"
 """Key of a ``config.json`` written here: the name of the shape in full, of which vLLM is told less."""
 QUANTIZED_AS = {"fp8": "fp8", "awq": "int4", "gptq": "int4"}
@@ -166,7 +166,7 @@ SHAPES = {
 
 
 def shape(name: str) -> Shape:
-    """A shape of the table, or that of a model folder or ``config.json``.
+    """Return a shape of the table, or that of a model folder or ``config.json``.
 
     Args:
         name: As in the table, with an organisation before it or ``-Instruct`` after it; or a path.
@@ -181,9 +181,9 @@ def shape(name: str) -> Shape:
     if path.is_file():
         return _read(path)
     plain = name.rsplit("/", 1)[-1].lower().removesuffix("-instruct")
-    for known in SHAPES.values():
-        if known.name.lower() == plain:
-            return known
+    for listed in SHAPES.values():
+        if listed.name.lower() == plain:
+            return listed
     msg = f"unknown model '{name}': known are {', '.join(SHAPES)}, or name a folder with a config.json"
     raise UsageError(msg)
 
@@ -197,30 +197,30 @@ def _read(path: Path) -> Shape:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         msg = f"{path}: not a model's config.json ({error})"
         raise InputError(msg) from error
-    if (known := SHAPES.get(str(config.get(OURS)))) is not None:
-        return known
+    if (listed := SHAPES.get(str(config.get(OURS)))) is not None:
+        return listed
     name = path.parent.name if path.name == "config.json" else path.stem
     return _shape_of(name or str(path), config.get("text_config") or config, path)
 
 
 def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
-    """Several families use one of two names for a figure."""
-    others = set(config.get("layer_types") or config.get("layers_block_type") or ()) - FULL_ATTENTION
+    """Return the shape of a ``config.json``: families use one of two names for some figures."""
+    kinds = set(config.get("layer_types") or config.get("layers_block_type") or ()) - FULL_ATTENTION
     if config.get("sliding_window") and config.get("use_sliding_window", True):
-        others.add("sliding_attention")
-    if others:
-        msg = f"{path}: layers of {', '.join(sorted(others))} are not modelled; fit a recorded trace instead"
+        kinds.add("sliding_attention")
+    if kinds:
+        msg = f"{path}: layers of {', '.join(sorted(kinds))} are not modelled; fit a recorded trace instead"
         raise UsageError(msg)
     try:
-        known: dict[str, Any] = {field: config[key] for field, key in REQUIRED.items()}
+        figures: dict[str, Any] = {field: config[key] for field, key in REQUIRED.items()}
         experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
-        expert = config.get("moe_intermediate_size") or known["intermediate"]
+        expert = config.get("moe_intermediate_size") or figures["intermediate"]
         shared = config.get("n_shared_experts") or 0
         return Shape(
             name=name,
-            **known,
-            kv_heads=config.get("num_key_value_heads") or known["heads"],
-            head_dim=config.get("head_dim") or known["hidden"] // known["heads"],
+            **figures,
+            kv_heads=config.get("num_key_value_heads") or figures["heads"],
+            head_dim=config.get("head_dim") or figures["hidden"] // figures["heads"],
             positions=config.get("max_position_embeddings"),
             tied=bool(config.get("tie_word_embeddings", False)),
             dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
@@ -255,54 +255,54 @@ _FAMILIES = {
 }
 
 
-def shape_folder(known: Shape) -> Path:
-    """A folder in the user's cache that holds ``config_of`` it; a temporary one if that cannot be written.
+def shape_folder(shape: Shape) -> Path:
+    """Return a folder of the user's cache with its ``config.json``; a temporary one if need be.
 
     That is enough for a simulated engine.
 
     Args:
-        known: One of ``SHAPES``.
+        shape: One of ``SHAPES``.
     """
-    content = (json.dumps(config_of(known), indent=2) + "\n").encode()
+    content = (json.dumps(config_of(shape), indent=2) + "\n").encode()
     try:
-        folder = safe_files.user_cache() / "models" / known.name
+        folder = safe_files.user_cache() / "models" / shape.name
         file = folder / "config.json"
         if not (file.is_file() and file.read_bytes() == content):
             safe_files.make_folder(folder)
             safe_files.replace(file, content)
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="schedtrace-")) / known.name
+        folder = Path(tempfile.mkdtemp(prefix="schedtrace-")) / shape.name
         folder.mkdir()
         safe_files.replace(folder / "config.json", content)
     return folder
 
 
-def config_of(known: Shape) -> dict[str, Any]:
-    """What ``transformers`` and vLLM must know of a shape of the table.
+def config_of(shape: Shape) -> dict[str, Any]:
+    """Return the ``config.json`` that ``transformers`` and vLLM need for a shape of the table.
 
     The weights' quantization is left out: no weight is loaded, and vLLM's CPU build refuses FP8.
     """
-    family = next(name for name in _FAMILIES if known.name.startswith(name))
+    family = next(name for name in _FAMILIES if shape.name.startswith(name))
     config: dict[str, Any] = {
-        OURS: known.name,
+        OURS: shape.name,
         **_FAMILIES[family],
-        **{key: getattr(known, field) for field, key in REQUIRED.items()},
-        "max_position_embeddings": known.positions,
-        "num_key_value_heads": known.kv_heads,
-        "tie_word_embeddings": known.tied,
-        "torch_dtype": known.dtype,
+        **{key: getattr(shape, field) for field, key in REQUIRED.items()},
+        "max_position_embeddings": shape.positions,
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.tied,
+        "torch_dtype": shape.dtype,
     }
-    if known.kv_rank:
-        config |= {key: getattr(known, field) for field, key in LATENT.items()}
+    if shape.kv_rank:
+        config |= {key: getattr(shape, field) for field, key in LATENT.items()}
     else:
-        config["head_dim"] = known.head_dim
-    if known.experts:
+        config["head_dim"] = shape.head_dim
+    if shape.experts:
         config |= {
-            "n_routed_experts": known.experts,
-            "num_experts_per_tok": known.experts_per_token,
-            "n_shared_experts": known.shared_experts,
-            "moe_intermediate_size": known.expert_intermediate,
-            "first_k_dense_replace": known.dense_layers,
+            "n_routed_experts": shape.experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "n_shared_experts": shape.shared_experts,
+            "moe_intermediate_size": shape.expert_intermediate,
+            "first_k_dense_replace": shape.dense_layers,
             # Of DeepSeek-V3; which experts a token goes to is not simulated.
             "n_group": 8,
             "topk_group": 4,

@@ -49,19 +49,19 @@ class Noisy:
 
     @property
     def description(self) -> str:
-        """One sentence for each of the two."""
+        """Sentences about the step times and about their noise."""
         return (
             f"{self._times.description} Device times scatter lognormally by {self._deviation:.1%} "
             f"(seed {self._seed})."
         )
 
     def device_us(self, batch: Batch) -> float:
-        """Execution in the worker."""
+        """Return the time of execution in the worker, with noise, in microseconds."""
         factor = self._random.lognormvariate(-(self._deviation**2) / 2, self._deviation)
         return self._times.device_us(batch) * factor
 
     def __getattr__(self, name: str) -> Any:
-        """The host's times do not scatter: they are the model's."""
+        """Return any other attribute of the step times: the host's do not scatter."""
         return getattr(self._times, name)
 
 
@@ -71,7 +71,7 @@ KEY = "schedtrace"
 class SimulatedDevice(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One device, or several alike; ``gpu`` or ``step_times`` must be given."""
+    """Simulated device, or several alike; ``gpu`` or ``step_times`` must be set."""
 
     gpu: str | None = None
     """A name of ``gpus.GPUS``: its memory, and without ``step_times`` a roofline of the model on it."""
@@ -80,14 +80,14 @@ class SimulatedDevice(
     noise: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.0
     """Standard deviation of the logarithm of each step's device time."""
     seed: int = 0
-    """Of the noise."""
+    """Random seed of the noise."""
     async_scheduling: bool | None = None
     """Overrules vLLM, which switches it off on its CPU build; None: as vLLM has it."""
     device: str | None = None
-    """Written by the executor: what traces call the device."""
+    """Name of the device in traces, written by the executor."""
 
     def gpu_of(self) -> Gpu | None:
-        """The GPU.
+        """Return the GPU, if it is set.
 
         Raises:
             UsageError: unknown.
@@ -95,7 +95,7 @@ class SimulatedDevice(
         return None if self.gpu is None else gpu(self.gpu)
 
     def fit(self) -> "Fitted | None":
-        """The saved step times.
+        """Return the saved step times, if they are set.
 
         Raises:
             InputError: no such file.
@@ -107,7 +107,7 @@ class SimulatedDevice(
         return load(Path(self.step_times))
 
     def name(self) -> str:
-        """What traces call the device.
+        """Return the device's name in traces.
 
         Raises:
             UsageError: unknown, or none given.
@@ -116,15 +116,15 @@ class SimulatedDevice(
         fitted = self.fit()
         if self.gpu is None and fitted is not None:
             return f"simulated {fitted.fit.source.device.removeprefix('simulated ')}"
-        return f"simulated NVIDIA {self._given_gpu().name}"
+        return f"simulated NVIDIA {self._required_gpu().name}"
 
     def times(self, model: str, tensor_parallel_size: int, kv_dtype: str | None = None) -> StepTimes:
-        """How long steps take: as saved, else a roofline; with the noise.
+        """Return the step times: as saved, else a roofline; with the noise.
 
         Args:
-            model: As for ``shapes.shape``.
+            model: Name or path for ``shapes.shape``.
             tensor_parallel_size: GPUs that share a step.
-            kv_dtype: Of the KV cache; None: as the model's.
+            kv_dtype: Type of the KV cache; None: as the model's.
 
         Raises:
             UsageError: unknown GPU, model or type, or none given.
@@ -132,16 +132,16 @@ class SimulatedDevice(
         """
         times: StepTimes | None = self.fit()
         if times is None:
-            times = Roofline(shape(model), self._given_gpu(), tensor_parallel_size, kv_dtype)
+            times = Roofline(shape(model), self._required_gpu(), tensor_parallel_size, kv_dtype)
         return Noisy(times, self.noise, self.seed) if self.noise else times
 
     def blocks(self, model: str, *, pipeline_parallel_size: int = 1, **options: Any) -> int:
-        """KV cache blocks in the GPU's memory.
+        """Return the number of KV cache blocks in the GPU's memory.
 
         Args:
-            model: As in ``times``.
+            model: Name or path for ``shapes.shape``.
             pipeline_parallel_size: Parts into which the layers are divided.
-            options: Of ``memory.kv_cache_blocks``.
+            options: Options of ``gpus.kv_cache_blocks``.
 
         Raises:
             UsageError: without a GPU, or the model does not fit.
@@ -154,7 +154,7 @@ class SimulatedDevice(
         part = _part(shape(model), pipeline_parallel_size)
         return kv_cache_blocks(part, device, **options)
 
-    def _given_gpu(self) -> Gpu:
+    def _required_gpu(self) -> Gpu:
         device = self.gpu_of()
         if device is None:
             msg = f"the simulated executor needs a GPU or saved step times: --gpu {' or '.join(GPUS)}"
@@ -163,20 +163,20 @@ class SimulatedDevice(
 
 
 def simulated_device(additional_config: Any) -> SimulatedDevice:
-    """What ``additional_config`` asks for.
+    """Return the device that ``additional_config`` asks for.
 
     Raises:
         UsageError: a key or value that is none of ``SimulatedDevice``.
     """
-    given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+    settings = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     try:
-        return msgspec.convert(given, SimulatedDevice)
+        return msgspec.convert(settings, SimulatedDevice)
     except msgspec.ValidationError as error:
         msg = f'additional_config["{KEY}"]: {error}'
         raise UsageError(msg) from error
 
 
 def _part(whole: Shape, stages: int) -> Shape:
-    """The largest stage of a pipeline; embeddings count in each, though two stages have one of them."""
+    """Return the largest stage of a pipeline; embeddings count in each, though two stages have them."""
     layers = -(-whole.layers // stages)
     return replace(whole, layers=layers, dense_layers=min(whole.dense_layers, layers))

@@ -1,1 +1,1 @@
-"""One engine's trace as tables of time: where it went, and who held what."""
+"""Tables of one engine's trace: where time went, and which requests held what."""

@@ -1,10 +1,10 @@
-"""Admission by size: steps that refused a request for its size, its needs, and who stood behind it.
+"""Admission by size: steps that refused a request for its size, its needs, and the requests behind it.
 
-Who would have been admitted, had the scheduler passed over the request that it refused at the head, is told
-step by step from what the step left over: tokens, KV blocks and seats. Those behind the head are taken in the
-order of the queue if they fit. One that was let pass keeps its seat and its blocks, which grow by a token a
-step, until the step that really scheduled it; so nothing is given away twice. One for which the room would
-not have lasted until then is not counted at all: it would have been preempted.
+Who would have been admitted, had the scheduler passed over the request that it refused at the head, follows
+step by step from what the step left over: tokens, KV blocks and seats. Requests behind the head are taken in
+the order of the queue if they fit. A request that was let pass keeps its seat and its blocks, which grow by a
+token a step, until the step that in fact scheduled it; so nothing is given away twice. A request for which
+the room would not have lasted until then is not counted at all: it would have been preempted.
 """
 
 from dataclasses import dataclass, field, replace
@@ -12,14 +12,17 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.causes import OF_ITS_OWN_SIZE
+from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
 from schedtrace.model.kv_need import KvNeed, kv_need
-from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.queue_waits import NEVER, mismatches, waits
+from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.queue_waits import NEVER
+
+BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
+"""Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
 
 
 @dataclass(frozen=True)
-class Need:
+class AdmissionNeed:
     """The room that a waiting request needs, at most: hits in the prefix cache are unknown."""
 
     kv: KvNeed
@@ -32,35 +35,40 @@ class Need:
     """Blocks of ``--watermark``."""
 
     def tokens(self, wanted: int, budget: int) -> int:
-        """Tokens of the first chunk; 0 if none fits."""
+        """Return the tokens of the first chunk; 0 if none fits."""
         chunk = min(wanted, self.most_at_once or wanted)
         if self.chunked:
             return min(chunk, budget)
         return chunk if chunk <= budget else 0
 
     def blocks(self, tokens: int, computed: int = 0) -> int:
-        """KV blocks that it holds after a step that took it from ``computed`` to so many tokens."""
+        """Return the KV blocks that it holds after a step that took it from ``computed`` to ``tokens``."""
         return sum(self.kv.held(computed, tokens) or ())
 
     def blocks_later(self, tokens: int, computed: int) -> int:
-        """The same, whatever the chunks were that its tokens were computed in before."""
+        """Return the KV blocks that it holds then, whatever the chunks of its earlier tokens were."""
         most = self.kv.sequence(tokens + self.kv.lookahead) or []
         return sum(map(min, most, self.kv.held(computed, tokens) or []))
 
     def blocks_asked(self, wanted: int, tokens: int) -> int:
-        """KV blocks that must be free to admit it with a first chunk of so many tokens."""
+        """Return the KV blocks that must be free to admit it with a first chunk of so many tokens."""
         chunk = self.blocks(tokens)
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
 
-def refused_heads(frames: Frames) -> pl.DataFrame:
-    """Steps whose waiting loop ended at a request that was too large: one row each.
+def refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps whose waiting loop ended at a request that was too large: one row each.
 
     Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
 
-    Columns: those of ``Frames.exits`` with ``head`` for the request's id, ``order`` (its place in ``waits``),
-    ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``, ``budget_left``,
-    ``kv_blocks_free`` and ``seats_left`` after the step.
+    Args:
+        frames: One engine's.
+        waits: ``queue_waits.waits``.
+        mismatches: ``queue_waits.mismatches``.
+
+    Columns: those of ``EngineFrames.exits`` with ``head`` for the request's id, ``order`` (its place in
+    ``waits``), ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``,
+    ``budget_left``, ``kv_blocks_free`` and ``seats_left`` after the step.
     """
     left_over = frames.steps.select(
         "step",
@@ -79,10 +87,10 @@ def refused_heads(frames: Frames) -> pl.DataFrame:
         .drop("budget_left")
         .unique("step", keep="last", maintain_order=True)
         .join(left_over, on="step", maintain_order="left")
-        .join(mismatches(frames), on="step", how="anti", maintain_order="left")
+        .join(mismatches, on="step", how="anti", maintain_order="left")
         .filter(pl.col("kv_blocks_free").is_not_null())
     )
-    places = waits(frames).select(
+    places = waits.select(
         "request_id",
         "since_step",
         "left_step",
@@ -97,12 +105,17 @@ def refused_heads(frames: Frames) -> pl.DataFrame:
     )
 
 
-def need_of(frames: Frames, heads: pl.DataFrame) -> Need | None:
-    """The room that a request needs on this engine; None where its KV blocks cannot be counted.
+def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``refused_heads`` that a smaller request could have passed."""
+    return heads.filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
+
+
+def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
+    """Return the room that a request needs on this engine; None where its KV blocks cannot be counted.
 
     Args:
         frames: The engine's trace.
-        heads: ``refused_heads(frames)``: one that was refused more blocks than are counted for it shows
+        heads: ``refused_heads``: one that was refused more blocks than are counted for it shows
             that the count is not vLLM's.
     """
     config, header = frames.header.scheduler_config, frames.header
@@ -111,7 +124,7 @@ def need_of(frames: Frames, heads: pl.DataFrame) -> Need | None:
         return None
     if "scheduler.num_lookahead_tokens" not in header.settings and int(frames.steps["draft_tokens"].sum()):
         kv = replace(kv, lookahead=max(group.block_size for group in kv.groups))
-    need = Need(
+    need = AdmissionNeed(
         kv=kv,
         chunked=bool(config.get("enable_chunked_prefill", True)),
         most_at_once=int(config.get("long_prefill_token_threshold") or 0),
@@ -139,12 +152,13 @@ PASSED_SCHEMA = {
 }
 
 
-def behind_head(frames: Frames, heads: pl.DataFrame) -> pl.DataFrame:
-    """Requests that would have been admitted: one row each, with the first step that could have done so.
+def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that a step would have admitted: one row each, with the first such step.
 
     Args:
         frames: The engine's trace.
-        heads: ``refused_heads(frames)``. Steps in which more requests are not ready than are known by name
+        waits: ``queue_waits.waits``.
+        heads: ``refused_heads``. Steps in which more requests are not ready than are known by name
             let nobody pass.
 
     Returns:
@@ -155,7 +169,7 @@ def behind_head(frames: Frames, heads: pl.DataFrame) -> pl.DataFrame:
     need = need_of(frames, heads)
     if need is None or heads.is_empty() or frames.header.foreign_queues:  # who comes next is not known
         return pl.DataFrame(schema=PASSED_SCHEMA)
-    queue = _queue(frames)
+    queue = _queue(frames, waits)
     rows = queue.to_dicts()
     since, left = queue["since_step"].to_numpy(), queue["left_step"].to_numpy()
     ready = queue["ready"].to_numpy()
@@ -170,27 +184,27 @@ def behind_head(frames: Frames, heads: pl.DataFrame) -> pl.DataFrame:
             continue  # who else cannot run is not known
         (behind,) = (there & ready).nonzero()
         passing.let_pass(refused[step], [rows[at] for at in behind[behind > refused[step]["order"]]])
-    return pl.DataFrame(list(passing.found.values()), schema=PASSED_SCHEMA)
+    return pl.DataFrame(list(passing.passed.values()), schema=PASSED_SCHEMA)
 
 
 @dataclass
 class _Passing:
     """The requests that were let pass so far, by their place in the queue."""
 
-    need: Need
-    found: dict[int, dict[str, Any]] = field(default_factory=dict)
+    need: AdmissionNeed
+    passed: dict[int, dict[str, Any]] = field(default_factory=dict)
     inside: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Those that really wait still, with the step that let them pass."""
+    """Requests that still wait in fact, with the step that let them pass (``passed_step``)."""
     given_up: set[int] = field(default_factory=set)
-    """Those whose blocks would have been taken from them again."""
+    """Places of requests that vLLM would have preempted again."""
 
     def keep(self, step: int, free: int | None) -> None:
-        """After a step with so many free blocks: who has still its place, and who would have lost it."""
-        self.inside = {at: one for at, one in self.inside.items() if one["left_step"] > step}
+        """Drop requests that left the queue by this step, and those that the free blocks no longer hold."""
+        self.inside = {at: request for at, request in self.inside.items() if request["left_step"] > step}
         while self.inside and free is not None and self._held(step) > free:
             at, _ = self.inside.popitem()  # vLLM preempts the one that began last
             self.given_up.add(at)
-            del self.found[at]
+            del self.passed[at]
 
     def let_pass(self, head: dict[str, Any], behind: list[dict[str, Any]]) -> None:
         """Fill what this step left over with those behind its head."""
@@ -198,22 +212,22 @@ class _Passing:
         budget = head["budget_left"] - len(self.inside)
         seats = head["seats_left"] - len(self.inside)
         free = head["kv_blocks_free"] - need.kept_free - self._held(step)
-        for one in behind:
+        for request in behind:
             if min(seats, budget, free) <= 0:
                 return
-            tokens = need.tokens(one["wanted_tokens"], budget)
-            blocks = need.blocks_asked(one["wanted_tokens"], tokens)
-            known = one["order"] in self.inside or one["order"] in self.given_up
-            if known or not tokens or blocks > free:
+            tokens = need.tokens(request["wanted_tokens"], budget)
+            blocks = need.blocks_asked(request["wanted_tokens"], tokens)
+            has_passed = request["order"] in self.inside or request["order"] in self.given_up
+            if has_passed or not tokens or blocks > free:
                 continue
             seats, budget, free = seats - 1, budget - tokens, free - need.blocks(tokens)
-            self.inside[one["order"]] = {**one, "passed_step": step}
-            got = {"request_id": one["request_id"], "tokens": tokens, "blocks": blocks}
-            told = {**head, **got, "left_step": one["left_step"]}
-            self.found[one["order"]] = {name: told[name] for name in PASSED_SCHEMA}
+            self.inside[request["order"]] = {**request, "passed_step": step}
+            grant = {"request_id": request["request_id"], "tokens": tokens, "blocks": blocks}
+            row = {**head, **grant, "left_step": request["left_step"]}
+            self.passed[request["order"]] = {name: row[name] for name in PASSED_SCHEMA}
 
     def _held(self, step: int) -> int:
-        """Blocks that they hold by now, had each computed a token more in every step since."""
+        """Return the blocks that they hold, had each computed a token in every step since."""
         held = 0
         for request in self.inside.values():
             more = min(step - request["passed_step"], request["most_after_prompt"])
@@ -222,9 +236,8 @@ class _Passing:
         return held
 
 
-def _queue(frames: Frames) -> pl.DataFrame:
-    """``timeline.waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
-    queue = waits(frames)
+def _queue(frames: EngineFrames, queue: pl.DataFrame) -> pl.DataFrame:
+    """Return ``waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
     most = (
         (pl.col("max_tokens") - 1).fill_null(NEVER).alias("most_after_prompt")
     )  # the last one is not computed

@@ -1,7 +1,7 @@
 """What every wait is charged to: each is followed to the end of its chain, step by step.
 
-A request that waits for a seat waits, in the end, for what stalls those who sit there; one that waits for the
-token budget may wait for one long prompt. The procedure's result is a table that divides the time of
+A request that waits for a seat waits, in the end, for what stalls the requests in the seats; a request that
+waits for the token budget may wait for one long prompt. The result is a table that divides the time of
 ``request_states`` in which requests got nothing, and so cannot disagree with it.
 """
 
@@ -10,29 +10,26 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.admission import behind_head, refused_heads
-from schedtrace.timeline.events import events
-from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.holders import SHORT_FRAC, idle_holders, long_prefills
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED, request_states
+from schedtrace.timeline.events import INTERRUPTED
+from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.holders import SHORT_FRAC
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, steps_of, time_within, united
 
 PARKED_LOADS = "parked_loads"
-"""Requests that wait for KV from elsewhere hold the blocks: at least as many as run."""
+"""Charge of a wait for blocks of requests that wait for KV from elsewhere: at least as many as run."""
 IDLE_HOLDERS = "idle_holders"
-"""Requests that get nothing, such as streaming sessions between two parts, keep half of the held blocks."""
+"""Charge of a wait while idle requests, as sessions between two parts, keep half of the held blocks."""
 HEAD_OF_LINE = "head_of_line"
-"""It would have fitted, but stood behind one that did not."""
+"""Charge of a request that would have fitted, but stood behind one that did not."""
 PRIORITY_INVERSION = "priority_inversion"
-"""Less urgent requests run and hold what it waits for."""
+"""Charge of a wait for what less urgent requests hold, which run."""
 LONG_PROMPT = "long_prompt"
-"""One prompt, far longer than its own, takes the token budget."""
+"""Charge of a wait while one prompt, far longer than the request's own, takes the token budget."""
 CACHE_RESET = "cache_reset"
-"""A reset of the prefix cache took the request's KV blocks: it waits to compute again, and does so."""
-INTERRUPTED = "interrupted"
-"""Meanwhile the engine was paused, did something else, or took far too long for a step (``events.py``)."""
+"""Charge after a reset of the prefix cache took the request's KV blocks: it waits and computes again."""
 RECOMPUTE = "recompute"
-"""Not a wait: computing again what a preemption threw away."""
+"""Charge of computing again what a preemption threw away: no wait."""
 CHARGES = (
     PARKED_LOADS,
     IDLE_HOLDERS,
@@ -43,14 +40,12 @@ CHARGES = (
     INTERRUPTED,
     RECOMPUTE,
 )
-"""Beside these, a charge is a ``Cause``."""
+"""Charges beside those that are a ``Cause``."""
 
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
 """Refusals that follow from a preemption, which is for want of KV blocks."""
-BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
-"""Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
 HALF = 0.5
-"""More than half of the seats decides."""
+"""Share of the seats that decides."""
 
 SCHEMA = {
     "request_id": pl.String,
@@ -66,38 +61,52 @@ SCHEMA = {
 }
 
 
-@computed_once
-def charges(frames: Frames) -> pl.DataFrame:
-    """Rows of ``request_states`` in which requests waited, stalled or recomputed, by what that is charged to.
+def charges(
+    frames: EngineFrames,
+    states: pl.DataFrame,
+    *,
+    events: pl.DataFrame,
+    held_up: pl.DataFrame,
+    idle: pl.DataFrame,
+    long: pl.DataFrame,
+) -> pl.DataFrame:
+    """Return the rows of ``request_states`` in which requests got nothing, by what that is charged to.
 
     Columns: those of ``SCHEMA``. A row appears once for each of its charges; their ``time_us`` add up to the
     row's length, or to the length of the part that is behind a refused head.
+
+    Args:
+        frames: One engine's.
+        states: Its ``request_states``.
+        events: Its interruptions.
+        held_up: Requests behind refused heads, which would have fitted (``admission.behind_head``).
+        idle: ``holders.idle_holders``.
+        long: ``holders.long_prefills``.
     """
-    states = request_states(frames)
     waits = states.filter(
         pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     ).with_columns(pl.col("cause").fill_null(str(Cause.OTHER)))
-    parts = _behind_heads(frames, waits)
-    steps = _labelled(frames)
+    parts = _behind_heads(frames, waits, held_up)
+    steps = _labelled(frames, states, idle, long)
     charged = [
         parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US),
         *(
-            _divided(frames, rows, steps, str(cause))
+            _divided(frames, states, rows, steps, str(cause))
             for (cause,), rows in parts.filter(~pl.col("held_up")).group_by("cause", maintain_order=True)
         ),
         states.filter(pl.col("state") == "recompute").with_columns(
             charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
         ),
     ]
-    made = pl.concat(
+    rows_by_charge = pl.concat(
         rows.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items()) for rows in charged
     )
-    made = _interrupted(frames, _after_resets(frames, made))
-    return made.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
+    rows_by_charge = _interrupted(events, _after_resets(frames, rows_by_charge))
+    return rows_by_charge.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
 
 
-def _after_resets(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of requests whose last preemption was a reset's: nothing else took their blocks."""
+def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
+    """Charge rows to a reset where the request's last preemption was one: nothing else took its blocks."""
     taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
     if taken["in_schedule"].all():
         return rows
@@ -111,9 +120,9 @@ def _after_resets(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     return after.with_columns(charge=charge).select(rows.columns)
 
 
-def _interrupted(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
-    """What of the waits lies in an interruption is charged to that."""
-    spans = merged(events(frames))
+def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Charge to an interruption what of the waits lies in it."""
+    spans = merged(events)
     if spans.is_empty():
         return rows
     inside = overlap_us(rows, spans)
@@ -121,16 +130,15 @@ def _interrupted(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     return _split(rows, lost, INTERRUPTED)
 
 
-def _behind_heads(frames: Frames, waits: pl.DataFrame) -> pl.DataFrame:
-    """The waits, cut where a request began to be held up: ``held_up`` from then on."""
+def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:
+    """Return the waits, cut where a request began to be held up: ``held_up`` from then on."""
     starts = frames.steps.select("step", held_us="start_us")
-    heads = refused_heads(frames).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
-    held = behind_head(frames, heads).join(starts, on="step").sort("held_us")
+    held = held_up.join(starts, on="step").sort("held_us")
     held = held.select("request_id", "held_us", "left_step")
     if held.is_empty():
         return waits.with_columns(held_up=pl.lit(value=False))
     queued = waits.filter(pl.col("state").is_in(QUEUED)).sort("end_us")
-    known = queued.join_asof(
+    cut_at_heads = queued.join_asof(
         held, left_on="end_us", right_on="held_us", by="request_id", check_sortedness=False
     ).with_columns(
         cut=pl.when(pl.col("left_step") > pl.col("begin_step"))
@@ -140,27 +148,31 @@ def _behind_heads(frames: Frames, waits: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(
         [
             waits.filter(~pl.col("state").is_in(QUEUED)).with_columns(held_up=pl.lit(value=False)),
-            known.with_columns(end_us="cut", held_up=pl.lit(value=False)).select(*waits.columns, "held_up"),
-            known.with_columns(begin_us="cut", held_up=pl.lit(value=True)).select(*waits.columns, "held_up"),
+            cut_at_heads.with_columns(end_us="cut", held_up=pl.lit(value=False)).select(
+                *waits.columns, "held_up"
+            ),
+            cut_at_heads.with_columns(begin_us="cut", held_up=pl.lit(value=True)).select(
+                *waits.columns, "held_up"
+            ),
         ]
     ).filter(LENGTH_US > 0)
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """Spans of time, one a step, with what decides who is to blame there."""
+    """Spans of time, one a step, with what decides the charge of a wait there."""
 
     spans: pl.DataFrame
     """``begin_us``, ``end_us``, ``seats``, ``kv`` (the charge of a wait for each), ``unused`` (share of the
     token budget) and ``long_prompt``."""
     longest_prompt: int
-    """Of those that took most of a step's prefill tokens."""
+    """Tokens of the longest prompt that took most of a step's prefill tokens."""
     prompts: pl.DataFrame
     """``request_id``, ``prompt_tokens``, ``priority``."""
 
 
-def _labelled(frames: Frames) -> _Steps:
-    stalled = request_states(frames).filter(pl.col("state") == "stalled")
+def _labelled(frames: EngineFrames, states: pl.DataFrame, idle: pl.DataFrame, long: pl.DataFrame) -> _Steps:
+    stalled = states.filter(pl.col("state") == "stalled")
     most_stalled = (
         pl.concat(
             [
@@ -173,9 +185,8 @@ def _labelled(frames: Frames) -> _Steps:
         .group_by("step", maintain_order=True)
         .agg(pl.col("requests").sum(), pl.col("cause").first())
     )
-    long = long_prefills(frames)
-    kept = idle_holders(frames).select(step=pl.int_ranges("first_step", pl.col("last_step") + 1))
-    idle = kept["step"].explode()
+    idle_runs = idle.select(step=pl.int_ranges("first_step", pl.col("last_step") + 1))
+    idle_steps = idle_runs["step"].explode()
     running = pl.col("num_running_after")
     parked = pl.col("kv_loads_parked") >= pl.max_horizontal(running, 1)
     stalls = pl.col("requests") > HALF * running
@@ -191,7 +202,7 @@ def _labelled(frames: Frames) -> _Steps:
             seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
             kv=pl.when(parked)
             .then(pl.lit(PARKED_LOADS))
-            .when(pl.col("step").is_in(idle.implode()))
+            .when(pl.col("step").is_in(idle_steps.implode()))
             .then(pl.lit(IDLE_HOLDERS))
             .otherwise(pl.lit(str(Cause.KV_BLOCKS))),
             unused=pl.col("remaining_budget") / pl.col("token_budget"),
@@ -202,8 +213,10 @@ def _labelled(frames: Frames) -> _Steps:
     return _Steps(spans, int(long["prompt_tokens"].max() or 0), asked)  # type: ignore[arg-type]  # integers
 
 
-def _divided(frames: Frames, rows: pl.DataFrame, steps: _Steps, cause: str) -> pl.DataFrame:
-    """The rows of one cause, each divided among the charges of its steps."""
+def _divided(
+    frames: EngineFrames, states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps, cause: str
+) -> pl.DataFrame:
+    """Return the rows of one cause, each divided among the charges of its steps."""
     rows = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
     if cause == Cause.TOKEN_BUDGET:
         return _by_long_prompt(rows, steps)
@@ -215,11 +228,11 @@ def _divided(frames: Frames, rows: pl.DataFrame, steps: _Steps, cause: str) -> p
     if column is None:
         return rows
     divided = _by_label(rows, steps.spans, column)
-    return _inverted(frames, divided, steps) if frames.by_priority else divided
+    return _inverted(states, divided, steps) if frames.by_priority else divided
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
-    """The rows twice: a part of their ``time_us`` is charged to ``charge``, the rest to what it was."""
+    """Return the rows twice: a part of ``time_us`` is charged to ``charge``, the rest to what it was."""
     return pl.concat(
         [
             rows.with_columns(charge=pl.lit(charge), time_us=part_us),
@@ -243,11 +256,11 @@ def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
     return _split(rows, pl.when(short).then(long_us).otherwise(0), LONG_PROMPT)
 
 
-def _inverted(frames: Frames, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
-    """Rows of requests more urgent than one that runs meanwhile are charged to that."""
+def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
+    """Charge rows of requests that are more urgent than a running one to that inversion."""
     priorities = steps.prompts.select("request_id", "priority")
     runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
-    running = request_states(frames).filter(runs).join(priorities, on="request_id")
+    running = states.filter(runs).join(priorities, on="request_id")
     divided = []
     for (priority,), of_class in rows.join(priorities, on="request_id", how="left").group_by(
         "priority", maintain_order=True

@@ -29,7 +29,7 @@ SCHEMA = {
 
 
 def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
-    """One row per step, in their order.
+    """Return one row per step, in their order.
 
     Columns: ``step``, ``trial``; ``begin_us`` and ``end_us``: from its start until its output was back, or
     until ``schedule()`` returned where no output is recorded (steps overlap under asynchronous scheduling);

@@ -4,51 +4,80 @@ A request computes from the start of the step that admits it until its next toke
 ``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that gives it
 nothing, or from when its last output is back if that is later, to the start of the step that goes on with it.
 A step that passes over it because its output is in flight (asynchronous scheduling) takes nothing from it.
+
+An example: a prompt of 100 tokens is prefilled in steps 1 and 2, decodes in step 3, gets nothing in step 4
+for want of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us, its output is back 50 us
+later. ``_portions`` makes of its stretches, the first output being that of step 2:
+
+    step  last_step  place  last_place  decodes  state    tokens  output_us  output_place
+    1     1          0      0           False    prefill  60      250        1
+    2     2          1      1           False    prefill  40      250        1
+    3     3          2      2           True     decode   1       250        1
+    5     5          4      4           True     decode   1       250        1
+
+``running_pieces`` makes of these, in order of ``place`` and ``rank``:
+
+    place  rank          since_us  state    cause         begin_step  end_step  tokens
+    0      COMPUTES (2)  100       prefill                1           2         100
+    1      DECODES (3)   250       decode                                       0
+    2      DECODES (3)   250       decode                 3           3         1
+    3      WAITS (1)     400       stalled  token_budget  4           4         0
+    4      DECODES (3)   500       decode                 5           5         1
+
+Each piece lasts until the next: the request prefills for 150 us, decodes for 150, is stalled for 100.
 """
 
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.pieces import (
+    COMPUTES,
+    DECODES,
+    OTHER,
+    WAITS,
+    cause_runs,
+    loop_ends,
+    pieces,
+    place_of,
+)
 from schedtrace.timeline.queue_waits import lost_before, lost_in_gaps
-from schedtrace.timeline.spans import COMPUTES, DECODES, WAITS, pieces, place_of
 from schedtrace.timeline.unrecorded import after
-from schedtrace.timeline.waiting import OTHER, cause_runs, loop_ends
 
 ADMISSION = ["request_id", "admission"]
 BEFORE = -1
 """Number of a step, or its place, before the first one."""
 
 
-def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
-    """The pieces of all running requests.
+def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces of all running requests.
 
     Args:
-        frames: One engine's.
+        frames: One engine's trace.
         steps: ``placed(frames.steps)``.
         ends: ``request_id`` and ``end_us``: when each was gone, or the trace ended.
     """
     portions = _portions(frames, steps)
-    lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_at")
-    aside = place_of(frames.set_aside.select("request_id", "step"), steps, "step", "lost_at")
+    lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_place")
+    aside = place_of(frames.set_aside.select("request_id", "step"), steps, "step", "lost_place")
     again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
-    waits = place_of(again, steps, "step", "lost_at")
-    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, aside, waits]).sort("lost_at"))
-    resumed = stalled.select("request_id", at="until", after_stall=pl.lit(value=True)).unique()
+    waits = place_of(again, steps, "step", "lost_place")
+    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, aside, waits]).sort("lost_place"))
+    resumed = stalled.select("request_id", place="resume_place", after_stall=pl.lit(value=True)).unique()
     behind = frames.gaps["next_step"].sort()
     portions = portions.with_columns(
         gap=pl.Series(behind.search_sorted(portions["step"], side="right"), dtype=pl.Int64)
     )
     begins = pl.col("gap") > pl.col("gap").shift(1).over("request_id")  # behind a gap of the trace
     runs = (
-        portions.join(resumed, on=["request_id", "at"], how="left", maintain_order="left")
+        portions.join(resumed, on=["request_id", "place"], how="left", maintain_order="left")
         .with_columns(
             after_stall=pl.col("after_stall").fill_null(value=False) | begins.fill_null(value=False)
         )
         .with_columns(run=pl.col("after_stall").cum_sum().over("request_id"))
         .group_by(*ADMISSION, "decodes", "run", maintain_order=True)
         .agg(
-            pl.col("at", "step", "state", "output_us", "output_at", "after_stall").first(),
+            pl.col("place", "step", "state", "output_us", "output_place", "after_stall").first(),
             pl.col("last_step").last(),
             pl.col("tokens").sum(),
         )
@@ -56,13 +85,13 @@ def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> p
     began = pl.col("start_us")
     back = pl.coalesce("output_us", "start_us")  # null: the step before the first of the trace
     resumes = pl.when("after_stall").then(pl.max_horizontal(began, back)).otherwise(back)
-    runs = runs.with_columns(start_us=steps["start_us"].gather(runs["at"])).with_columns(
-        us=pl.when("decodes").then(resumes).otherwise(began)
+    runs = runs.with_columns(start_us=steps["start_us"].gather(runs["place"])).with_columns(
+        since_us=pl.when("decodes").then(resumes).otherwise(began)
     )
-    last_lost = lost.group_by("request_id").agg(pl.col("lost_at").max())
+    last_lost = lost.group_by("request_id").agg(pl.col("lost_place").max())
     # One that ends with its first token never decodes; one whose end is not recorded lives on.
     has_end = pl.col("request_id").is_in(frames.finishes["request_id"].implode())
-    lost_again = pl.col("lost_at") > pl.col("output_at")
+    lost_again = pl.col("lost_place") > pl.col("output_place")
     goes_on = pl.col("decodes").any().over(ADMISSION) | lost_again | ~has_end
     first = (
         runs.join(last_lost, on="request_id", how="left", maintain_order="left")
@@ -80,7 +109,7 @@ def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> p
                 tokens=pl.col("tokens"),
             ),
             # A stall or a preemption may come between its first token and the step that decodes the next.
-            pieces(first, at=pl.col("output_at"), us=pl.col("output_us"), rank=pl.lit(DECODES)),
+            pieces(first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)),
             pieces(
                 stalled,
                 rank=pl.lit(WAITS),
@@ -91,46 +120,46 @@ def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> p
     )
 
 
-def _portions(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
-    """What each request got, cut where its first token after an admission comes back.
+def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return what requests were scheduled, cut where the first token after an admission comes back.
 
     Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
-    their places ``at`` and ``last_at``, ``tokens``, and of the admission's first token ``output_us`` and the
-    place of its step, ``output_at``; null if it did not come.
+    their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
+    and the place of its step, ``output_place``; null if there was no token.
     """
     measured = frames.stretches.join(
         frames.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
     )
     stretches = with_work(frames, measured.collect()).sort("request_id", "step")
-    stretches = place_of(stretches, steps, "step", "at").with_columns(
+    stretches = place_of(stretches, steps, "step", "place").with_columns(
         admission=(pl.col("phase") != "running").cum_sum().over("request_id")
     )
-    short = _known_tokens() - pl.col("computed_tokens")
-    each = pl.col("scheduled_tokens").clip(1)
-    cut = (-(-short // each)).clip(0, pl.col("last_step") - pl.col("step") + 1)
-    before = stretches.with_columns(short=short, cut=cut)
-    computing = before.filter(pl.col("cut") > 0).with_columns(
-        last_step=pl.col("step") + pl.col("cut") - 1,
+    missing_tokens = _known_tokens() - pl.col("computed_tokens")
+    tokens_a_step = pl.col("scheduled_tokens").clip(1)
+    computing_steps = (-(-missing_tokens // tokens_a_step)).clip(0, pl.col("last_step") - pl.col("step") + 1)
+    before = stretches.with_columns(missing_tokens=missing_tokens, computing_steps=computing_steps)
+    computing = before.filter(pl.col("computing_steps") > 0).with_columns(
+        last_step=pl.col("step") + pl.col("computing_steps") - 1,
         decodes=pl.lit(value=False),
-        reached=pl.col("cut") * pl.col("scheduled_tokens") >= pl.col("short"),
+        reached=pl.col("computing_steps") * pl.col("scheduled_tokens") >= pl.col("missing_tokens"),
     )
-    decoding = before.filter(pl.col("step") + pl.col("cut") <= pl.col("last_step")).with_columns(
-        step=pl.col("step") + pl.col("cut"),
-        at=pl.col("at") + pl.col("cut"),
+    decoding = before.filter(pl.col("step") + pl.col("computing_steps") <= pl.col("last_step")).with_columns(
+        step=pl.col("step") + pl.col("computing_steps"),
+        place=pl.col("place") + pl.col("computing_steps"),
         decodes=pl.lit(value=True),
         reached=pl.lit(value=False),
     )
     length = pl.col("last_step") - pl.col("step") + 1
     portions = pl.concat([computing, decoding]).with_columns(
-        last_at=pl.col("at") + length - 1, tokens=length * pl.col("scheduled_tokens").fill_null(0)
+        last_place=pl.col("place") + length - 1, tokens=length * pl.col("scheduled_tokens").fill_null(0)
     )
     first = (
         portions.filter("reached")
-        .sort("last_at")
+        .sort("last_place")
         .unique(ADMISSION, keep="first", maintain_order=True)
-        .select(*ADMISSION, output_at="last_at")
+        .select(*ADMISSION, output_place="last_place")
     )
-    first = first.with_columns(output_us=steps["output_us"].gather(first["output_at"]))
+    first = first.with_columns(output_us=steps["output_us"].gather(first["output_place"]))
     computes = pl.when(pl.col("lost_tokens") > 0).then(pl.lit("recompute")).otherwise(pl.lit("prefill"))
     return (
         portions.sort("request_id", "step")
@@ -140,7 +169,7 @@ def _portions(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _known_tokens() -> pl.Expr:
-    """Tokens that a request has when it is admitted: its next one is back once these are computed.
+    """Return the tokens of a request when it is admitted: its next one is back once these are computed.
 
     After the prompt the last one of them was sampled and not computed before the preemption. A request that
     found all that it had lost in a cache decodes at once.
@@ -152,37 +181,37 @@ def _known_tokens() -> pl.Expr:
 
 
 def _stalls(
-    frames: Frames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
+    frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """Runs of steps that gave a running request nothing, for one cause each.
+    """Return the runs of steps that gave a running request nothing, for one cause each.
 
-    ``lost`` has the place of each preemption, and where one was set aside, sorted. Columns of the result:
-    ``request_id``, ``at``, ``us``, ``cause``, ``begin_step``, ``end_step`` and ``until``, the place of the
-    step that went on with it.
+    ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
+    Columns of the result: ``request_id``, ``place``, ``since_us``, ``cause``, ``begin_step``, ``end_step``
+    and ``resume_place``, the place of the step that went on with it.
     """
     gone = ends.select("request_id", "end_us")
     gone = gone.with_columns(
-        gone_at=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)
+        gone_place=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)
     )
     ran = frames.there_first.filter(pl.col("state") == "running").select(
         "request_id",
         *(
             pl.lit(at, portions.schema[name]).alias(name)
-            for name, at in (("admission", 0), ("at", BEFORE), ("last_at", BEFORE))
+            for name, at in (("admission", 0), ("place", BEFORE), ("last_place", BEFORE))
         ),
     )
     gaps = (
-        pl.concat([ran, portions.select(*ADMISSION, "at", "last_at")])
+        pl.concat([ran, portions.select(*ADMISSION, "place", "last_place")])
         .select(
             *ADMISSION,
-            "last_at",
-            next_at=pl.col("at").shift(-1).over(ADMISSION),
+            "last_place",
+            next_place=pl.col("place").shift(-1).over(ADMISSION),
         )
-        .sort("last_at")
+        .sort("last_place")
         .join_asof(
-            lost.select("request_id", "lost_at"),
-            left_on="last_at",
-            right_on="lost_at",
+            lost.select("request_id", "lost_place"),
+            left_on="last_place",
+            right_on="lost_place",
             by="request_id",
             strategy="forward",
             allow_exact_matches=False,
@@ -191,16 +220,16 @@ def _stalls(
         )
         .join(gone, on="request_id", how="left", maintain_order="left")
         # The step that resumed it may be missing, in a gap of the trace: then no later admission tells.
-        .with_columns(until=pl.min_horizontal(pl.coalesce("next_at", "gone_at"), "lost_at"))
-        .filter(pl.col("until") > pl.col("last_at") + 1)
+        .with_columns(resume_place=pl.min_horizontal(pl.coalesce("next_place", "gone_place"), "lost_place"))
+        .filter(pl.col("resume_place") > pl.col("last_place") + 1)
     )
     last = max(0, steps.height - 1)
-    over_us = steps["start_us"].gather(gaps["until"].clip(0, last)) if steps.height else gaps["end_us"]
-    over = pl.when(pl.col("until") <= last).then(over_us).otherwise("end_us")
+    over_us = steps["start_us"].gather(gaps["resume_place"].clip(0, last)) if steps.height else gaps["end_us"]
+    over = pl.when(pl.col("resume_place") <= last).then(over_us).otherwise("end_us")
     gaps = gaps.with_columns(
-        first=pl.col("last_at") + 1,
-        left="until",
-        back_us=_at(steps["output_us"], gaps["last_at"]).fill_null(0),
+        first=pl.col("last_place") + 1,
+        end="resume_place",
+        back_us=_at(steps["output_us"], gaps["last_place"]).fill_null(0),
         over_us=pl.min_horizontal(over, "end_us"),
     )
     usual, named = _causes(frames)
@@ -214,33 +243,33 @@ def _stalls(
     )
     number, starts = steps["step"], steps["start_us"]
     next_us = pl.lit(starts.gather((runs["last"] + 1).clip(0, last)))
-    ended = pl.when(pl.col("last") + 1 < pl.col("left")).then(next_us).otherwise("over_us")
+    ended = pl.when(pl.col("last") + 1 < pl.col("end")).then(next_us).otherwise("over_us")
     return (
         runs.with_columns(
-            us=pl.max_horizontal(starts.gather(runs["at"]), "back_us"),
+            since_us=pl.max_horizontal(starts.gather(runs["place"]), "back_us"),
             ends_us=pl.min_horizontal(ended, "over_us"),
-            begin_step=number.gather(runs["at"]),
+            begin_step=number.gather(runs["place"]),
             end_step=number.gather(runs["last"]),
         )
-        .filter((pl.col("cause") != str(Cause.OUTPUT_IN_FLIGHT)) & (pl.col("us") < pl.col("ends_us")))
-        .select("request_id", "at", "us", "cause", "begin_step", "end_step", "until")
+        .filter((pl.col("cause") != str(Cause.OUTPUT_IN_FLIGHT)) & (pl.col("since_us") < pl.col("ends_us")))
+        .select("request_id", "place", "since_us", "cause", "begin_step", "end_step", "resume_place")
     )
 
 
 def _at(values: pl.Series, places: pl.Series) -> pl.Series:
-    """The values at these places; null for ``BEFORE``."""
+    """Return the values at these places; null for ``BEFORE``."""
     return values.gather(pl.select(pl.when(places >= 0).then(places)).to_series())
 
 
-def _is_session(frames: Frames) -> pl.Expr:
+def _is_session(frames: EngineFrames) -> pl.Expr:
     return pl.col("request_id").is_in(frames.sessions.implode())
 
 
-def _causes(frames: Frames) -> tuple[pl.Series, pl.DataFrame]:
-    """For which cause each step gave running requests nothing, and the requests that it names.
+def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
+    """Return the cause for which each step gave running requests nothing, and the requests that it names.
 
-    Whom a step does not name it skipped together with others, since they were too many, or it never came to:
-    then what ended the running loop kept it from all who were left.
+    A request that a step does not name was skipped with too many others to name, or not reached: then the
+    exit that ended the running loop is its cause.
     """
     exits = frames.exits.filter("refusal")
     in_loop = exits.filter(pl.col("loop") == "running")
@@ -260,18 +289,28 @@ def _causes(frames: Frames) -> tuple[pl.Series, pl.DataFrame]:
     )
 
 
-def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of ``timeline.requests`` with ``prompt_tokens``, ``lost_tokens`` and ``work``.
+def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``timeline.requests``.
 
     ``lost_tokens`` is the most that a preemption before (or in) that step had thrown away, as far as known.
     ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the
     prompt's length is not known.
     """
+    its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
+    before = lost_before(frames).select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")
+    columns = ("request_id", "step", "lost_tokens")
+    lost = (
+        pl.concat([before, frames.preemptions.select(columns), lost_in_gaps(frames).select(columns)])
+        .filter(its)
+        .sort("step", maintain_order=True)
+        .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
+        .unique(["request_id", "step"], keep="last", maintain_order=True)
+    )
     computed = pl.col("computed_tokens")
     return (
-        rows.join(prompt_lengths(frames), on="request_id", how="left", maintain_order="left")
+        rows.join(frames.prompt_lengths, on="request_id", how="left", maintain_order="left")
         .sort("step", maintain_order=True)
-        .join_asof(recorded_losses(frames), on="step", by="request_id", check_sortedness=False)
+        .join_asof(lost, on="step", by="request_id", check_sortedness=False)
         .with_columns(pl.col("lost_tokens").fill_null(0))
         .with_columns(
             work=pl.when(computed < pl.col("lost_tokens"))
@@ -282,37 +321,3 @@ def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
             .then(pl.lit("decode"))
         )
     )
-
-
-@computed_once
-def recorded_losses(frames: Frames) -> pl.DataFrame:
-    """Return the most tokens that each request had lost at each of its preemptions, sorted by ``step``.
-
-    Columns: ``request_id``, ``step`` (``BEFORE``: before the trace began) and ``lost_tokens``.
-    """
-    columns = ("request_id", "step", "lost_tokens")
-    return (
-        pl.concat(
-            [
-                lost_before(frames).select(
-                    "request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens"
-                ),
-                frames.preemptions.select(columns),
-                lost_in_gaps(frames).select(columns),
-            ]
-        )
-        .sort("step", maintain_order=True)
-        .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
-        .unique(["request_id", "step"], keep="last", maintain_order=True)
-    )
-
-
-@computed_once
-def prompt_lengths(frames: Frames) -> pl.DataFrame:
-    """Return ``request_id`` and ``prompt_tokens`` of each request, once."""
-    lengths = [
-        frames.present.select("request_id", "prompt_tokens"),
-        frames.arrivals.filter(~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
-        frames.finishes.select("request_id", "prompt_tokens"),
-    ]
-    return pl.concat(lengths).unique("request_id", keep="first")

@@ -7,6 +7,8 @@ the one before. Ranks of a dense model are independent engines (vLLM 0.14 and ne
 A pass is as long as its slowest rank needs. How long it would be without a prefill is known from the passes
 in which no rank prefilled: a line through their median lengths over the most requests of a rank. What a pass
 with a prefill takes beyond that, every rank pays that only decodes in it.
+
+Only a few numbers a step are kept of each rank (``RankSummary``), so that its timeline may be let go.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,9 +19,260 @@ from typing import NamedTuple, Self
 import polars as pl
 
 from schedtrace.model.trace import Header
-from schedtrace.timeline.rank import PASS, Rank, RankLoads, rank_loads, rank_of
-from schedtrace.timeline.step_time import fit_line
+from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.spans import LENGTH_US, level, time_within
+from schedtrace.timeline.step_time import FEATURES, StepTime, fit_line, fit_step_time
 from schedtrace.timeline.timeline import Timeline
+
+PASS = ("wave", "step_counter")
+"""Columns that the steps of all ranks of one lock-step pass have in common."""
+STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
+"""Columns of ``Timeline.steps`` that ``RankSummary.steps`` has, too; null where a record lacks them."""
+
+
+BEYOND = 1.5
+"""Factor beyond the most of a feature up to which a model of step times is believed."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Step times of one rank for their work."""
+
+    model: StepTime
+    """Model of a step's time on the device."""
+    work: dict[str, float]
+    """Mean of each of ``FEATURES`` over its steps."""
+    least: dict[str, float]
+    most: dict[str, float]
+    """The range of each."""
+
+    def knows(self, work: dict[str, float]) -> bool:
+        """Return whether its steps had about as much of each feature: far beyond, a model guesses."""
+        return all(self.least[name] / BEYOND <= work[name] <= self.most[name] * BEYOND for name in FEATURES)
+
+    def expected_us(self, work: dict[str, float]) -> float:
+        """Return what a step with this work takes on the rank, in microseconds."""
+        return float(pl.DataFrame(work).select(self.model.predicted()).item())
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """Figures of one rank, on its own clock."""
+
+    header: Header
+    facts: frozenset[Fact]
+    seats: int
+    """Requests that may run at once (``Timeline.seats``)."""
+    requests_us: int
+    """Time of all its requests, in microseconds."""
+    most_running: int
+    """Requests that ran at a time, at most."""
+    steps: pl.DataFrame
+    """Table with a row per step that computed something: ``STEPS``, ``requests``, ``used_tokens`` and
+    ``decode_tokens``, all integers of 64 bits."""
+    presence: pl.DataFrame
+    """Spans with ``begin_us``, ``end_us``, ``running`` and ``waiting`` requests, without gaps."""
+    arrived: int
+    """Requests that reached its scheduler."""
+    pinned: int
+    """Arrivals for which the client asked for this rank."""
+    mean_prompt_tokens: float | None
+    """Mean over the requests that arrived; None: no request did."""
+    mean_output_tokens: float | None
+    """Mean over the requests that ended; None: no request did."""
+    kv_used_frac: float | None
+    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    pace: Pace | None = None
+    """Step times; None: too few steps have them."""
+
+    @property
+    def number(self) -> int:
+        """Data-parallel rank."""
+        return self.header.engine_rank
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether its steps have the counter that ranks in lock-step share."""
+        return self.steps["wave"].count() > 0
+
+
+def rank_of(timeline: Timeline) -> RankSummary:
+    """Take from a timeline what all ranks together need."""
+    steps = timeline.steps
+    arrivals = timeline.first_arrivals
+    most = steps["num_running_after"].max()
+    return RankSummary(
+        header=timeline.header,
+        facts=timeline.facts,
+        seats=timeline.seats,
+        requests_us=timeline.requests_us,
+        most_running=most if isinstance(most, int) else 0,
+        steps=_steps(steps),
+        presence=_presence(timeline),
+        arrived=arrivals.height,
+        pinned=arrivals["pinned_rank"].count() if "pinned_rank" in arrivals.columns else 0,
+        mean_prompt_tokens=_mean(arrivals["prompt_tokens"]),
+        mean_output_tokens=_mean(timeline.finishes["output_tokens"]),
+        kv_used_frac=_mean(steps.select(kv_used_frac()).to_series()),
+        pace=_pace(steps),
+    )
+
+
+def _pace(steps: pl.DataFrame) -> Pace | None:
+    timed = (
+        steps.filter(pl.col("total_requests") > 0)
+        .with_columns(busy_us=pl.coalesce("execute_us", "busy_us"))
+        .drop_nulls(["busy_us", *FEATURES])
+    )
+    model = fit_step_time(timed)
+    if model is None:
+        return None
+    work = pl.col(*FEATURES).cast(pl.Float64)
+    mean, least, most = (
+        timed.select(statistic).row(0, named=True) for statistic in (work.mean(), work.min(), work.max())
+    )
+    return Pace(model, mean, least, most)
+
+
+def kv_used_frac() -> pl.Expr:
+    """Return the share of KV blocks in use after a step; vLLM's null block is not counted."""
+    return 1 - pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
+
+
+def _steps(steps: pl.DataFrame) -> pl.DataFrame:
+    columns = [pl.col(name) if name in steps.columns else pl.lit(None).alias(name) for name in STEPS]
+    computing = steps.filter(pl.col("total_requests") > 0)
+    return computing.select(*columns, "used_tokens", "decode_tokens", requests=pl.col("total_requests")).cast(
+        pl.Int64
+    )
+
+
+def _presence(timeline: Timeline) -> pl.DataFrame:
+    """Return how many requests ran and were refused over time; one that no step could see is neither."""
+    refused = pl.col("state").is_in(QUEUED) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
+    runs = ~pl.col("state").is_in([*QUEUED, "front_end"])
+    states = timeline.request_states.filter(refused | runs).select(
+        "begin_us", "end_us", running=runs.cast(pl.Int64), waiting=refused.cast(pl.Int64)
+    )
+    return (
+        level(states, running="running", waiting="waiting")
+        .select(pl.col("at").alias("begin_us"), pl.col("until").alias("end_us"), "running", "waiting")
+        .drop_nulls("end_us")
+    )
+
+
+def _mean(values: pl.Series) -> float | None:
+    mean = values.drop_nulls().mean()
+    return float(mean) if isinstance(mean, int | float) else None
+
+
+PARTS = 60
+"""Equal parts that a run's time is looked at in."""
+
+
+@dataclass
+class RankLoads:
+    """Work of the ranks of a run."""
+
+    loads: pl.DataFrame
+    """Table with a row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running`` and
+    ``waiting`` requests, and ``tokens`` of the steps that began in it. Parts in which no rank had a request
+    are left out."""
+    avoidable_us: dict[int, int]
+    """Time by rank in which its requests were refused while another rank had a seat and no queue."""
+    waited_us: dict[int, int]
+    """Time by rank in which its requests were refused."""
+
+    def means(self) -> pl.DataFrame:
+        """Return a row per rank: ``rank``, and mean ``running`` and ``waiting`` requests over the parts."""
+        return self.loads.group_by("rank").agg(pl.col("running", "waiting").mean()).sort("rank")
+
+
+def rank_loads(ranks: list[RankSummary], offsets_us: dict[int, int]) -> RankLoads | None:
+    """Return the loads of all ranks; None where no rank has a request.
+
+    Args:
+        ranks: Of one run.
+        offsets_us: What to add to each rank's times to have them on one clock.
+    """
+    spans = {
+        rank.number: rank.presence.with_columns(pl.col("begin_us", "end_us") + offsets_us[rank.number])
+        for rank in ranks
+    }
+    present = [presence for presence in spans.values() if presence.height]
+    if not present:
+        return None
+    begin = min(int(presence["begin_us"].min()) for presence in present)  # type: ignore[arg-type]  # a column of integers
+    end = max(int(presence["end_us"].max()) for presence in present)  # type: ignore[arg-type]  # likewise
+    room = _with_room(ranks, spans, begin, end)
+    edges = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
+    parts = pl.DataFrame({"part": range(PARTS), "begin_us": edges[:-1], "end_us": edges[1:]})
+    parts = parts.filter(LENGTH_US > 0)
+    loads = pl.concat([_means(parts, presence, rank) for rank, presence in spans.items()]).join(
+        _tokens(ranks, offsets_us, parts), on=("part", "rank"), how="left", maintain_order="left"
+    )
+    busy = (pl.col("running") + pl.col("waiting")).sum().over("part") > 0
+    return RankLoads(
+        loads=loads.filter(busy).with_columns(pl.col("tokens").fill_null(0)),
+        avoidable_us={rank: _waiting_us(presence, room) for rank, presence in spans.items()},
+        waited_us={
+            rank: int((presence["waiting"] * presence.select(LENGTH_US).to_series()).sum())
+            for rank, presence in spans.items()
+        },
+    )
+
+
+def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
+    counts = {name: pl.col(name) for name in ("running", "waiting")}
+    spent = time_within(parts, spans, counts)
+    means = [pl.col(name) / LENGTH_US for name in counts]
+    return pl.concat([parts, spent], how="horizontal").select(
+        "part", "begin_us", pl.lit(rank, pl.Int64).alias("rank"), *means
+    )
+
+
+def _tokens(ranks: list[RankSummary], offsets_us: dict[int, int], parts: pl.DataFrame) -> pl.DataFrame:
+    """Return ``part``, ``rank`` and the ``tokens`` that its steps computed."""
+    begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
+    return pl.concat(
+        [
+            rank.steps.select(pl.col("start_us") + offsets_us[rank.number], tokens="used_tokens")
+            .sort("start_us")
+            .join_asof(begins, left_on="start_us", right_on="begin_us")
+            .drop_nulls("part")
+            .group_by("part", rank=pl.lit(rank.number, pl.Int64))
+            .agg(pl.col("tokens").sum())
+            for rank in ranks
+        ]
+    )
+
+
+def _with_room(
+    ranks: list[RankSummary], spans: dict[int, pl.DataFrame], begin: int, end: int
+) -> pl.DataFrame:
+    """Return the spans in which at least one rank has a free seat and refuses no request."""
+    each = []
+    for rank in ranks:
+        presence = spans[rank.number]
+        full = (pl.col("waiting") > 0) | ((pl.col("running") >= rank.seats) if rank.seats else False)
+        each += [
+            pl.DataFrame({"begin_us": begin, "end_us": end, "open": 1}),
+            presence.filter(full).select("begin_us", "end_us", open=pl.lit(-1, pl.Int64)),
+        ]
+    return (
+        level(pl.concat(each), open="open")
+        .select(begin_us="at", end_us="until", room=pl.col("open") > 0)
+        .drop_nulls()
+    )
+
+
+def _waiting_us(spans: pl.DataFrame, room: pl.DataFrame) -> int:
+    """Return the time in which a rank refused requests while another had room, in microseconds."""
+    waits = spans.filter(pl.col("waiting") > 0)
+    within = time_within(waits, room, {"us": pl.col("room")})
+    return int((within["us"] * waits["waiting"]).sum())
+
 
 FEWEST_PASSES = 20
 """Without prefill, to know what a pass takes."""
@@ -43,11 +296,11 @@ class Offset(NamedTuple):
 
     us: int
     uncertainty_us: int | None
-    """It may be off by so much; None: not known, since a host's wall clock is not known to be right."""
+    """Most that it may be off; None: not known, since a host's wall clock is not known to be right."""
 
 
 def offset(of: Header, to: Header) -> Offset:
-    """From the clock of the trace with header ``of`` to that of the one with header ``to``.
+    """Return the offset from the clock of the trace with header ``of`` to that with header ``to``.
 
     Processes of one machine read one monotonic clock: exact. Otherwise by wall clocks: the uncertainties of
     both readings and, unless it is one host, what NTP leaves open on each.
@@ -62,24 +315,26 @@ def offset(of: Header, to: Header) -> Offset:
     parts = [of.wall_uncertainty_us, to.wall_uncertainty_us]
     if of.host != to.host:
         parts += [of.wall_max_error_us, to.wall_max_error_us]
-    known = [part for part in parts if part is not None]
-    return Offset(of.wall_anchor_us - to.wall_anchor_us, sum(known) if len(known) == len(parts) else None)
+    known_parts = [part for part in parts if part is not None]
+    return Offset(
+        of.wall_anchor_us - to.wall_anchor_us, sum(known_parts) if len(known_parts) == len(parts) else None
+    )
 
 
 @dataclass(frozen=True)
 class PassTime:
-    """How long a pass without prefill takes."""
+    """Length of a pass without prefill."""
 
     base_us: float
     per_request_us: float
 
     def expected_us(self, requests: pl.Expr) -> pl.Expr:
-        """For so many requests on the rank with most of them."""
+        """Return the microseconds that a pass takes for so many requests on the fullest rank."""
         return self.base_us + self.per_request_us * requests
 
 
 def pass_time(passes: pl.DataFrame) -> PassTime | None:
-    """Fitted to passes without prefill (``Ranks.passes``); None: there are too few."""
+    """Fit the length of passes without prefill (``Ranks.passes``); None: there are too few."""
     plain = passes.filter(pl.col("prefilling") == 0)
     if plain.height < FEWEST_PASSES:
         return None
@@ -116,12 +371,12 @@ class PrefillStalls:
         )
 
     def steps(self) -> dict[int, frozenset[int]]:
-        """Rank to its steps that waited."""
+        """Return the steps that waited, by rank."""
         each = self.stalled.group_by("rank").agg("step")
         return {rank: frozenset(steps) for rank, steps in each.iter_rows()}
 
     def saved_us(self) -> float:
-        """At most saved if the ranks prefilled the same chunks at the same time.
+        """Return the most microseconds saved if the ranks prefilled the same chunks at the same time.
 
         The passes then would take at least as long as the prefills of the rank that has most of them.
         """
@@ -131,7 +386,12 @@ class PrefillStalls:
 
 
 def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
-    """Of ``Ranks.passes`` and ``Ranks.turns``; None where too few passes show what one takes."""
+    """Return the cost of prefills to other ranks; None where too few passes show what one takes.
+
+    Args:
+        passes: ``Ranks.passes``.
+        turns: ``Ranks.turns``.
+    """
     model = pass_time(passes)
     if model is None:
         return None
@@ -153,33 +413,33 @@ def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls |
 
 @dataclass
 class Ranks:
-    """What is known of all ranks of one run together; none of their timelines is kept."""
+    """All ranks of one run together, without their timelines."""
 
-    each: list[Rank]
-    """In their order."""
+    each: list[RankSummary]
+    """Ranks in order of their number."""
     timeline: Callable[[int], Timeline]
-    """The timeline of a rank, made again: for what only one rank in question has to tell."""
+    """Function that makes a rank's timeline again, for what is asked of single ranks only."""
 
     @classmethod
     def of(cls, timelines: Iterable[Timeline]) -> Self:
-        """Of timelines that are there anyway."""
-        known = {timeline.rank: timeline for timeline in timelines}
-        return cls([rank_of(timeline) for timeline in known.values()], known.__getitem__)
+        """Summarize timelines that are in memory anyway."""
+        by_rank = {timeline.rank: timeline for timeline in timelines}
+        return cls([rank_of(timeline) for timeline in by_rank.values()], by_rank.__getitem__)
 
     @property
     def header(self) -> Header:
-        """Of the first rank; settings are the same for all."""
+        """Header of the first rank; settings are the same for all."""
         return self.each[0].header
 
     @property
     def seats(self) -> int:
-        """How many requests may run at once on one rank."""
+        """Requests that may run at once on one rank."""
         return self.each[0].seats
 
     @cached_property
     def offsets_us(self) -> dict[int, int]:
-        """What to add to each rank's times to have them on the clock of the first one's trace."""
-        return {rank: one.us for rank, one in self._offsets.items()}
+        """Microseconds to add to each rank's times to have them on the clock of the first one's trace."""
+        return {rank: offset.us for rank, offset in self._offsets.items()}
 
     @cached_property
     def _offsets(self) -> dict[int, Offset]:
@@ -187,18 +447,20 @@ class Ranks:
 
     @cached_property
     def hosts(self) -> int:
-        """On how many the ranks ran."""
+        """Number of hosts that the ranks ran on."""
         return len({rank.header.host for rank in self.each})
 
     @cached_property
     def uncertainty_us(self) -> int | None:
-        """How far the clocks of two ranks may be off; None: not known."""
-        known = [one.uncertainty_us for one in self._offsets.values() if one.uncertainty_us is not None]
-        return max(known) if len(known) == len(self._offsets) else None
+        """Microseconds that the clocks of two ranks may be off; None: not known."""
+        uncertainties_us = [
+            offset.uncertainty_us for offset in self._offsets.values() if offset.uncertainty_us is not None
+        ]
+        return max(uncertainties_us) if len(uncertainties_us) == len(self._offsets) else None
 
     @cached_property
     def lockstep(self) -> bool:
-        """Whether the ranks step together. False for one rank, and where no counter was recorded."""
+        """True if the ranks step together. False for one rank, and where no counter was recorded."""
         return len(self.each) > 1 and any(rank.in_lockstep for rank in self.each)
 
     @cached_property
@@ -219,7 +481,7 @@ class Ranks:
 
     @cached_property
     def turns(self) -> pl.DataFrame:
-        """One row per rank and pass in which it computed something; a rank without a row ran a dummy batch.
+        """Table with a row per rank and pass in which it computed a batch; without one it ran a dummy batch.
 
         Columns, in order of ranks and their steps: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
         ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (with those
@@ -229,7 +491,7 @@ class Ranks:
             return pl.DataFrame(schema=SCHEMA)
         return pl.concat([self._turns(rank) for rank in self.each])
 
-    def _turns(self, rank: Rank) -> pl.DataFrame:
+    def _turns(self, rank: RankSummary) -> pl.DataFrame:
         later = self.offsets_us[rank.number]
         return (
             rank.steps.filter(pl.col("wave").is_not_null())
@@ -243,7 +505,7 @@ class Ranks:
 
     @cached_property
     def passes(self) -> pl.DataFrame:
-        """One row per pass in which a rank computed something, in their order.
+        """Table with a row per pass in which a rank computed something, in their order.
 
         Columns: ``wave``, ``step_counter``, ``trial``; ``begin_us`` and ``end_us``: from when the last rank
         was through the pass before to when the last one is through this (before the first of a wave, or
@@ -282,7 +544,7 @@ class Ranks:
 
     @cached_property
     def waves(self) -> pl.DataFrame:
-        """One row per wave and trial: ``passes`` from the first that computed to the last, ``time_us``."""
+        """Table with a row per wave and trial: ``time_us`` and ``passes``, first with work to last."""
         return self.passes.group_by("wave", "trial").agg(
             passes=pl.col("step_counter").max() - pl.col("step_counter").min() + 1,
             time_us=pl.col("end_us").max() - pl.col("begin_us").min(),
@@ -295,7 +557,7 @@ class Ranks:
 
     @cached_property
     def dummies(self) -> pl.DataFrame:
-        """One row per rank of a lock-step run: ``rank``, ``batches`` and ``time_us`` of its dummy batches.
+        """Table with a row per rank in lock-step: ``rank``, ``batches`` and ``time_us`` of its dummy batches.
 
         A pass between the first and the last in which a rank computed something (of the same wave and
         trial), and in which this one did not. So those are left out that only the end of a wave took.
@@ -320,5 +582,5 @@ class Ranks:
 
     @cached_property
     def loads(self) -> RankLoads | None:
-        """How many requests each rank had over time; None where none has a request."""
+        """Loads of the ranks over time; None where no rank has a request."""
         return rank_loads(self.each, self.offsets_us)

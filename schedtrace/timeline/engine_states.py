@@ -1,19 +1,37 @@
-"""Every moment of an engine, once: what it did, or that it had nothing to do.
+"""Every moment of an engine, once: what it did, or that it had nothing to do, and what of it was starved.
 
 An engine that runs ahead (asynchronous scheduling) does several things at a time. Then the device counts
 first: host work that hides behind it costs nothing.
+
+An engine is starved while the threads that make a step are ready to run and have no processor. Once a second
+a trace has how long each thread ran and how long it waited for a processor (``cpu`` lines). A wait alone
+costs nothing: vLLM's engine and workers poll for each other's messages, so that one of them waits while the
+other works. What is lost is the time in which the thread whose turn it was did not run: the worker's while
+the device executed a batch, the engine's between two batches, and never more than it waited.
 """
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import polars as pl
 
-from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.request_states import request_states
-from schedtrace.timeline.spans import LENGTH_US, level, time_within
+from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within
 from schedtrace.timeline.unrecorded import NOT_RECORDED
 
-BUSY = ("device", "schedule", "update", "dummy", "host_gap")
+DEVICE = "device"
+"""State in which a worker has its turn."""
+BUSY = (DEVICE, "schedule", "update", "dummy", "host_gap")
 STATES = (NOT_RECORDED, *BUSY, "idle")
-"""In the order in which they count."""
+"""States in the order in which they count."""
+LEAST_FRAC = 0.2
+"""Share of the busy time that is lost in a starved second: the rest takes a quarter longer."""
+MOST_OF_IT = 0.5
+"""Share of a starved step that lies in such times."""
+FEWEST = 30
+"""Fewest steps with processors, at least half of all, for a model of step times without the starved ones."""
+
+
 SCHEMA = {
     "engine_rank": pl.Int64,
     "trial": pl.Int64,
@@ -22,10 +40,24 @@ SCHEMA = {
     "state": pl.String,
 }
 
+THREADS = {
+    "role": pl.String,
+    "pid": pl.Int64,
+    "begin_us": pl.Int64,
+    "end_us": pl.Int64,
+    "ran_us": pl.Int64,
+    "waited_us": pl.Int64,
+    "lost_us": pl.Int64,
+}
+STARVED = {"begin_us": pl.Int64, "end_us": pl.Int64, "device_frac": pl.Float64, "host_frac": pl.Float64}
 
-@computed_once
-def engine_states(frames: Frames) -> pl.DataFrame:
-    """One row per time that the engine was in one state, from the first step to the trace's end.
+
+def engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per time that the engine was in one state, from the first step to the trace's end.
+
+    Args:
+        frames: One engine's.
+        requests: ``request_states``.
 
     Columns, in order of time: ``engine_rank``, ``trial`` (of the step before), ``begin_us``, ``end_us``,
     ``state``:
@@ -43,7 +75,7 @@ def engine_states(frames: Frames) -> pl.DataFrame:
     if began is None:
         return pl.DataFrame(schema=SCHEMA)
     unknown = _spans(frames.gaps, NOT_RECORDED, pl.col("from_us"), pl.col("to_us"))
-    doing = pl.concat([unknown, _work(frames), _presence(frames)]).with_columns(
+    doing = pl.concat([unknown, _work(frames), _presence(requests)]).with_columns(
         pl.col("begin_us", "end_us").clip(began, frames.end_us)
     )
     counts = level(doing, **{kind: (pl.col("kind") == kind).cast(pl.Int64) for kind in STATES[:-1]})
@@ -64,8 +96,8 @@ def engine_states(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _work(frames: Frames) -> pl.DataFrame:
-    """When the engine did each ``kind`` of work: ``begin_us`` and ``end_us``."""
+def _work(frames: EngineFrames) -> pl.DataFrame:
+    """Return when the engine did each ``kind`` of work: ``begin_us`` and ``end_us``."""
     done = pl.col("start_us") + pl.col("schedule_us")
     before = pl.col("output_us").cum_max().shift(1).fill_null(0)
     executed = pl.col("start_us") + pl.col("execute_after_us")
@@ -81,23 +113,22 @@ def _work(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _presence(frames: Frames) -> pl.DataFrame:
-    """From when to when each request was in the scheduler: without other work that is ``host_gap``."""
-    states = request_states(frames).filter(pl.col("state") != "front_end")
+def _presence(requests: pl.DataFrame) -> pl.DataFrame:
+    """Return the time of each request in the scheduler: without other work it is ``host_gap``."""
+    states = requests.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
     return _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))
 
 
 def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
-    """Of each row whose two ends are known and apart: ``begin_us``, ``end_us`` and this ``kind``."""
+    """Return ``begin_us``, ``end_us`` and this ``kind`` of each row whose two ends are known and apart."""
     spans = frame.select(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64), kind=pl.lit(kind))
     return spans.filter(LENGTH_US > 0)
 
 
-@computed_once
-def engine_busy_us(frames: Frames) -> int:
-    """The engine's time without what it was idle, in microseconds."""
-    return int(engine_states(frames).filter(pl.col("state").is_in(BUSY)).select(LENGTH_US.sum()).item())
+def engine_busy_us(engine: pl.DataFrame) -> int:
+    """Return the time of ``engine_states`` without what it was idle, in microseconds."""
+    return int(engine.filter(pl.col("state").is_in(BUSY)).select(LENGTH_US.sum()).item())
 
 
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
@@ -109,3 +140,163 @@ def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame
     kinds = {"device_us": ["device"], "idle_us": ["idle"], "host_us": [*set(BUSY) - {"device"}]}
     spent = time_within(states, engine, {name: pl.col("state").is_in(of) for name, of in kinds.items()})
     return states.with_columns(spent)
+
+
+class _Turn(NamedTuple):
+    """Times of a thread between two ``cpu`` lines."""
+
+    begin_us: int
+    end_us: int
+    ran_us: int
+    waited_us: int
+
+
+def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
+
+    ``lost_us``: how much of its turn the thread waited for a processor, at least.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
+    """
+    cpu = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
+    turns = [
+        (role, pid, turn)
+        for (role, pid, _), rows in cpu.group_by("role", "pid", "tid", maintain_order=True)
+        for turn in _turns(rows.select("at_us", "ran_us", "waited_us").rows())
+    ]
+    rows = pl.DataFrame(
+        [(role, pid, *turn) for role, pid, turn in turns], schema=list(THREADS.items())[:-1], orient="row"
+    )
+    busy = engine.filter(pl.col("state").is_in(BUSY))
+    worked = rows.filter((pl.col("role") == "worker") & (pl.col("ran_us") > 0)).height > 0
+    own = pl.when(pl.col("role") == "worker").then("device").otherwise("host" if worked else "all")
+    device = pl.col("state") == DEVICE
+    mine = time_within(rows, busy, {"device": device, "host": ~device, "all": pl.lit(value=True)})
+    missed = rows.hstack(mine).select((own - pl.col("ran_us")).clip(0).alias("us"))["us"]
+    return rows.with_columns(lost_us=pl.min_horizontal("waited_us", missed))
+
+
+def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
+    """Return a thread's times between two lines, in order.
+
+    Linux counts a wait when it is over: what is longer than the time left belongs to the times before.
+    """
+    later, turns = 0, []
+    for (begin, ran, waited), (end, ran_then, waited_then) in zip(seen[-2::-1], seen[:0:-1], strict=True):
+        ran_us = min(ran_then - ran, end - begin)
+        wait = waited_then - waited + later
+        waited_us = min(wait, end - begin - ran_us)
+        later = wait - waited_us
+        turns.append(_Turn(begin, end, ran_us, waited_us))
+    return reversed(turns)
+
+
+def starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
+    """Return the times between two ``cpu`` lines in which the engine lost much of its busy time: ``STARVED``.
+
+    ``device_frac`` and ``host_frac``: what was lost of the device's time and of the host's.
+
+    Args:
+        threads: ``thread_times``.
+        engine: ``engine_states``.
+    """
+    if threads.is_empty():
+        return pl.DataFrame(schema=STARVED)
+    lost = threads.group_by("begin_us", "end_us", maintain_order=True).agg(
+        worker=pl.col("lost_us").filter(pl.col("role") == "worker").max().fill_null(0),
+        engine=pl.col("lost_us").filter(pl.col("role") == "engine").max().fill_null(0),
+    )
+    worked = threads.filter((pl.col("role") == "worker") & (pl.col("ran_us") > 0)).height > 0
+    busy = engine.filter(pl.col("state").is_in(BUSY))
+    device = pl.col("state") == DEVICE
+    lost = lost.hstack(time_within(lost, busy, {"device": device, "host": ~device}))
+    whole = pl.col("device") + pl.col("host")
+    by_engine = pl.col("engine") / ("host" if worked else whole)
+    return (
+        lost.filter((whole > 0) & (pl.col("worker") + pl.col("engine") >= LEAST_FRAC * whole))
+        .select(
+            "begin_us",
+            "end_us",
+            device_frac=pl.col("worker") / pl.col("device") if worked else by_engine,
+            host_frac=by_engine,
+        )
+        .with_columns(pl.col("device_frac", "host_frac").fill_nan(0.0).clip(0.0, 1.0))
+        .sort("begin_us")
+    )
+
+
+def starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
+    """Return the numbers of the steps most of which lies in a starved time: they show no usual step time.
+
+    Args:
+        frames: One engine's.
+        spans: ``starved``.
+    """
+    if spans.is_empty():
+        return pl.Series("step", [], pl.Int64)
+    steps = frames.steps.select("step", begin_us="start_us", end_us="output_us").drop_nulls()
+    return steps.filter(overlap_us(steps, spans) > MOST_OF_IT * LENGTH_US)["step"]
+
+
+def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps that had processors; all steps where too few of them had.
+
+    Args:
+        frames: The engine's trace.
+        starving: ``starved_steps``.
+        steps: Any rows with a column ``step``.
+    """
+    if starving.is_empty() or frames.steps.height - starving.len() < max(FEWEST, starving.len()):
+        return steps
+    return steps.filter(~pl.col("step").is_in(starving.implode()))
+
+
+def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the part of each state that was lost, in the columns of ``slow_spans.SCHEMA``.
+
+    Where in a second a thread waited is not recorded: every state of it lost the same share, at its end. Of
+    a window, ``step`` is null where the step began before it.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
+        spans: ``starved``.
+    """
+    states = engine.filter(pl.col("state").is_in([*BUSY]))
+    shares = time_within(states, spans, {"of_device": pl.col("device_frac"), "of_host": pl.col("host_frac")})
+    lost = pl.when(pl.col("state") == DEVICE).then("of_device").otherwise("of_host")
+    losses = states.hstack(shares).with_columns(lost_us=lost).filter(pl.col("lost_us") > 0)
+    starts = frames.steps.select("step", "start_us").sort("start_us")
+    return (
+        losses.sort("begin_us")
+        .join_asof(starts, left_on="begin_us", right_on="start_us")
+        .select(
+            "trial",
+            begin_us=pl.col("end_us") - pl.col("lost_us"),
+            end_us="end_us",
+            step="step",
+            part=pl.col("state").replace("dummy", "host_gap"),
+            factor=LENGTH_US / (LENGTH_US - pl.col("lost_us")).clip(1),
+        )
+    )
+
+
+def starved_threads(threads: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the threads that lost time in starved times, the one that lost most first.
+
+    Columns: ``role``, ``pid``, ``us`` (how long these times were), ``ran_us``, ``waited_us``, ``lost_us``.
+
+    Args:
+        threads: ``thread_times``.
+        spans: ``starved``.
+    """
+    return (
+        threads.join(spans, on=["begin_us", "end_us"], how="semi")
+        .with_columns(us=LENGTH_US)
+        .group_by("role", "pid", maintain_order=True)
+        .agg(pl.col("us", "ran_us", "waited_us", "lost_us").sum())
+        .filter(pl.col("lost_us") > 0)
+        .sort("lost_us", descending=True, maintain_order=True)
+    )

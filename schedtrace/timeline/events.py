@@ -3,6 +3,10 @@
 Each has a beginning, an end and a cost: the time of all requests that were open meanwhile. A pause is one,
 and so are what the engine's thread did instead of a step, and the part of a step that its work does not
 explain.
+
+An event comes before a limit: a request that waited for a seat while the scheduler was paused waited for the
+end of the pause. ``interrupted_states`` cuts out of the requests' time what ``charges`` and the split of that
+time take for interrupted.
 """
 
 from bisect import bisect_left
@@ -10,35 +14,37 @@ from itertools import pairwise
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import engine_busy_us, engine_states
-from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.request_states import QUEUED, request_states
+from schedtrace.timeline.engine_states import engine_busy_us, lost_spans
+from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.queue_waits import NEVER
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
-from schedtrace.timeline.starvation import lost_spans, starved
 from schedtrace.timeline.step_time import median
 
 LEAST_FRAC = 0.002
-"""Of the engine's time: what all of one kind have to take to be kept."""
+"""Share of the engine's time that all interruptions of a kind must take to be kept."""
 MOST_FIRST = 50
-"""Steps at the beginning of a trial among which slow ones are its first."""
+"""Number of a trial's first steps among which slow ones are ``first_steps``."""
 FEWEST_PERIODIC = 3
 SHORTEST_PERIOD = 4
-"""Steps: of a shorter period nearly every distance is a multiple."""
+"""Steps of the shortest period: of a shorter one nearly every distance is a multiple."""
 REGULAR_FRAC = 0.8
-"""So many of the distances are a multiple of the period."""
+"""Share of the distances that are a multiple of the period."""
 LATE_FRAC = 0.1
-"""Of the period: so early or late is on time."""
+"""Share of the period by which a slow step may be early or late."""
 FEWEST_EPISODE = 3
-"""Slow steps in a row, or nearly."""
+"""Fewest slow steps in a row, or nearly, of an episode."""
 
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 HUNG, STALLED = "hung", "stalled"
 FIRST, PERIODIC, EPISODE, SCATTERED = "first_steps", "periodic", "episode", "scattered"
 SLOWER, STARVED = "slower", "starved"
+INTERRUPTED = "interrupted"
+"""State of a request, and charge of its wait, while an interruption lasts."""
 ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
-"""Kept however little they took."""
+"""Kinds that are kept however little time they took."""
 DEVICE = "device"
 """The part of an interruption that kept no engine's thread."""
 KINDS = (
@@ -50,7 +56,7 @@ HUNG_US = 1_000_000
 NOT_RETURNED = "schedule() has not returned"
 """Beginning of the watchdog's sentence about such a call (``record/stall_causes.py``)."""
 HUNG_FACTOR = 5.0
-"""Times as long as a usual call."""
+"""Factor of a usual call's length."""
 ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
 """Kinds of the watchdog's stalls in which no step is made, and the part of a step in which it is held up."""
 SCHEMA = {
@@ -63,8 +69,9 @@ SCHEMA = {
 }
 
 
-@computed_once
-def events(frames: Frames) -> pl.DataFrame:
+def events(
+    frames: EngineFrames, engine: pl.DataFrame, starved: pl.DataFrame, starving: pl.Series
+) -> pl.DataFrame:
     """Return one row per interruption, in order of time; only ``starved`` may overlap slow steps, by half.
 
     Columns:
@@ -76,7 +83,7 @@ def events(frames: Frames) -> pl.DataFrame:
       call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
       ``periodic``, ``episode`` (in a row), ``scattered``, and ``slower``: the steps of a time in which the
       device took longer for the same work (``slow_spans.py``); ``starved``: what the engine and its workers
-      lost for want of a processor, which nothing else explains as well (``starvation.py``),
+      lost for want of a processor, which nothing else explains as well (``engine_states.py``),
     * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
     * ``step``: the slow one; of ``stalled``, and of ``hung`` without an end, the one before; else the next,
     * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
@@ -84,59 +91,76 @@ def events(frames: Frames) -> pl.DataFrame:
     * ``detail``: of ``paused`` its state, of ``called`` what was called, of ``stalled`` and ``hung`` the
       watchdog's sentence; ``open``: it lasted until the trace's end,
     * ``period_steps`` or ``period_us``: of ``periodic``.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
+        starved: ``engine_states.starved``.
+        starving: ``engine_states.starved_steps``.
     """
     none = pl.DataFrame(schema=SCHEMA)
-    if not engine_busy_us(frames):
+    busy_us = engine_busy_us(engine)
+    if not busy_us:
         return pl.concat([none, _stalled(frames)], how="diagonal_relaxed").select(*SCHEMA)
-    slow, slower = slow_spans(frames)
+    slow, slower = slow_spans(frames, engine, starving)
     asked = _asked(frames)
     hung = _without(_hung(frames), asked)
     asked = pl.concat([asked, hung], how="diagonal_relaxed")
     asked = pl.concat([asked, _without(_stalled(frames), asked)], how="diagonal_relaxed")
-    starving = lost_spans(frames).with_columns(kind=pl.lit(STARVED))
-    starving = starving.filter(overlap_us(starving, merged(asked)) < 0.5 * LENGTH_US)
-    slow = _without(_outside(slow, frames), asked)
+    lost = lost_spans(frames, engine, starved).with_columns(kind=pl.lit(STARVED))
+    lost = lost.filter(overlap_us(lost, merged(asked)) < 0.5 * LENGTH_US)
+    slow = _without(_outside(slow, starved), asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
-    slower = _without(_outside(slower, frames), pl.concat([asked, slow], how="diagonal"))
+    slower = _without(_outside(slower, starved), pl.concat([asked, slow], how="diagonal"))
     slower = slower.with_columns(kind=pl.lit(SLOWER))
-    found = pl.concat([none, asked, *_by_position(frames, slow), slower, starving], how="diagonal_relaxed")
-    cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * engine_busy_us(frames)
-    return found.select(*SCHEMA).filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
+    interruptions = pl.concat(
+        [none, asked, *_by_position(frames, slow), slower, lost], how="diagonal_relaxed"
+    )
+    cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * busy_us
+    return interruptions.select(*SCHEMA).filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
 
 
-def cost_us(frames: Frames, found: pl.DataFrame) -> int:
-    """The time of the requests that these interruptions kept from what they would have got, added up.
+def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFrame) -> int:
+    """Add up the time of the requests that interruptions kept from what they would have got.
 
-    While a paused scheduler still steps, that is the time of those who wait.
+    While a paused scheduler still steps, that is the time of waiting requests.
+
+    Args:
+        states: ``request_states``.
+        engine: ``engine_states``.
+        interruptions: Rows of ``events``.
     """
-    paused = found.filter(pl.col("kind") == PAUSED)
-    still = pl.concat([found.filter(pl.col("kind") != PAUSED), standstills(frames, paused)], how="diagonal")
-    states = request_states(frames)
+    paused = interruptions.filter(pl.col("kind") == PAUSED)
+    still = pl.concat(
+        [interruptions.filter(pl.col("kind") != PAUSED), standstills(engine, paused)], how="diagonal"
+    )
     begin, end = (until(states, still[name].to_list()) for name in ("begin_us", "end_us"))
     waits = states.filter(pl.col("state").is_in(QUEUED))
-    queued_us = overlap_us(waits, merged(paused)) - overlap_us(waits, merged(standstills(frames, paused)))
+    queued_us = overlap_us(waits, merged(paused)) - overlap_us(waits, merged(standstills(engine, paused)))
     return round(sum(end) - sum(begin)) + int(queued_us.sum())
 
 
-def standstills(frames: Frames, found: pl.DataFrame) -> pl.DataFrame:
-    """Return the parts of interruptions in which the engine did not step at all: ``begin_us``, ``end_us``.
+def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFrame:
+    """Return the parts of interruptions in which the engine did not step at all: ``begin_us`` and ``end_us``.
 
     What lies before the engine's first step is such a part.
+
+    Args:
+        engine: ``engine_states``.
+        interruptions: Rows of ``events``.
     """
-    states = engine_states(frames).select("begin_us", "end_us", "state")
-    first_us = frames.end_us if states.is_empty() else states["begin_us"].min()
-    before = found.select(pl.col("begin_us").min(), end_us=pl.lit(first_us))
+    before = interruptions.select(pl.col("begin_us").min(), pl.col("end_us").max())
+    if not engine.is_empty():
+        before = before.with_columns(end_us=pl.lit(engine["begin_us"].min()))
+    states = engine.filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
     still = pl.concat(
-        [
-            before.filter(LENGTH_US > 0).cast(pl.Int64),
-            states.filter(pl.col("state").is_in(["host_gap", "schedule", "update"])).drop("state"),
-        ]
+        [before.filter(LENGTH_US > 0).cast(pl.Int64), states.select("begin_us", "end_us").cast(pl.Int64)]
     )
-    first = still["end_us"].search_sorted(found["begin_us"], side="right")
-    after = still["begin_us"].search_sorted(found["end_us"], side="left")
+    first = still["end_us"].search_sorted(interruptions["begin_us"], side="right")
+    after = still["begin_us"].search_sorted(interruptions["end_us"], side="left")
     within = (
-        found.select("begin_us", "end_us", row=pl.int_ranges(first, after, dtype=pl.Int64))
+        interruptions.select("begin_us", "end_us", row=pl.int_ranges(first, after, dtype=pl.Int64))
         .explode("row")
         .drop_nulls("row")
     )
@@ -147,9 +171,13 @@ def standstills(frames: Frames, found: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
-    """The requests that were open in one of these spans, those that lost most time first."""
-    states = request_states(frames)
+def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]:
+    """Return the requests that were open in one of these spans, those that lost most time first.
+
+    Args:
+        states: ``request_states``.
+        spans: Rows of ``events``.
+    """
     lost = overlap_us(states, merged(spans))
     each = states.select("request_id").with_columns(us=lost).group_by("request_id").agg(pl.col("us").sum())
     return (
@@ -159,25 +187,28 @@ def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
     )
 
 
-@computed_once
-def host_spans(frames: Frames) -> pl.DataFrame:
-    """``begin_us`` and ``end_us`` of times in which an interruption kept the engine's thread from steps."""
-    return merged(standstills(frames, events(frames).filter(pl.col("part") != DEVICE)))
+def host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
+    """Return the times in which an interruption kept the engine's thread from steps.
+
+    Args:
+        interruptions: ``events``.
+        engine: ``engine_states``.
+    """
+    return merged(standstills(engine, interruptions.filter(pl.col("part") != DEVICE)))
 
 
-def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
-    """How much of each row's time that was; rows have ``begin_us`` and ``end_us``."""
-    return overlap_us(rows, host_spans(frames))
+def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
+    """Return how many microseconds of each row a worker waited for a processor while it had the batch.
 
-
-def starved_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
-    """Return how much of each row's time a worker waited for a processor while it had the batch."""
-    interruptions = events(frames)
+    Args:
+        interruptions: ``events``.
+        rows: With ``begin_us`` and ``end_us``.
+    """
     return overlap_us(rows, merged(interruptions.filter(kind=STARVED, part="device")))
 
 
-def _asked(frames: Frames) -> pl.DataFrame:
-    """Interruptions that somebody asked for, by what was recorded of it."""
+def _asked(frames: EngineFrames) -> pl.DataFrame:
+    """Return the interruptions that a client or operator asked for, as recorded."""
     controls = frames.controls
     first, last = frames.begin_us, frames.end_us
     states = pl.col("control") == "pause_state"
@@ -197,15 +228,15 @@ def _asked(frames: Frames) -> pl.DataFrame:
         open=pl.lit(value=False),
     )
     spans = pl.concat([pauses.filter(pl.col("detail") != "UNPAUSED"), calls])
-    found = merged(spans.with_columns(pl.col("begin_us", "end_us").clip(first, last)))
+    interruptions = merged(spans.with_columns(pl.col("begin_us", "end_us").clip(first, last)))
     steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
-    return found.join_asof(
+    return interruptions.join_asof(
         steps, left_on="end_us", right_on="start_us", strategy="forward", check_sortedness=False
     ).select("kind", "trial", "begin_us", "end_us", "step", "detail", "open", part=pl.lit("host_gap"))
 
 
-def _hung(frames: Frames) -> pl.DataFrame:
-    """Calls of ``schedule()`` that took so long that nothing else explains where the time went."""
+def _hung(frames: EngineFrames) -> pl.DataFrame:
+    """Return the calls of ``schedule()`` that took so long that nothing else explains the time."""
     steps = frames.steps.select("trial", "step", "start_us", "end_us", "schedule_us")
     usual = median(steps["schedule_us"])
     took = pl.col("schedule_us")
@@ -222,7 +253,7 @@ def _hung(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _stalled(frames: Frames) -> pl.DataFrame:
+def _stalled(frames: EngineFrames) -> pl.DataFrame:
     """Return what the watchdog saw while the engine made no step; not where it stepped and was refused."""
     last = frames.end_us
     hung = pl.col("sentence").str.starts_with(NOT_RETURNED)
@@ -244,46 +275,46 @@ def _stalled(frames: Frames) -> pl.DataFrame:
 
 
 def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
-    """The slow spans that are mostly outside of what somebody asked for, and not inside of each other."""
+    """Return the slow spans that lie mostly outside of asked-for interruptions and of each other."""
     if slow.is_empty():
         return slow
     slow = slow.filter(overlap_us(slow, merged(asked)) < 0.5 * LENGTH_US)
     longest_first = slow.sort(LENGTH_US, descending=True).to_dicts()
     taken: list[dict[str, int]] = []  # in order of time, so that only two neighbours can overlap
-    for one in longest_first:
-        at = bisect_left(taken, one["begin_us"], key=lambda other: other["begin_us"])
+    for span in longest_first:
+        at = bisect_left(taken, span["begin_us"], key=lambda earlier_or_later: earlier_or_later["begin_us"])
         after, before = taken[at : at + 1], taken[max(0, at - 1) : at]
-        if all(one["end_us"] <= other["begin_us"] for other in after) and all(
-            one["begin_us"] >= other["end_us"] for other in before
+        if all(span["end_us"] <= earlier_or_later["begin_us"] for earlier_or_later in after) and all(
+            span["begin_us"] >= earlier_or_later["end_us"] for earlier_or_later in before
         ):
-            taken.insert(at, one)
+            taken.insert(at, span)
     return pl.DataFrame(taken, schema=slow.schema)
 
 
-def _outside(slow: pl.DataFrame, frames: Frames) -> pl.DataFrame:
-    """The slow spans that are mostly outside of the times in which processors were short."""
-    return slow.filter(overlap_us(slow, starved(frames)) < 0.5 * LENGTH_US)
+def _outside(slow: pl.DataFrame, starved: pl.DataFrame) -> pl.DataFrame:
+    """Return the slow spans that lie mostly outside of the times in which processors were short."""
+    return slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)
 
 
-def _by_position(frames: Frames, slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """The slow spans by where they stand among the steps."""
+def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return the slow spans with their kind, by their position among the steps."""
     computing = frames.steps.filter(pl.col("total_requests") > 0)
     place = computing.select("step", place=pl.int_range(pl.len()).over("trial"))
     slow = slow.sort("begin_us").join_asof(
         place.sort("step"), on="step", check_sortedness=False, strategy="nearest"
     )
     slow = slow.with_columns(pl.col("place").fill_null(0))  # no step computed anything
-    found = []
+    by_kind = []
     for _, of_trial in slow.group_by("trial", maintain_order=True):
         first = _first(of_trial) if frames.begins else of_trial.clear()
-        found.append(first.with_columns(kind=pl.lit(FIRST)))
+        by_kind.append(first.with_columns(kind=pl.lit(FIRST)))
         rest = of_trial.join(first, on=["begin_us", "end_us"], how="anti", maintain_order="left")
-        found += _rest(rest)
-    return found
+        by_kind += _rest(rest)
+    return by_kind
 
 
 def _first(slow: pl.DataFrame) -> pl.DataFrame:
-    """Those of the first steps: so many that at least half of the steps so far were slow."""
+    """Return the slow ones of the first steps: as many as leave half of the steps so far slow."""
     places = slow["place"].to_list()
     most = 0
     for count, place in enumerate(places, 1):
@@ -293,7 +324,7 @@ def _first(slow: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Periodic ones, else what is neither; short ones between them are no part of the period."""
+    """Return periodic slow spans, else episodes; short ones in between are no part of the period."""
     if slow.is_empty():
         return []
     usual = slow.select((LENGTH_US**2).sum() / LENGTH_US.sum()).item()
@@ -307,7 +338,7 @@ def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Slow steps that nearly follow each other are an episode."""
+    """Return slow steps as episodes where they nearly follow each other, else as scattered."""
     gaps = slow.filter(pl.col("part") == "host_gap").with_columns(kind=pl.lit(NO_CALL))
     steps = slow.filter(pl.col("part") != "host_gap")
     new = (pl.col("place") - pl.col("place").shift(1)).fill_null(0) > FEWEST_EPISODE
@@ -317,7 +348,7 @@ def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _period(at: list[int], shortest: float) -> float | None:
-    """The distance of which nearly all distances are a multiple; None: there is none."""
+    """Return the distance of which nearly all distances are a multiple; None: there is none."""
     distances = [later - before for before, later in pairwise(at)]
     if len(at) < FEWEST_PERIODIC:
         return None
@@ -325,8 +356,110 @@ def _period(at: list[int], shortest: float) -> float | None:
     if period < shortest:
         return None
     late = max(1.0, LATE_FRAC * period)
-    turns = [max(1, round(one / period)) for one in distances]
-    on_time = [abs(one - turn * period) <= late for one, turn in zip(distances, turns, strict=True)]
+    turns = [max(1, round(distance / period)) for distance in distances]
+    on_time = [abs(distance - turn * period) <= late for distance, turn in zip(distances, turns, strict=True)]
     if sum(on_time) < REGULAR_FRAC * len(on_time) or 2 * len(at) <= sum(turns):
         return None
     return sum(distances) / sum(turns)
+
+
+def interrupted_states(
+    frames: EngineFrames, states: pl.DataFrame, events: pl.DataFrame, host_spans: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the rows of ``request_states``, cut at the edges of interruptions.
+
+    Within one the ``state`` is ``interrupted`` and the ``cause`` the event's kind; ``of_state`` has the state
+    that goes on, which is null elsewhere. ``begin_step`` and ``end_step`` are those of the steps that began
+    in the piece; ``tokens`` is null in pieces of a row that was cut.
+
+    Args:
+        frames: One engine's.
+        states: Its ``request_states``.
+        events: Its interruptions.
+        host_spans: Of these.
+    """
+    interruptions = merged(events)
+    if interruptions.is_empty() or states.is_empty():
+        return states.with_columns(of_state=pl.lit(None, pl.String))
+    starved_device = (pl.col("kind") == STARVED) & (pl.col("part") == DEVICE)
+    lost_device = interruptions.filter(starved_device).select("begin_us", "end_us")
+    kinds = interruptions.select("begin_us", "kind")
+    on_host = _with_kinds(host_spans, kinds)
+    still = _with_kinds(pl.concat([host_spans, lost_device]), kinds)
+    waits = pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
+    on_its_way = pl.col("state") == "front_end"
+    received = frames.first_arrivals.select("request_id", "received_us")
+    ways = states.filter(on_its_way).join(received, on="request_id", how="left", maintain_order="left")
+    # From when its process has a request, the engine's thread is what keeps it.
+    received_us = pl.min_horizontal(pl.coalesce("received_us", "end_us"), "end_us")
+    at_engine = pl.max_horizontal("begin_us", received_us)
+    outside = ways.with_columns(end_us=at_engine, of_state=pl.lit(None, pl.String)).drop("received_us")
+    inside = ways.with_columns(begin_us=at_engine).drop("received_us").filter(LENGTH_US > 0)
+    return pl.concat(
+        [
+            outside.filter((LENGTH_US > 0) | (pl.col("tokens") > 0)),
+            _split(frames, inside, on_host),
+            _split(frames, states.filter(waits & ~on_its_way), interruptions),
+            _split(frames, states.filter(~waits & ~on_its_way), still),
+        ],
+        how="diagonal_relaxed",
+    ).sort("request_id", "begin_us", "end_us", maintain_order=True)
+
+
+def _with_kinds(spans: pl.DataFrame, kinds: pl.DataFrame) -> pl.DataFrame:
+    """Return spans in order of time, each with the kind of the interruption that it is a part of."""
+    return merged(spans.sort("begin_us").join_asof(kinds, on="begin_us", check_sortedness=False))
+
+
+def _split(frames: EngineFrames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows, each cut where it lies in one of these spans."""
+    columns = rows.columns
+    rows = rows.with_row_index("row")
+    first = spans["end_us"].search_sorted(rows["begin_us"], side="right")
+    after = spans["begin_us"].search_sorted(rows["end_us"], side="left")
+    touched = rows.with_columns(
+        row_begin="begin_us", row_end="end_us", span=pl.int_ranges(first, after, dtype=pl.Int64)
+    ).filter(pl.col("span").list.len() > 0)
+    each = touched.explode("span")
+    of_span = spans[each["span"]]
+    inside = each.with_columns(
+        of_state="state",
+        state=pl.lit(INTERRUPTED),
+        cause=of_span["kind"],
+        begin_us=pl.max_horizontal("begin_us", of_span["begin_us"]),
+        end_us=pl.min_horizontal("end_us", of_span["end_us"]),
+    ).filter(LENGTH_US > 0)
+    inside, touched = inside.drop("span"), touched.drop("span")
+    edges = inside.group_by("row", maintain_order=True).agg(ends="begin_us", begins="end_us")
+    outside = (
+        touched.join(edges, on="row", maintain_order="left")
+        .with_columns(begin_us=pl.concat_list("begin_us", "begins"), end_us=pl.concat_list("ends", "end_us"))
+        .explode("begin_us", "end_us")
+        .filter(LENGTH_US > 0)
+    )
+    pieces = pl.concat([outside, inside], how="diagonal_relaxed").with_columns(tokens=pl.lit(None, pl.Int64))
+    whole = rows.join(edges, on="row", how="anti", maintain_order="left")
+    return pl.concat([whole, _with_steps(frames, pieces)], how="diagonal_relaxed").select(
+        *columns, pl.col("of_state").cast(pl.String)
+    )
+
+
+def _with_steps(frames: EngineFrames, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Give each piece of a row the steps that began in it."""
+    steps = frames.steps.drop_nulls("start_us").sort("start_us")
+    starts, numbers = steps["start_us"], steps["step"].cast(pl.Int64)
+    first = starts.search_sorted(pieces["begin_us"], side="left").cast(pl.Int64)
+    last = starts.search_sorted(pieces["end_us"], side="left").cast(pl.Int64) - 1
+    begun = numbers.extend_constant(NEVER, 1).gather(first)
+    ended = numbers.extend_constant(NEVER, 1).gather(last.clip(0))
+    # The steps at a row's two ends are its own, whenever they began.
+    begin = pl.when(pl.col("begin_us") == pl.col("row_begin")).then("begin_step").otherwise(begun)
+    end = pl.when(pl.col("end_us") == pl.col("row_end")).then("end_step").otherwise(ended)
+    with_steps = pieces.with_columns(
+        begin_step=pl.max_horizontal(begin, pl.col("begin_step")),
+        end_step=pl.min_horizontal(end, pl.col("end_step")),
+    )
+    none = pl.col("begin_step") > pl.col("end_step")
+    return with_steps.with_columns(
+        pl.when(~none).then(name).alias(name) for name in ("begin_step", "end_step")
+    )

@@ -1,13 +1,10 @@
-"""One engine's trace as frames, warm-up left out: the plain data beneath all of ``timeline/``.
+"""Frames of one engine's trace, warm-up left out: the plain data beneath all of ``timeline/``.
 
-Waits, states, charges and events are functions of ``Frames``, each in a module of its own; ``computed_once``
-keeps their results with the frames.
+The tables of ``timeline/tables.py`` are made of ``EngineFrames``, each by a function in a module of its own.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from typing import TypeVar, cast
+from functools import cached_property
 
 import polars as pl
 
@@ -22,20 +19,17 @@ from schedtrace.read.run import FrontEnd
 from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 
-Of = TypeVar("Of", bound="Frames")
-Made = TypeVar("Made")
-
 
 @dataclass(frozen=True)
 class Demand:
-    """What a load asks of an engine at once, as far as it was seen: more of it may ask for more."""
+    """What a load asks of an engine at once, as far as it was recorded."""
 
     requests: int = 0
-    """Most of them in the scheduler after a step."""
+    """Most requests in the scheduler after a step."""
     ended: int = 0
     """Requests that produced tokens and ended."""
     blocks: int = 0
-    """The most KV blocks that each held, added up; 0 where they cannot be counted."""
+    """Sum over these of the most KV blocks that each held; 0 where they cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(
@@ -44,12 +38,12 @@ class Demand:
 
     @property
     def blocks_each(self) -> float | None:
-        """On average; None: not known."""
+        """KV blocks of a request on average; None: not known."""
         return self.blocks / self.ended if self.blocks else None
 
 
-@dataclass
-class Frames:
+@dataclass(eq=False)
+class EngineFrames:
     """The frames of one engine's trace, and what follows from them alone.
 
     ``steps`` has the columns of ``model.trace.Step`` and
@@ -69,30 +63,38 @@ class Frames:
     header: Header
     steps: pl.DataFrame
     stretches: pl.LazyFrame
-    """What requests got, as stretches of steps (``read/tables.py``)."""
+    """What requests were scheduled, as stretches of steps (``read/tables.py``)."""
     arrivals: pl.DataFrame
-    """Whoever was there before is none of them."""
+    """Requests that came; those that were there when the trace began are in ``present``."""
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
     exits: pl.DataFrame
-    """One row per recorded exit; ``refusal``: somebody was refused or skipped by it."""
+    """Table with a row per recorded exit; ``refusal``: it refused or skipped a request."""
     caps: pl.DataFrame
-    """One row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
+    """Table with a row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
+    begin_us: int
+    """Start of the first step; 0 where there is none."""
+    end_us: int
+    """Last moment that the trace knows of (``last_moment_us``)."""
+    demand: Demand
+    """What the load asks for at once; a window has that of the whole timeline."""
+    there_first: pl.DataFrame
+    """Rows of ``present`` of requests that were there when the trace began, not only after a gap."""
     warmup_steps: int
     warmup_requests: pl.Series
     """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
     """Requests there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
     closed_workload: bool = False
-    """All requests of a trial are handed to one engine at once; False also where that is unknown."""
+    """True if all requests of a trial are handed to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
-    """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
+    """Facts that the record holds; an empty frame means "none" only if its fact is among them."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
     """Processor times of threads (``read/columns.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
-    """What was asked of the engine beside requests, in order of time: of the whole trace."""
+    """Calls of the engine beside requests, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
     """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
     ends in it, and ``until_us`` is the last moment that the trace knows."""
@@ -101,59 +103,15 @@ class Frames:
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/gaps.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests there when gaps were over, as far as the recorder told it: a row for each gap."""
+    """Requests there when gaps were over, as far as they are recorded: a row for each gap."""
     missing: list[Message] = field(default_factory=list)
-    """What the trace lacks before its end."""
+    """Parts that the trace lacks before its end."""
     requests_missing: bool = False
-    """There may be requests that the trace does not hold."""
-    end_missing: bool = False
-    """The steps that followed the last one are missing."""
+    """True if the trace may lack requests."""
     offset_us: int = 0
     """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
     is_window: bool = False
-    """Cut to a part of its trace (``timeline/window.py``)."""
-
-    @cached_property
-    def begin_us(self) -> int:
-        """Return when its first step began; 0 for an empty one."""
-        return int(self.steps.select(pl.col("start_us").min()).item() or 0)
-
-    @cached_property
-    def end_us(self) -> int:
-        """The last thing that the trace knows of; 0 for an empty one.
-
-        While requests are there the engine's threads and what is asked of it count as well: an engine that
-        is paused, or hangs, makes no step. Where the steps that followed are missing, the last one is the
-        end: what requests did later is not known.
-        """
-        updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
-        times = self.steps.select(
-            pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
-        ).item()
-        if self.end_missing:
-            return int(times or 0)
-        moments_us = [
-            times,
-            self.finishes["finished_us"].max(),
-            self.arrivals["queued_us"].max(),
-            self.stalls["until_us"].max(),
-        ]
-        gone = self.finishes["request_id"].implode()
-        if not self.known_requests["request_id"].is_in(gone).all():
-            asked = self.controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
-            moments_us += [asked, self.cpu["at_us"].max()]
-        return max((int(us) for us in moments_us if us is not None), default=0)
-
-    @cached_property
-    def demand(self) -> Demand:
-        """What the load asks for at once; that of a window is that of the whole timeline."""
-        there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-        ended = self.finishes.filter(pl.col("output_tokens") > 0)
-        blocks, need = 0, kv_need(self.header)
-        if need is not None and need.is_bounded and need.sequence(1) is not None:
-            lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
-            blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
-        return Demand(int(self.steps.select(there.max()).item() or 0), ended.height, blocks)
+    """True if cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
     def admitted(self) -> pl.DataFrame:
@@ -162,29 +120,39 @@ class Frames:
 
     @property
     def requests(self) -> pl.LazyFrame:
-        """One row per step and scheduled request: far too many to be collected as a whole."""
+        """Table with a row per step and scheduled request: far too many to be collected as a whole."""
         return all_rows(self.stretches, self.steps)
 
     def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
-        """The rows of the stretches for which this is true."""
+        """Return the rows of the stretches for which this is true."""
         return rows_of(self.stretches.filter(wanted), self.steps)
 
     def requests_in(self, step: int) -> pl.DataFrame:
-        """The rows of one step."""
+        """Return the rows of one step."""
         return rows_between(self.stretches, self.steps, step, step)
 
     @cached_property
     def first_arrivals(self) -> pl.DataFrame:
-        """One row per request that came, in their order: further parts of streaming sessions are left out."""
+        """Table with a row per arrival, in their order, without the later parts of streaming sessions."""
         return self.arrivals.filter(~pl.col("streaming_update")).unique(
             "request_id", keep="first", maintain_order=True
         )
 
     @cached_property
-    def known_requests(self) -> pl.DataFrame:
-        """One row per request with what it asks for: those there when the trace began, and those who came.
+    def prompt_lengths(self) -> pl.DataFrame:
+        """``request_id`` and ``prompt_tokens`` of each request, once."""
+        lengths = [
+            self.present.select("request_id", "prompt_tokens"),
+            self.arrivals.filter(~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
+            self.finishes.select("request_id", "prompt_tokens"),
+        ]
+        return pl.concat(lengths).unique("request_id", keep="first")
 
-        With the columns of ``arrivals``: of those who were there ``queued_us`` may be null.
+    @cached_property
+    def known_requests(self) -> pl.DataFrame:
+        """Table with a row per request and what it asks for: those there when the trace began, and arrivals.
+
+        It has the columns of ``arrivals``; ``queued_us`` may be null for requests that were there.
         """
         if self.present.is_empty():
             return self.arrivals.unique("request_id", keep="first", maintain_order=True)
@@ -204,8 +172,8 @@ class Frames:
         columns |= {"wanted_tokens": pl.Int64, "blocks_held": pl.Int64}
         if "set_aside" not in self.lists:
             return pl.DataFrame(schema=columns)
-        told = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
-        return told.collect()
+        rows = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
+        return rows.collect()
 
     @cached_property
     def sessions(self) -> pl.Series:
@@ -218,12 +186,6 @@ class Frames:
     def begins(self) -> bool:
         """Whether its first steps may be the engine's: it was not attached to, and nobody was there."""
         return not (self.header.attached or self.header.first_step) and self.there_first.is_empty()
-
-    @cached_property
-    def there_first(self) -> pl.DataFrame:
-        """The rows of ``present`` of who was there when the trace began, and not only after a gap."""
-        later = self.gaps["told_us"].drop_nulls().implode()
-        return self.present.filter(~pl.col("at_us").is_in(later))
 
     @property
     def active_limit(self) -> int | None:
@@ -243,12 +205,12 @@ class Frames:
 
     @property
     def seats(self) -> int:
-        """How many requests may run at once; 0 where the record does not tell."""
+        """Requests that may run at once; 0 where it is not recorded."""
         return self.active_limit or self.header.max_num_running_reqs or 0
 
     @property
     def token_budget(self) -> int:
-        """Tokens that a step may schedule; 0 where the record does not tell."""
+        """Tokens that a step may schedule; 0 where it is not recorded."""
         return self.header.token_budget or 0
 
     @property
@@ -257,31 +219,66 @@ class Frames:
         return self.header.engine_rank
 
     def trials(self) -> list[int | None]:
-        """The trials in their order; a trace without trials is one, None."""
-        found = self.steps["trial"].unique(maintain_order=True).to_list()
-        return [trial for trial in found if trial is not None] or [None]
+        """Return the trials in their order; a trace without trials is one, None."""
+        trials = self.steps["trial"].unique(maintain_order=True).to_list()
+        return [trial for trial in trials if trial is not None] or [None]
 
     @property
     def whole_trials(self) -> bool:
         """Whether it has trials, whose begin and end are those of a workload."""
         return not self.is_window and self.trials() != [None]
 
-    def of_trial(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
-        """The rows of one trial; all rows for None."""
+    def trial_rows(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
+        """Return the rows of one trial; all rows for None."""
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
 
-def computed_once(make: Callable[[Of], Made]) -> Callable[[Of], Made]:
-    """Keep what a function makes of frames with them, as an attribute of the function's name.
+def first_moment_us(steps: pl.DataFrame) -> int:
+    """Return when the first of the steps began; 0 where there is none."""
+    return int(steps.select(pl.col("start_us").min()).item() or 0)
 
-    Where ``cached_property`` keeps its values, too; ``dataclasses.replace`` makes frames without any.
+
+def last_moment_us(
+    *,
+    steps: pl.DataFrame,
+    arrivals: pl.DataFrame,
+    present: pl.DataFrame,
+    finishes: pl.DataFrame,
+    stalls: pl.DataFrame,
+    controls: pl.DataFrame,
+    cpu: pl.DataFrame,
+    end_missing: bool = False,
+) -> int:
+    """Return the last moment that a trace knows of, in microseconds; 0 for an empty one.
+
+    While requests are there the engine's threads and what is asked of it count as well: an engine that is
+    paused, or hangs, makes no step. Where the steps that followed are missing (``end_missing``), the last one
+    is the end: what requests did later is not known.
     """
+    updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
+    latest = pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
+    last_step_us = steps.select(latest).item()
+    if end_missing:
+        return int(last_step_us or 0)
+    moments_us = [
+        last_step_us,
+        finishes["finished_us"].max(),
+        arrivals["queued_us"].max(),
+        stalls["until_us"].max(),
+    ]
+    request_ids = pl.concat([present["request_id"], arrivals["request_id"]])
+    if not request_ids.is_in(finishes["request_id"].implode()).all():
+        calls = controls.select((pl.col("at_us") + pl.col("took_us").fill_null(0)).max()).item()
+        moments_us += [calls, cpu["at_us"].max()]
+    return max((int(us) for us in moments_us if us is not None), default=0)
 
-    @wraps(make)
-    def kept(frames: Of) -> Made:
-        known = vars(frames)
-        if make.__name__ not in known:
-            known[make.__name__] = make(frames)
-        return cast("Made", known[make.__name__])
 
-    return kept
+def demand_of(header: Header, steps: pl.DataFrame, finishes: pl.DataFrame) -> Demand:
+    """Return what the load asked for at once in these steps."""
+    there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
+    ended = finishes.filter(pl.col("output_tokens") > 0)
+    blocks, need = 0, kv_need(header)
+    if need is not None and need.is_bounded and need.sequence(1) is not None:
+        lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
+        blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
+    return Demand(int(steps.select(there.max()).item() or 0), ended.height, blocks)

@@ -1,4 +1,4 @@
-"""Who holds what others are refused: KV blocks without getting anything, or most of the token budget.
+"""Holders of what other requests are refused: KV blocks of idle requests, or most of the token budget.
 
 A streaming session keeps its blocks between two parts; a finished request keeps them until a KV transfer has
 fetched them. Loads on their way and requests that their scheduler set aside are told of elsewhere. A long
@@ -10,12 +10,12 @@ from typing import Any
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.frames import Frames
+from schedtrace.timeline.frames import EngineFrames
 
 FEWEST_STEPS = 10
-"""Whoever runs gets tokens in one of them."""
+"""Fewest steps of a run: a running request gets tokens in one of them."""
 MOST_FRAC = 0.5
-"""Who keeps half of the blocks is to blame."""
+"""Share of the held blocks whose holders are to blame."""
 ELSEWHERE = ("kv_loads", "set_aside")
 
 SCHEMA = {
@@ -31,8 +31,8 @@ SCHEMA = {
 }
 
 
-def idle_holders(frames: Frames) -> pl.DataFrame:
-    """One row per run of steps that refused a request KV blocks, and holder that got nothing in all of them.
+def idle_holders(frames: EngineFrames) -> pl.DataFrame:
+    """Return one row per run of steps that refused a request KV blocks, and holder that got nothing in them.
 
     Only runs of ``FEWEST_STEPS`` and more in which such holders keep ``MOST_FRAC`` of all held blocks.
 
@@ -72,8 +72,8 @@ def idle_holders(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _runs(frames: Frames) -> pl.DataFrame:
-    """Steps in a row that refused ``head``: ``first_step``, ``last_step``, ``begin_us`` and ``alone``."""
+def _runs(frames: EngineFrames) -> pl.DataFrame:
+    """Return runs of steps that refused ``head``: ``first_step``, ``last_step``, ``begin_us``, ``alone``."""
     refused = frames.exits.filter(
         pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
     ).select("step", head="request_id")
@@ -93,16 +93,16 @@ def _runs(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _held(frames: Frames) -> pl.DataFrame:
-    """``step``, ``head``, ``held``, and of its holders ``request_id``, ``blocks`` and ``finished``."""
+def _held(frames: EngineFrames) -> pl.DataFrame:
+    """Return ``step``, ``head``, ``held``, and of its holders ``request_id``, ``blocks`` and ``finished``."""
     taken = frames.lists["refusals"].select(
         "step", "request_id", "holders", "held", "finished_holders", "other_held"
     )
     rows = []
-    for step, head, holders, groups, finished, others in taken.collect().iter_rows():
+    for step, head, holders, groups, finished, other_blocks in taken.collect().iter_rows():
         blocks = [sum(each) for each in zip(*(group for group in groups if group), strict=True)]
         if len(blocks) == len(holders):
-            rows.append((step, head, holders, blocks, finished or [], sum(blocks) + sum(others or [])))
+            rows.append((step, head, holders, blocks, finished or [], sum(blocks) + sum(other_blocks or [])))
     names, numbers = pl.List(pl.String), pl.List(pl.Int64)
     schema: dict[str, Any] = {"step": pl.Int64, "head": pl.String, "request_id": names, "blocks": numbers}
     schema |= {"finished": names, "held": pl.Int64}
@@ -110,27 +110,29 @@ def _held(frames: Frames) -> pl.DataFrame:
 
 
 def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """The rows whose request has none of these spans (``step`` to ``got_last``) within its run."""
+    """Return the rows whose request has none of these spans (``step`` to ``got_last``) within its run."""
     within = (pl.col("step") <= pl.col("last_step")) & (pl.col("got_last") >= pl.col("first_step"))
     touched = rows.select("request_id", "first_step", "last_step").join(spans, on="request_id").filter(within)
     return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
 
 
-def _elsewhere(frames: Frames) -> pl.DataFrame:
-    known = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
-    return pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *known]).unique().collect()
+def _elsewhere(frames: EngineFrames) -> pl.DataFrame:
+    holders = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
+    return pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *holders]).unique().collect()
 
 
 MOST_PREFILL_FRAC = 0.5
-"""Half of a step's prefill tokens."""
+"""Share of a step's prefill tokens that one prompt takes."""
 SHORT_FRAC = 0.25
 """A prompt is short beside one at least four times as long: else they are of a kind."""
 
 
-def prefills(frames: Frames) -> pl.DataFrame:
-    """One row per step and prompt that it computed a part of: ``step``, ``request_id``, ``prompt_tokens``,
-    ``scheduled_tokens`` and ``computed_tokens``, as in ``timeline.requests``.
-    """  # noqa: D205  # the columns are the summary
+def prefills(frames: EngineFrames) -> pl.DataFrame:
+    """Return one row per step and prompt that it computed a part of.
+
+    Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
+    and ``computed_tokens``.
+    """
     about = frames.first_arrivals.select("request_id", "prompt_tokens")
     begun = frames.stretches.join(about.lazy(), on="request_id").filter(
         pl.col("computed_tokens") < pl.col("prompt_tokens")
@@ -146,8 +148,8 @@ def prefills(frames: Frames) -> pl.DataFrame:
     )
 
 
-def long_prefills(frames: Frames) -> pl.DataFrame:
-    """Steps of whose prefill tokens one long prompt took at least half.
+def long_prefills(frames: EngineFrames) -> pl.DataFrame:
+    """Return the steps of whose prefill tokens one long prompt took at least half.
 
     A prompt is long if it is larger than the token budget and the usual prompt is short beside it: many of
     one size are a full device.
@@ -155,8 +157,8 @@ def long_prefills(frames: Frames) -> pl.DataFrame:
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
     """
-    came = frames.arrivals.filter(~pl.col("streaming_update"))
-    prompts = pl.concat([frames.present["prompt_tokens"], came["prompt_tokens"]])
+    arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
+    prompts = pl.concat([frames.present["prompt_tokens"], arrivals["prompt_tokens"]])
     usual = prompts.quantile(0.5, "lower") or 0
     return (
         prefills(frames)

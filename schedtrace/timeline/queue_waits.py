@@ -1,23 +1,27 @@
-"""The waiting queue, reconstructed from the trace alone: who waited in which steps, and for how many tokens.
+"""The waiting queue, reconstructed from the trace alone: requests that waited, and the tokens they wanted.
 
 A request waits from the step in whose line it arrived until the step that schedules it, and again from the
-step that preempts it, or that finds it set aside. Who waited when the trace began waits from its first step.
+step that preempts it, or that finds it set aside. A request that waited when the trace began waits from its
+first step.
 Checked against the counts that the recorder took from vLLM: ``mismatches``.
 """
 
 import polars as pl
 
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.frames import EngineFrames
 from schedtrace.timeline.spans import at_steps, level
-from schedtrace.timeline.unrecorded import after, gone
+from schedtrace.timeline.unrecorded import after
 
 NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
 
 
-@computed_once
-def waits(frames: Frames) -> pl.DataFrame:
-    """One row per time that a request waited.
+def waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per time that a request waited.
+
+    Args:
+        frames: One engine's.
+        departures: ``gone(frames)``.
 
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
@@ -27,16 +31,16 @@ def waits(frames: Frames) -> pl.DataFrame:
     come before new ones, the last victim first; under priority, priority comes first. A queue that is not
     vLLM's has an order of its own (``Header.foreign_queues``).
     """
-    came, there = _arrivals(frames), _present(frames, frames.there_first)
+    arrivals, there = _arrivals(frames), _present(frames, frames.there_first)
     again = _present(frames, after(frames))
     there = pl.concat([there, again])
-    about = pl.concat([there.select(came.columns), came]).unique("request_id", keep="first")
+    about = pl.concat([there.select(arrivals.columns), arrivals]).unique("request_id", keep="first")
     entries = pl.concat(
         [
             there.filter(pl.col("state") != "running")
             .with_columns(preempted=was_preempted(), set_aside=pl.lit(value=False))
-            .select(*came.columns, "preempted", "set_aside"),
-            came.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False)),
+            .select(*arrivals.columns, "preempted", "set_aside"),
+            arrivals.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False)),
             _preemptions(frames, about).with_columns(
                 preempted=pl.lit(value=True), set_aside=pl.lit(value=False)
             ),
@@ -56,8 +60,8 @@ def waits(frames: Frames) -> pl.DataFrame:
         ]
     ).sort("scheduled_step")
     # Who waits after a gap waits anew: whether it had run meanwhile is not known.
-    told = frames.gaps.filter(pl.col("told_us").is_not_null())["next_step"].sort()
-    until = pl.concat([told, pl.Series([NEVER], dtype=pl.Int64)])
+    told_steps = frames.gaps.filter(pl.col("told_us").is_not_null())["next_step"].sort()
+    until = pl.concat([told_steps, pl.Series([NEVER], dtype=pl.Int64)])
     left = pl.min_horizontal("scheduled_step", "ended_step", "told_step").fill_null(NEVER)
     first = pl.col("priority") if frames.by_priority else pl.col("preempted").not_()
     columns = ("wanted_tokens", "preempted", "set_aside", "priority", "order")
@@ -73,10 +77,11 @@ def waits(frames: Frames) -> pl.DataFrame:
             allow_exact_matches=True,
             check_sortedness=False,
         )
-        .join(_ends(frames), on="request_id", how="left", maintain_order="left")
+        .join(_ends(frames, departures), on="request_id", how="left", maintain_order="left")
         .with_columns(
             told_step=pl.col("since_step").map_batches(
-                lambda since: until.gather(told.search_sorted(since, side="right")), return_dtype=pl.Int64
+                lambda since: until.gather(told_steps.search_sorted(since, side="right")),
+                return_dtype=pl.Int64,
             )
         )
         .with_columns(left_step=left)
@@ -87,28 +92,32 @@ def waits(frames: Frames) -> pl.DataFrame:
     )
 
 
-def after_gaps(frames: Frames) -> pl.Series:
-    """Numbers of the steps before which one is missing: who runs in them may have been admitted before."""
+def after_gaps(frames: EngineFrames) -> pl.Series:
+    """Return the numbers of steps before which one is missing, in which requests may have been admitted."""
     number = frames.steps["step"]
     follows = number == number.shift(1) + 1
     return number.filter(~follows.fill_null(frames.header.first_step == 0))
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
-    """Those of ``timeline.waits`` who still waited after a step, in the order of the queue."""
+    """Return the rows of ``timeline.waits`` that still waited after a step, in the order of the queue."""
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
-@computed_once
-def mismatches(frames: Frames) -> pl.DataFrame:
-    """Steps after which another number waited: ``step``, ``recorded``, ``reconstructed``."""
-    counted = level(waits(frames), "since_step", "left_step", reconstructed=1)
+def mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps after which another number waited: ``step``, ``recorded``, ``reconstructed``.
+
+    Args:
+        frames: One engine's.
+        waited: Its ``waits``.
+    """
+    counted = level(waited, "since_step", "left_step", reconstructed=1)
     recorded = frames.steps.select("step", recorded="num_waiting_after")
     return at_steps(counted, recorded).filter(pl.col("recorded") != pl.col("reconstructed"))
 
 
-def next_steps(frames: Frames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Rows in the order of a ``moment``, with the first step since it: ``next_step`` and its ``begin_us``."""
+def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
+    """Sort rows by a ``moment`` and add the first step since it: ``next_step`` and its ``begin_us``."""
     begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
     return rows.sort(moment, maintain_order=True).join_asof(
         begins,
@@ -120,12 +129,12 @@ def next_steps(frames: Frames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
     )
 
 
-def _arrivals(frames: Frames) -> pl.DataFrame:
-    """Requests that came, with the first step that could have scheduled them and their ``place``."""
-    came = frames.arrivals.filter(~pl.col("streaming_update"))
+def _arrivals(frames: EngineFrames) -> pl.DataFrame:
+    """Return the arrivals with the first step that could have scheduled them and their ``place``."""
+    arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
     place = pl.coalesce("arrived_us", "queued_us") if frames.by_priority else pl.int_range(pl.len())
     return (
-        next_steps(frames, came, "queued_us")
+        next_steps(frames, arrivals, "queued_us")
         .select(
             "request_id",
             "trial",
@@ -138,8 +147,8 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _present(frames: Frames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return who was there, likewise: victims of later preemptions come before them."""
+def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that were there, likewise; victims of later preemptions come before them."""
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
     rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
@@ -158,20 +167,20 @@ def _present(frames: Frames, there: pl.DataFrame) -> pl.DataFrame:
 
 
 def was_preempted() -> pl.Expr:
-    """Of rows of ``Frames.present``: it waits since a preemption, which takes all that it had computed."""
+    """Select requests of ``EngineFrames.present`` that wait since a preemption, their tokens lost."""
     return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
 
 
-def lost_before(frames: Frames) -> pl.DataFrame:
-    """``request_id`` and ``lost_tokens`` of who had been preempted when the trace began, as far as is known.
+def lost_before(frames: EngineFrames) -> pl.DataFrame:
+    """Return ``request_id`` and ``lost_tokens`` of requests that had been preempted when the trace began.
 
-    Who has output tokens had computed all but the last one of them. What another one had is not known.
+    A request with output tokens had computed all but the last of them. Without, its loss is not known.
     """
     return _losses(frames.there_first).select("request_id", "lost_tokens")
 
 
-def lost_in_gaps(frames: Frames) -> pl.DataFrame:
-    """Return the same of who was there when a gap of the trace was over; ``step`` is the first behind it."""
+def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
+    """Return the same for requests there when a gap was over; ``step`` is the first behind it."""
     return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
 
 
@@ -180,14 +189,14 @@ def _losses(there: pl.DataFrame) -> pl.DataFrame:
 
 
 def known_loss() -> pl.Expr:
-    """Return what a row of ``Present`` tells of the tokens that a preemption threw away."""
+    """Return the tokens that a preemption threw away, as far as a row of ``Present`` has them."""
     sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
     again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
     return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
 
 
-def _preemptions(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
-    """Requests that were put back: they want all they had computed and the token sampled after it."""
+def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
+    """Return the preempted requests: they want all they had computed and the token sampled after it."""
     about = about.select("request_id", "priority", "place", prompt="wanted_tokens")
     return frames.preemptions.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
@@ -199,8 +208,8 @@ def _preemptions(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _set_aside(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
-    """Requests that their scheduler took out of the running ones: what they had computed is not lost."""
+def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that their scheduler took out of the running ones, their computed tokens kept."""
     places = about.select("request_id", "priority", "place")
     return (
         frames.set_aside.join(places, on="request_id", how="left", maintain_order="left")
@@ -215,26 +224,33 @@ def _set_aside(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def overtakings(frames: Frames) -> int:
-    """How many requests were first scheduled before an earlier arrival that had not left either."""
+def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
+    """Count the requests that were first scheduled before an earlier arrival that had not left either.
+
+    Args:
+        frames: One engine's.
+        departures: ``gone(frames)``.
+    """
     scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
     rows = (
         frames.first_arrivals.select("request_id", "queued_us")
         .join(scheduled, on="request_id", how="left")
-        .join(_ends(frames), on="request_id", how="left")
+        .join(_ends(frames, departures), on="request_id", how="left")
         .sort("queued_us", maintain_order=True)
         .with_columns(earlier_left=left.cum_max().shift(1).fill_null(0))
     )
     return rows.filter(pl.col("first") < pl.col("earlier_left")).height
 
 
-def _ends(frames: Frames) -> pl.DataFrame:
+def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return the first step after each request was gone, or after which nothing is known of it."""
     ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
         .unique("request_id", keep="last")
     )
-    unknown = gone(frames).select("request_id", ended_step="gone_step")
-    return pl.concat([ended, unknown.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())])
+    unrecorded = departures.select("request_id", ended_step="gone_step")
+    return pl.concat(
+        [ended, unrecorded.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())]
+    )

@@ -1,28 +1,31 @@
 """Every moment of every request, once: in which state it was, and why.
 
-The states of a request partition its life, from its arrival at the front end (of who was there when the trace
-began: from then) to when it left the scheduler or the trace ended. All that is said about where requests'
+The states of a request partition its life, from its arrival at the front end (or the trace's begin, for a
+request that was there) to when it left the scheduler or the trace ended. Every figure about where requests'
 time went comes from this table.
 """
 
 import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.pieces import ARRIVES, TOLD, WAITS, pieces, place_of, placed, waiting_pieces
 from schedtrace.timeline.queue_waits import after_gaps, known_loss, next_steps, was_preempted
-from schedtrace.timeline.spans import ARRIVES, TOLD, WAITS, pieces, place_of, placed
-from schedtrace.timeline.unrecorded import after, cut_by_gaps, gone
-from schedtrace.timeline.waiting import waiting_pieces
+from schedtrace.timeline.unrecorded import after, cut_by_gaps
 
 QUEUED = ("waiting", "preempted", "set_aside")
-"""States in which a request is in the waiting queue."""
+"""States of a request in the waiting queue."""
 NEXT_STEP = "next_step"
 """``cause`` of waiting for the first step that could see the request: nothing refused it."""
 
 
-@computed_once
-def request_states(frames: Frames) -> pl.DataFrame:
-    """One row per run of steps in which a request was in the same state for the same cause.
+def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per run of steps in which a request was in the same state for the same cause.
+
+    Args:
+        frames: One engine's.
+        waits: ``queue_waits.waits``.
+        departures: ``gone(frames)``.
 
     Columns, sorted by ``request_id`` and ``begin_us``:
 
@@ -40,19 +43,19 @@ def request_states(frames: Frames) -> pl.DataFrame:
     * ``tokens``: scheduled for it in these steps.
     """
     steps = placed(frames.steps)
-    ends = _ends(frames)
-    made = pl.concat(
+    ends = _ends(frames, departures)
+    pieces_of_all = pl.concat(
         [
             _present(frames, steps),
             _arrivals(frames),
-            waiting_pieces(frames, steps),
+            waiting_pieces(frames, steps, waits),
             running_pieces(frames, steps, ends),
         ]
     )
-    later_first = pl.col("us").reverse().cum_min().reverse().over("request_id")
+    later_first = pl.col("since_us").reverse().cum_min().reverse().over("request_id")
     rows = (
-        made.join(ends, on="request_id", how="left", maintain_order="left")
-        .sort("request_id", "at", "rank", "begin_step", maintain_order=True)
+        pieces_of_all.join(ends, on="request_id", how="left", maintain_order="left")
+        .sort("request_id", "place", "rank", "begin_step", maintain_order=True)
         # With steps in flight the output of one may come back when a later one has already decided.
         .with_columns(begin_us=pl.min_horizontal(later_first, "end_us"))
         .with_columns(end_us=pl.col("begin_us").shift(-1).over("request_id").fill_null(pl.col("end_us")))
@@ -70,17 +73,23 @@ def request_states(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _arrivals(frames: Frames) -> pl.DataFrame:
-    """The way to the scheduler, then the time until a step can see the request."""
-    first = {"at": pl.lit(-1)}
-    came = _where_known(frames, frames.first_arrivals)
-    known = came.filter(pl.col("arrived_us") < pl.col("queued_us"))
+def _arrivals(frames: EngineFrames) -> pl.DataFrame:
+    """Return the pieces from the front end to the scheduler, then until a step can see the request."""
+    first = {"place": pl.lit(-1)}
+    arrivals = _where_known(frames, frames.first_arrivals)
+    through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
     return pl.concat(
         [
-            pieces(known, us=pl.col("arrived_us"), rank=pl.lit(ARRIVES), state=pl.lit("front_end"), **first),
             pieces(
-                came,
-                us=pl.col("queued_us"),
+                through_front_end,
+                since_us=pl.col("arrived_us"),
+                rank=pl.lit(ARRIVES),
+                state=pl.lit("front_end"),
+                **first,
+            ),
+            pieces(
+                arrivals,
+                since_us=pl.col("queued_us"),
                 rank=pl.lit(WAITS),
                 state=pl.lit("waiting"),
                 cause=pl.lit(NEXT_STEP),
@@ -90,17 +99,19 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _present(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return what those did who were there when the trace began, or after a gap, until a step tells it."""
+def _present(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces of requests that were there when the trace began, or after a gap."""
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
-    there = place_of(pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "place")
+    there = place_of(
+        pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "first_place"
+    )
     runs = pl.col("state") == "running"
     again = pl.col("computed_tokens") < known_loss()
     computes = (
         pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
     )
     waits = pl.when(was_preempted()).then(pl.lit("preempted")).otherwise(pl.lit("waiting"))
-    told = {"at": pl.col("place") - 1, "rank": pl.lit(TOLD)}
+    told = {"place": pl.col("first_place") - 1, "rank": pl.lit(TOLD)}
     # The recorder tells who is there when a step ends: the output of its first token may be in flight.
     in_flight = (
         runs & ~again.fill_null(value=False) & (pl.col("first_token_us") > pl.col("at_us"))
@@ -110,30 +121,32 @@ def _present(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
         [
             pieces(
                 there,
-                us=pl.col("at_us"),
+                since_us=pl.col("at_us"),
                 state=pl.when(in_flight).then(pl.lit("prefill")).otherwise(state),
                 cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
                 **told,
             ),
-            pieces(there.filter(in_flight), us=pl.col("first_token_us"), state=pl.lit("decode"), **told),
+            pieces(
+                there.filter(in_flight), since_us=pl.col("first_token_us"), state=pl.lit("decode"), **told
+            ),
         ]
     )
 
 
-def _where_known(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
-    """Arrivals whose next step is missing begin with the next one that is not: before, nothing is known."""
+def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
+    """Let arrivals whose next step is missing begin with the next recorded one: before, nothing is known."""
     gaps = after_gaps(frames)
     unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
-    return next_steps(frames, came, "queued_us").with_columns(
+    return next_steps(frames, arrivals, "queued_us").with_columns(
         queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us")
     )
 
 
-def _ends(frames: Frames) -> pl.DataFrame:
-    """``request_id`` and ``end_us`` of every request: when it left, or since when nothing is known of it."""
+def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
+    """Return ``request_id`` and ``end_us`` of every request: when it left, or was last known of."""
     ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
-    gone_in_gaps = gone(frames).select("request_id", "gone_us")
+    gone_in_gaps = departures.select("request_id", "gone_us")
     ids = pl.concat(
         [
             frames.present.select("request_id"),
@@ -146,14 +159,14 @@ def _ends(frames: Frames) -> pl.DataFrame:
     return left.select("request_id", end_us=pl.coalesce("finished_us", "gone_us", pl.lit(frames.end_us)))
 
 
-def _trials(frames: Frames) -> pl.DataFrame:
+def _trials(frames: EngineFrames) -> pl.DataFrame:
     of_stretches = frames.stretches.select("request_id", "trial").unique("request_id").collect()
-    known = [frame.select("request_id", "trial") for frame in (frames.present, frames.arrivals)]
-    return pl.concat([*known, of_stretches]).unique("request_id", keep="first", maintain_order=True)
+    by_request = [frame.select("request_id", "trial") for frame in (frames.present, frames.arrivals)]
+    return pl.concat([*by_request, of_stretches]).unique("request_id", keep="first", maintain_order=True)
 
 
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of a request that follow each other in the same state for the same cause, as one."""
+    """Merge rows of a request that follow each other in the same state for the same cause."""
     kind = ["request_id", "state", "cause"]
     changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in kind)
     return (
@@ -169,40 +182,51 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def refused(frames: Frames) -> pl.DataFrame:
-    """Rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
-    return request_states(frames).filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
+def refused(states: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
-def since_us(frames: Frames, moment: int, request_ids: pl.Series) -> pl.DataFrame:
-    """``request_id`` and ``since_us``: when each of these last entered the waiting queue before a moment.
+def since_us(
+    frames: EngineFrames, states: pl.DataFrame, moment_us: int, request_ids: pl.Series
+) -> pl.DataFrame:
+    """Return ``request_id`` and ``since_us``: when requests last entered the waiting queue before a moment.
 
-    Null of who was in it when the trace began, unless that is recorded.
+    Null for a request that was in it when the trace began, unless that is recorded.
+
+    Args:
+        frames: One engine's.
+        states: Its ``request_states``.
+        moment_us: Only what is before it counts.
+        request_ids: The requests.
     """
     queued = pl.col("state").is_in(QUEUED)
-    states = request_states(frames).filter(
-        (pl.col("begin_us") < moment) & pl.col("request_id").is_in(request_ids.implode())
+    states = states.filter(
+        (pl.col("begin_us") < moment_us) & pl.col("request_id").is_in(request_ids.implode())
     )
     enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
     entered = states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
     there = frames.present.select(
-        "request_id", "at_us", came=pl.when(pl.col("state") == "waiting").then("queued_us")
+        "request_id", "at_us", queued_us=pl.when(pl.col("state") == "waiting").then("queued_us")
     )
     was_in_it = pl.col("since_us") == pl.col("at_us")
     return entered.join(there, on="request_id", how="left", maintain_order="left").select(
-        "request_id", since_us=pl.when(was_in_it).then("came").otherwise("since_us")
+        "request_id", since_us=pl.when(was_in_it).then("queued_us").otherwise("since_us")
     )
 
 
-def queue_times(frames: Frames) -> pl.DataFrame:
-    """One row per request that was scheduled first in this trace: how long it waited for that.
+def queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per request that was scheduled first in this trace: how long it waited for that.
+
+    Args:
+        frames: One engine's.
+        states: Its ``request_states``.
 
     Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (that admitted it first) and
     ``queue_us``.
     """
     admitted = (
-        request_states(frames)
-        .filter(pl.col("tokens") > 0)
+        states.filter(pl.col("tokens") > 0)
         .group_by("request_id")
         .agg(pl.col("begin_us").first(), step=pl.col("begin_step").first())
     )

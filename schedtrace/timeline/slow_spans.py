@@ -1,7 +1,7 @@
 """Spans of time that are far too long for the work of their step, and times of a slower device.
 
-What of a step is too long is told from other steps with about as much work; for a slowdown, in which all
-steps are longer by one factor, from the steps outside of it.
+A step is compared with other steps with about as much work; a slowdown, in which all steps are longer by one
+factor, with the steps outside of it.
 """
 
 import math
@@ -11,35 +11,34 @@ from typing import Literal
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import engine_states
-from schedtrace.timeline.frames import Frames
+from schedtrace.timeline.engine_states import unstarved
+from schedtrace.timeline.frames import EngineFrames
 from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 FAR = 2.0
-"""Twice as long as the same work takes elsewhere: models of step times are off by less."""
+"""Factor of the time that the same work takes elsewhere: models of step times are off by less."""
 FAR_HOST = 5.0
-"""Host times vary more, and most are short: such a one is also longer than a usual step."""
+"""Factor for host times, which vary more: a slow one is also longer than a usual step."""
 ABOUT = 0.8
-"""A step with four fifths of another one's work has about as much."""
+"""Share of another step's work that is about as much."""
 FEWEST_LIKE = 3
-"""Steps with at least as much work, or with as many requests, of which the median is the usual time."""
+"""Fewest steps with as much work, or as many requests, whose median is the usual time."""
 NEAR = 20_000
-"""A slow step is compared with so many steps around it: with all of a million, an analysis took minutes."""
+"""Steps around a slow one that it is compared with: with all of a million, an analysis took minutes."""
 MOST_FRAC = 0.25
-"""What more than a quarter of the steps show is no interruption but how the load is."""
+"""Share of slow steps beyond which they are no interruption but what the load asks for."""
 SLOWER = 1.25
-"""A quarter longer: less comes and goes on a device that others use, too."""
+"""Least factor of a slowdown: less comes and goes on a shared device."""
 ERRORS = 3.0
-"""And by three times what the model leaves unexplained in nine of ten steps outside."""
+"""Least factor of a slowdown as a multiple of the model's error in nine of ten steps outside."""
 TYPICAL = 0.9
 FEWEST_INSIDE = 20
-"""Steps with no more work of any kind than some step outside: beyond, no model was seen to hold."""
+"""Fewest steps inside with no more work of any kind than some step outside: a model holds no further."""
 CLEARLY = 0.8
-"""So many of them took longer than nine of ten outside, for what the model expects."""
+"""Share of them that took longer than nine of ten outside, for what the model expects."""
 ROUNDS = 3
-"""The rates outside are known once it is known what is inside, and the other way round."""
+"""Rounds of finding the steps inside and the rates outside, each of which needs the other."""
 
 SCHEMA = {
     "trial": pl.Int64,
@@ -51,26 +50,33 @@ SCHEMA = {
 }
 
 
-def slow_spans(frames: Frames) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The parts of time that are too long: of single steps, and of the steps of a slowdown.
+def slow_spans(
+    frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the parts of time that are too long: of single steps, and of the steps of a slowdown.
 
     Columns of both, as in ``events.events``: those of ``SCHEMA``, in order of time. None of too few steps.
+
+    Args:
+        frames: One engine's.
+        engine: Its ``engine_states``.
+        starving: ``starved_steps``.
     """
     if frames.steps.height < FEWEST_STEPS:
         return _slow([]), _slow([])
-    known = _known(frames)
-    slower = _in_slowdown(known)
-    rest = known.filter(~pl.col("step").is_in(slower["step"].implode()))
-    return pl.concat([_of_host(frames), _of_device(rest)]).sort("begin_us"), slower
+    timed = _timed_steps(frames, starving)
+    slower = _in_slowdown(timed)
+    rest = timed.filter(~pl.col("step").is_in(slower["step"].implode()))
+    return pl.concat([_slow_on_host(frames, engine), _slow_on_device(rest)]).sort("begin_us"), slower
 
 
-def _usual_us(frames: Frames) -> float:
-    """How long a usual step takes."""
+def _usual_us(frames: EngineFrames) -> float:
+    """Return the median step time, in microseconds."""
     return median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])
 
 
-def _of_host(frames: Frames) -> pl.DataFrame:
-    """Times in which the device had nothing to do and which are far longer than usual ones of their kind."""
+def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
+    """Return the times without device work that are far longer than usual ones of their kind."""
     steps = (
         frames.steps.sort("start_us")
         .with_columns(follows=pl.col("step").diff().fill_null(1) == 1)
@@ -84,7 +90,7 @@ def _of_host(frames: Frames) -> pl.DataFrame:
         )
     )
     least = _usual_us(frames)
-    long = engine_states(frames).with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
+    long = engine.with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
     kinds: tuple[tuple[list[str], Literal["backward", "forward"]], ...] = (
         (["schedule", "update"], "backward"),
         (["host_gap"], "forward"),
@@ -98,34 +104,43 @@ def _of_host(frames: Frames) -> pl.DataFrame:
         )  # else steps in between were not recorded
         for states, strategy in kinds
     )
-    gaps = engine_states(frames).filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]
+    gaps = engine.filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]
     usual = {"host_gap": median(gaps), **{state: median(steps[state]) for state in ("schedule", "update")}}
     by_crowd = steps.drop_nulls("there").sort("there")
 
     @cache
     def with_as_many(state: str, there: int) -> float:
-        """The median of the steps with at least so many requests; 0 if there are few."""
+        """Return the median of the steps with at least so many requests; 0 if there are few."""
         first = by_crowd["there"].search_sorted(there)
         like = by_crowd[state][first:]
         return median(like) if like.len() > FEWEST_LIKE else 0.0
 
     rows = []
     above_usual = pl.col("us") >= FAR_HOST * pl.col("state").replace_strict(usual, return_dtype=pl.Float64)
-    for one in spans.filter(above_usual).to_dicts():
-        state = one["state"]
+    for span in spans.filter(above_usual).to_dicts():
+        state = span["state"]
         expected = usual[state]
         if state != "host_gap":
-            expected = max(expected, with_as_many(state, one["there"]))
-        if one["us"] >= FAR_HOST * expected and one["us"] - expected >= least:
-            begin = one["begin_us"] + int(expected)
-            factor = one["us"] / max(expected, 1.0)
-            rows.append((one["trial"], begin, one["end_us"], one["step"], state, factor))
+            expected = max(expected, with_as_many(state, span["there"]))
+        if span["us"] >= FAR_HOST * expected and span["us"] - expected >= least:
+            begin = span["begin_us"] + int(expected)
+            factor = span["us"] / max(expected, 1.0)
+            rows.append(
+                {
+                    "trial": span["trial"],
+                    "begin_us": begin,
+                    "end_us": span["end_us"],
+                    "step": span["step"],
+                    "part": state,
+                    "factor": factor,
+                }
+            )
     return _slow(rows)
 
 
-def _known(frames: Frames) -> pl.DataFrame:
-    """The steps of which ``device_us`` can be told, and ``device_end_us``, when the device was done."""
-    steps = unstarved(frames, frames.steps)
+def _timed_steps(frames: EngineFrames, starving: pl.Series) -> pl.DataFrame:
+    """Return the steps whose ``device_us`` is known, with ``device_end_us``, when the device was done."""
+    steps = unstarved(frames, starving, frames.steps)
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     if in_lockstep or (frames.header.pipeline_parallel_size or 1) > 1:
         steps = steps.clear()
@@ -144,12 +159,12 @@ def _known(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _in_slowdown(known: pl.DataFrame) -> pl.DataFrame:
-    """The parts of the steps of a slowdown that are too long, all by one factor."""
-    found = slowdown(known)
-    if found is None:
+def _in_slowdown(timed: pl.DataFrame) -> pl.DataFrame:
+    """Return the parts of the steps of a slowdown that are too long, all by one factor."""
+    slower = slowdown(timed)
+    if slower is None:
         return _slow([])
-    steps, factor = found
+    steps, factor = slower
     return steps.select(
         "trial",
         begin_us=pl.col("device_end_us") - (pl.col("device_us") * (1 - 1 / factor)).round().cast(pl.Int64),
@@ -160,61 +175,68 @@ def _in_slowdown(known: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _of_device(known: pl.DataFrame) -> pl.DataFrame:
-    """The parts of steps that took far longer on the device than others with about as much work or more."""
-    modelled = _expected(known)
+def _slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the parts of steps that took far longer on the device than steps with as much work or more."""
+    modelled = _expected(steps)
     if modelled is None:
         return _slow([])
     import numpy as np  # noqa: PLC0415  # a filter for each slow step would take half a minute
 
-    known = modelled.with_row_index("place")
-    far = known.filter(pl.col("device_us") >= FAR * pl.col("expected_us"))
-    if far.is_empty() or far.height > MOST_FRAC * known.height:
+    steps = modelled.with_row_index("place")
+    far = steps.filter(pl.col("device_us") >= FAR * pl.col("expected_us"))
+    if far.is_empty() or far.height > MOST_FRAC * steps.height:
         return _slow([])
     compared = ("step", "device_us", "expected_us", "used_tokens", *FEATURES)
-    columns = {name: known[name].to_numpy() for name in compared}
+    columns = {name: steps[name].to_numpy() for name in compared}
     rows = []
-    for one in far.to_dicts():
-        first = max(0, min(one["place"] - NEAR // 2, known.height - NEAR))
+    for step in far.to_dicts():
+        first = max(0, min(step["place"] - NEAR // 2, steps.height - NEAR))
         near = {name: values[first : first + NEAR] for name, values in columns.items()}
-        device, others = near["device_us"], near["step"] != one["step"]
-        costly = others & (near["expected_us"] >= ABOUT * one["expected_us"])
-        larger = np.logical_and.reduce([others, *(near[name] >= ABOUT * one[name] for name in FEATURES)])
+        device, is_other = near["device_us"], near["step"] != step["step"]
+        costly = is_other & (near["expected_us"] >= ABOUT * step["expected_us"])
+        larger = np.logical_and.reduce([is_other, *(near[name] >= ABOUT * step[name] for name in FEATURES)])
         like = max(
             float(np.median(device[alike])) if alike.sum() >= FEWEST_LIKE else 0.0
             for alike in (costly, larger)
         )
         if not like:  # a step takes no longer than smaller ones with its tokens together
             used = near["used_tokens"]
-            smaller = others & (used >= 1) & (used <= one["used_tokens"])
-            like = one["used_tokens"] * float((device[smaller] / used[smaller]).min(initial=np.inf))
+            smaller = is_other & (used >= 1) & (used <= step["used_tokens"])
+            like = step["used_tokens"] * float((device[smaller] / used[smaller]).min(initial=np.inf))
             like = 0.0 if math.isinf(like) else like
-        expected = max(one["expected_us"], like)
-        if one["device_us"] >= FAR * expected:
-            end = one["device_end_us"]
-            begin = end - int(one["device_us"] - expected)
-            rows.append((one["trial"], begin, end, one["step"], "device", one["device_us"] / expected))
+        expected = max(step["expected_us"], like)
+        if step["device_us"] >= FAR * expected:
+            rows.append(
+                {
+                    "trial": step["trial"],
+                    "begin_us": step["device_end_us"] - int(step["device_us"] - expected),
+                    "end_us": step["device_end_us"],
+                    "step": step["step"],
+                    "part": "device",
+                    "factor": step["device_us"] / expected,
+                }
+            )
     return _slow(rows)
 
 
-def _expected(known: pl.DataFrame) -> pl.DataFrame | None:
-    """The steps with ``expected_us``, by a model of those that are not slow; None: there are too few.
+def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
+    """Add ``expected_us`` to the steps, by a model of those that are not slow; None: there are too few.
 
     One slow step may decide what a token costs, if few others have as many. So a model of relative errors, in
     which a slow step weighs little, says first which ones are left out.
     """
-    timed = known.with_columns(busy_us="device_us")
+    timed = steps.with_columns(busy_us="device_us")
     rough = nearly_predicted(timed, timed)
     model = None if rough is None else fit_step_time(timed.filter(pl.col("device_us") < FAR * rough))
-    return None if model is None else known.with_columns(expected_us=model.predicted())
+    return None if model is None else steps.with_columns(expected_us=model.predicted())
 
 
-def _slow(rows: Sequence[tuple[object, ...]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+def _slow(rows: Sequence[dict[str, object]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=SCHEMA)
 
 
 def slowdown(steps: pl.DataFrame) -> tuple[pl.DataFrame, float] | None:
-    """The steps of the longest such time and how many times as long they took; None: there is none.
+    """Return the steps of the longest slowdown and the factor by which they took longer; None: no slowdown.
 
     Where it begins and ends is found in the running sum of the errors of a model of all steps, as a change of
     a mean is; that it is one, and the factor, by a model of the steps outside.
@@ -236,7 +258,7 @@ def slowdown(steps: pl.DataFrame) -> tuple[pl.DataFrame, float] | None:
 
 
 def _longer_than(measured: pl.Series, expected: pl.Series) -> pl.Series:
-    """Which of the steps stand between the lowest and the highest point of the errors' running sum.
+    """Mark the steps between the lowest and the highest point of the errors' running sum.
 
     Above the mean is what the sum rises by (E. S. Page, Continuous Inspection Schemes, Biometrika 1954).
     """
@@ -254,16 +276,18 @@ def _longer_than(measured: pl.Series, expected: pl.Series) -> pl.Series:
 
 
 def _factor(steps: pl.DataFrame) -> float | None:
-    """How many times as long the steps inside took as the model of those outside expects; None: as long."""
+    """Return the factor by which steps inside took longer than a model of those outside; None: no longer."""
     outside = steps.filter(~pl.col("inside"))
     most = outside.select(pl.col(FEATURES).max()).row(0)
-    known = steps.filter("inside", *(pl.col(name) <= top for name, top in zip(FEATURES, most, strict=True)))
-    if known.height < FEWEST_INSIDE:
+    comparable = steps.filter(
+        "inside", *(pl.col(name) <= top for name, top in zip(FEATURES, most, strict=True))
+    )
+    if comparable.height < FEWEST_INSIDE:
         return None
     error, high = outside.select(
         (pl.col("ratio") - 1).abs().quantile(TYPICAL).alias("error"),
         pl.col("ratio").quantile(TYPICAL).alias("high"),
     ).row(0)
-    factor = float(known["ratio"].median())  # type: ignore[arg-type]  # of numbers
-    clearly = (known["ratio"] > high).mean() >= CLEARLY
+    factor = float(comparable["ratio"].median())  # type: ignore[arg-type]  # of numbers
+    clearly = (comparable["ratio"] > high).mean() >= CLEARLY
     return factor if clearly and factor >= max(SLOWER, 1 + ERRORS * error) else None

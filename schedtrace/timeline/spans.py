@@ -1,55 +1,11 @@
-"""Sums over spans of time or of steps: what they add up to at each moment, and how much lies in others.
-
-Also the pieces of requests' lives, since when each was in which state: ``request_states.py`` puts them
-together. A piece has no end: it lasts until the request's next one begins. So the pieces of a request can
-neither overlap nor leave a gap.
-"""
+"""Sums over spans of time or of steps: what they add up to at each moment, and how much lies in others."""
 
 from typing import Any
 
 import polars as pl
 
-PIECE_SCHEMA = {
-    "request_id": pl.String,
-    "at": pl.Int64,
-    "rank": pl.Int8,
-    "us": pl.Int64,
-    "state": pl.String,
-    "cause": pl.String,
-    "begin_step": pl.Int64,
-    "end_step": pl.Int64,
-    "tokens": pl.Int64,
-}
-"""Columns of a table of pieces. ``at`` is the place, among the engine's steps, of the step that began it (-1:
-none did) and ``rank`` its order among pieces of that step; with several steps in flight these give the order
-of events, and ``us`` may not. ``begin_step`` to ``end_step`` are the steps that it is made of, null where no
-step knew of the request, and ``tokens`` what these scheduled of it."""
-
 LENGTH_US = pl.col("end_us") - pl.col("begin_us")
-"""Of a row of ``request_states`` or ``engine_states``."""
-
-ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
-"""``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. What is told
-of who is there comes after all of the step before."""
-
-
-def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
-    """A table of pieces: columns by name; those missing are null, and ``tokens`` 0."""
-    missing = {name: pl.lit(None) for name in ("cause", "begin_step", "end_step")} | {"tokens": pl.lit(0)}
-    made = missing | columns
-    own = {name: made.get(name, pl.col(name)).cast(dtype) for name, dtype in PIECE_SCHEMA.items()}
-    return frame.select(**own)
-
-
-def placed(steps: pl.DataFrame) -> pl.DataFrame:
-    """``step`` (sorted), ``at`` (its place), ``start_us`` and ``output_us`` of each step of an engine."""
-    return steps.select("step", "start_us", "output_us").with_row_index("at").cast({"at": pl.Int64})
-
-
-def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
-    """Rows with the place of the first step numbered ``column`` or higher; the number of steps if none is."""
-    numbers = steps["step"]
-    return rows.with_columns(pl.Series(name, numbers.search_sorted(rows[column], side="left")).cast(pl.Int64))
+"""Length of a row with ``begin_us`` and ``end_us``, in microseconds."""
 
 
 def level(
@@ -58,7 +14,7 @@ def level(
     end: str | pl.Expr = "end_us",
     **counts: str | int | pl.Expr,
 ) -> pl.DataFrame:
-    """What the spans that last add up to, from each moment at which one begins or ends.
+    """Return what the spans add up to, from each moment at which one begins or ends.
 
     Args:
         spans: One row each.
@@ -81,7 +37,7 @@ def level(
 
 
 def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Each step, in their order, with the ``level`` of spans of steps that holds there."""
+    """Add to each step, in their order, the ``level`` of spans of steps that holds there."""
     return (
         steps.sort("step")
         .join_asof(levels, left_on="step", right_on="at")
@@ -91,19 +47,19 @@ def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """The steps that rows of ``request_states`` are made of, with ``requests``: in how many rows each is.
+    """Return the steps that rows of ``request_states`` are made of, with ``requests``, their number of rows.
 
     Args:
         steps: Of the timeline: the columns that are wanted, ``step`` among them.
         rows: With ``begin_step`` and ``end_step``; null where no step knew of it.
     """
-    known = rows.drop_nulls(["begin_step", "end_step"])
-    levels = level(known, "begin_step", pl.col("end_step") + 1, requests=1)
+    spans = rows.drop_nulls(["begin_step", "end_step"])
+    levels = level(spans, "begin_step", pl.col("end_step") + 1, requests=1)
     return at_steps(levels, steps).filter(pl.col("requests") > 0)
 
 
 def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Expr]) -> pl.DataFrame:
-    """One row per row of ``rows``: for each kind the microseconds of it that lie in its spans, rounded.
+    """Return for each of ``rows`` the microseconds that lie in the spans of each kind, rounded.
 
     The time up to a moment is that of the whole spans before it and of a part of one; a row's time is the
     difference between its two ends. So the cost is that of rows plus spans.
@@ -136,12 +92,12 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
 
 
 def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
-    """How many microseconds of each row lie in spans that do not overlap each other."""
+    """Return the microseconds of each row that lie in spans, which must not overlap each other."""
     return time_within(rows, spans, {"us": pl.lit(value=True)})["us"]
 
 
 def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
-    """How much of the time of ``rows`` lies before each moment, in microseconds.
+    """Return how much of the time of ``rows`` lies before each moment, in microseconds.
 
     A row adds what of it has passed: the time since its begin, less, once it is over, the time since its end.
     """
@@ -158,7 +114,7 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
-    """The moments of any span, as spans that do not touch: ``begin_us`` and ``end_us``, in their order."""
+    """Unite spans into ones that do not touch: ``begin_us`` and ``end_us``, in their order."""
     spans = spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
     if spans.is_empty():
         return spans
@@ -173,7 +129,7 @@ def united(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:
-    """Spans in order of time, each cut where the one before still lasts."""
+    """Sort spans by time and cut each where the one before still lasts."""
     if spans.is_empty():
         return spans
     before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())

@@ -1,4 +1,4 @@
-"""How long a step takes, modelled from the trace itself: what a finding's cost is estimated with.
+"""Model of step times, fitted to the trace itself: what a finding's cost is estimated with.
 
 ``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
 be negative, fitted to the steps (over 10,000: to evenly chosen ones) with a loss that outliers do not rule
@@ -13,19 +13,19 @@ import polars as pl
 
 FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
 FEWEST_STEPS = 20
-"""Four coefficients need several steps each."""
+"""Fewest steps of a fit: four coefficients need several steps each."""
 MOST_STEPS = 10_000
-"""Of more, every second is used, or every third, ...: four coefficients need no more."""
+"""Most steps of a fit: of more, every second is used, or every third, and so on."""
 ROUNDS = 300
 RIDGE = 1e-8
-"""Of the number of steps: what two costs that the steps do not tell apart share is divided evenly."""
+"""Weight per step that divides evenly what two costs share which the steps do not tell apart."""
 DIGITS = 6
-"""Of the largest part of a time: more are noise of the processor's arithmetic, no fit resolves them."""
+"""Digits of the largest part of a time that a fit resolves: more are noise of the arithmetic."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The fitted model. Times in microseconds."""
+    """Fitted model; times in microseconds."""
 
     base_us: float
     per_prefill_token_us: float
@@ -33,17 +33,17 @@ class StepTime:
     per_context_token_us: float
     """Per token of context that the step's requests had computed before."""
     steps: int
-    """It was fitted to."""
+    """Number of steps that it was fitted to."""
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
     most_base_us: float
     """The largest base that fits these steps as well: far above ``base_us`` where all did the same work."""
     most_decode_base_us: float = 0.0
-    """Likewise of the steps that only decode: where they all had the same batch, their whole time. A prefill
-    hides it on a device that reads its weights while it computes."""
+    """The largest base that fits the steps that only decode: their whole time where all had the same batch. A
+    prefill hides it on a device that reads its weights while it computes."""
 
     def predicted(self) -> pl.Expr:
-        """Microseconds that each row of a frame with the columns ``FEATURES`` would take."""
+        """Return the microseconds that each row of a frame with the columns ``FEATURES`` would take."""
         return (
             self.base_us
             + self.per_prefill_token_us * pl.col("prefill_tokens")
@@ -53,7 +53,7 @@ class StepTime:
 
 
 def busy_us() -> pl.Expr:
-    """From when the step could begin on the device to its output.
+    """Return the time from when a step could begin on the device to its output, in microseconds.
 
     With several steps in flight that is when the one before was back, else when ``schedule()`` was done.
     """
@@ -101,7 +101,7 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
 
 
 def _most_base(rows: Any, measured: Any) -> float:
-    """The largest base with which the other costs explain the steps as well, to two standard errors.
+    """Return the largest base with which the other costs explain the steps as well, to two standard errors.
 
     Args:
         rows: Weighted: what costs, the base first, and the time.
@@ -122,7 +122,7 @@ def _most_base(rows: Any, measured: Any) -> float:
 
 
 def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:
-    """Base and slope of the line through times of sizes above 0, by weighted least squares."""
+    """Fit base and slope of the line through times of sizes above 0, by weighted least squares."""
     import numpy as np  # noqa: PLC0415  # as above
 
     slope, base = np.polyfit(sizes, times, 1, w=weights)
@@ -132,7 +132,7 @@ def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[fl
 
 
 def resolved(costs: Any) -> Any:
-    """Fitted parts of one time, to the digits that a fit resolves: ``DIGITS`` of the largest."""
+    """Round fitted parts of one time to the digits that a fit resolves: ``DIGITS`` of the largest."""
     import numpy as np  # noqa: PLC0415  # as above
 
     largest = float(np.abs(costs).max())
@@ -140,7 +140,7 @@ def resolved(costs: Any) -> Any:
 
 
 def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | None:
-    """What the steps ``wanted`` would take by a model of ``steps``, for a first look: a fast fit.
+    """Return what the steps ``wanted`` would take by a model of ``steps``, for a first look: a fast fit.
 
     Non-negative least squares of the relative errors (SciPy's ``nnls``): a slow outlier weighs little.
     None where too few steps have an output.
@@ -158,25 +158,25 @@ def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | N
 
 
 def median(values: pl.Series) -> float:
-    """0 where there are none."""
+    """Return the median; 0 where there are no values."""
     return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
 
 
 def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
-    """The steps that a model is fitted to, of many evenly chosen ones; None: too few have an output."""
+    """Return the steps to fit a model to, of many evenly chosen ones; None: too few have an output."""
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
     return None if used.height < FEWEST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
 
 
 def _work(steps: pl.DataFrame) -> Any:
-    """A row per step: 1, and its ``FEATURES``."""
+    """Return an array with a row per step: 1, and its ``FEATURES``."""
     import numpy as np  # noqa: PLC0415  # as above
 
     return np.column_stack([np.ones(steps.height), steps.select(FEATURES).to_numpy().astype(float)])
 
 
 def _non_negative(rows: Any, size: float) -> Any:
-    """Least squares by costs that are not negative.
+    """Solve least squares by costs that are not negative.
 
     Args:
         rows: The columns that cost, none above 1 but for the size of its row, and what is to be fitted.

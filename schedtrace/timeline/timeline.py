@@ -1,7 +1,10 @@
-"""One engine's trace with all that is made of it: what findings and metrics are computed from."""
+"""Timeline of one engine: its trace with all tables that findings and metrics are computed from."""
 
-from functools import cached_property
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import polars as pl
 
@@ -10,63 +13,154 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.admission import behind_head, heads_by_size, refused_heads
 from schedtrace.timeline.charges import charges
-from schedtrace.timeline.engine_states import engine_busy_us, engine_states
-from schedtrace.timeline.events import events
-from schedtrace.timeline.frames import Frames
-from schedtrace.timeline.queue_waits import waits
-from schedtrace.timeline.request_states import request_states
+from schedtrace.timeline.engine_states import engine_busy_us, starved_steps, unstarved
+from schedtrace.timeline.events import events, host_spans, interrupted_states
+from schedtrace.timeline.frames import EngineFrames, demand_of, first_moment_us, last_moment_us
+from schedtrace.timeline.holders import idle_holders, long_prefills
+from schedtrace.timeline.queue_waits import mismatches
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
-from schedtrace.timeline.starvation import unstarved
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
+from schedtrace.timeline.tables import EngineTables, make_tables
 from schedtrace.timeline.unrecorded import recorded
 
 WARMUP_TRIAL = 0
 FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 
-class Timeline(Frames):
-    """The frames of one engine's trace, with the tables that are made of them, each where asked for first."""
+@dataclass(eq=False)
+class Timeline(EngineFrames):
+    """The frames of one engine's trace with its tables, each made once, when first asked for.
+
+    A property's function gets the tables that it is made of; no function looks up another's.
+    """
+
+    ready_tables: EngineTables | None = None
+    """EngineTables that are not made of these frames, such as a window's; None: made of them."""
+    longer_step_time: StepTime | None = None
+    """Model of step times that was fitted to more steps than these; None: fitted to these."""
+
+    @cached_property
+    def tables(self) -> EngineTables:
+        """The tables that all others are made of."""
+        return self.ready_tables or make_tables(self)
+
+    @property
+    def gone(self) -> pl.DataFrame:
+        """Requests that left in a gap of the trace (``timeline/unrecorded.py``)."""
+        return self.tables.gone
 
     @property
     def waits(self) -> pl.DataFrame:
-        """Each time that a request was in the waiting queue (``timeline/queue_waits.py``)."""
-        return waits(self)
+        """Stays of requests in the waiting queue (``timeline/queue_waits.py``)."""
+        return self.tables.waits
 
     @property
     def request_states(self) -> pl.DataFrame:
         """Every moment of every request (``timeline/request_states.py``)."""
-        return request_states(self)
+        return self.tables.request_states
 
     @property
     def engine_states(self) -> pl.DataFrame:
         """Every moment of the engine (``timeline/engine_states.py``)."""
-        return engine_states(self)
+        return self.tables.engine_states
 
     @property
-    def charges(self) -> pl.DataFrame:
-        """What every wait is charged to (``timeline/charges.py``)."""
-        return charges(self)
-
-    @property
-    def events(self) -> pl.DataFrame:
-        """Interruptions (``timeline/events.py``)."""
-        return events(self)
-
-    @cached_property
-    def step_time(self) -> StepTime | None:
-        """The model of step times, for estimates of cost; None where too few steps tell theirs."""
-        return fit_step_time(unstarved(self, self.steps))
+    def starved(self) -> pl.DataFrame:
+        """Times in which processors were short (``timeline/engine_states.py``)."""
+        return self.tables.starved
 
     @cached_property
     def requests_us(self) -> int:
-        """All requests' time added up: what shares of it are of."""
+        """All requests' time added up, in microseconds: the whole of which shares are taken."""
         return int(recorded(self.request_states).select(LENGTH_US.sum()).item() or 0)
 
-    @property
+    @cached_property
     def busy_us(self) -> int:
-        """The engine's time without what it was idle: what shares of the run are of."""
-        return engine_busy_us(self)
+        """The engine's time without what it was idle, in microseconds."""
+        return engine_busy_us(self.engine_states)
+
+    @cached_property
+    def mismatches(self) -> pl.DataFrame:
+        """Steps after which the rebuilt queue has another length than the recorded one."""
+        return mismatches(self, self.waits)
+
+    @cached_property
+    def starved_steps(self) -> pl.Series:
+        """Numbers of the steps for which processors were short."""
+        return starved_steps(self, self.starved)
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """Model of step times, for estimates of cost; None where too few steps have an output."""
+        return self.longer_step_time or fit_step_time(unstarved(self, self.starved_steps, self.steps))
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """Interruptions (``timeline/events.py``)."""
+        return events(self, self.engine_states, self.starved, self.starved_steps)
+
+    @cached_property
+    def host_spans(self) -> pl.DataFrame:
+        """Times in which an interruption kept the engine's thread from steps."""
+        return host_spans(self.events, self.engine_states)
+
+    @cached_property
+    def interrupted_states(self) -> pl.DataFrame:
+        """``request_states`` with the interruptions cut out (``timeline/events.py``)."""
+        return interrupted_states(self, self.request_states, self.events, self.host_spans)
+
+    @cached_property
+    def refused_heads(self) -> pl.DataFrame:
+        """Steps that refused the head of the queue for its size (``timeline/admission.py``)."""
+        return refused_heads(self, self.waits, self.mismatches)
+
+    @cached_property
+    def held_up(self) -> pl.DataFrame:
+        """Requests behind such a head that would have fitted."""
+        return behind_head(self, self.waits, heads_by_size(self.refused_heads))
+
+    @cached_property
+    def idle_holders(self) -> pl.DataFrame:
+        """Requests that held KV blocks and got nothing (``timeline/holders.py``)."""
+        return idle_holders(self)
+
+    @cached_property
+    def long_prefills(self) -> pl.DataFrame:
+        """Steps of whose prefill tokens one long prompt took at least half (``timeline/holders.py``)."""
+        return long_prefills(self)
+
+    @cached_property
+    def charges(self) -> pl.DataFrame:
+        """What every wait is charged to (``timeline/charges.py``)."""
+        return charges(
+            self,
+            self.request_states,
+            events=self.events,
+            held_up=self.held_up,
+            idle=self.idle_holders,
+            long=self.long_prefills,
+        )
+
+
+Made = TypeVar("Made")
+
+
+def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
+    """Wrap a function of a timeline so that it computes its result once for each, while the timeline lives.
+
+    The results belong to the wrapped function: nothing else can reach them.
+    """
+    results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
+
+    @wraps(make)
+    def once(timeline: Timeline) -> Made:
+        if timeline not in results:
+            results[timeline] = make(timeline)
+        return results[timeline]
+
+    return once
 
 
 def make_timeline(
@@ -76,13 +170,13 @@ def make_timeline(
     whole: bool = False,
     front_end: FrontEnd | None = None,
 ) -> Timeline:
-    """Prepare a trace for the rules; the manifest tells how the requests came.
+    """Prepare a trace for the rules.
 
     Args:
-        trace: One engine's.
-        manifest: Of its run.
-        whole: Leave nothing out, the warm-up neither: to tell about single steps and requests.
-        front_end: What the front ends of its run recorded.
+        trace: One engine's trace.
+        manifest: Manifest of its run: how the requests were sent.
+        whole: Leave nothing out, the warm-up neither, to describe single steps and requests.
+        front_end: Record of the run's front ends.
     """
     steps = trace.steps
     measured = pl.col("trial").is_null() | (pl.col("trial") != WARMUP_TRIAL)
@@ -90,8 +184,8 @@ def make_timeline(
         measured = pl.lit(value=True)
     elif trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
-    came = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
-    trial_of = came.unique("request_id")
+    requests = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
+    trial_of = requests.unique("request_id")
     finishes = trace.finishes.join(
         trial_of, on="request_id", how="left", maintain_order="left", suffix="_of_arrival"
     )
@@ -100,7 +194,7 @@ def make_timeline(
             "trial_of_arrival"
         )
     exits = _exits(trace)
-    kept = (
+    measured_steps = (
         _as_scheduled(steps, exits)
         .filter(measured)
         .with_columns(
@@ -112,22 +206,38 @@ def make_timeline(
         )
         .join(_context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
-        .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
+        .with_columns(_waiting_cause(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
+    )
+    arrivals, finishes = trace.arrivals.filter(measured), finishes.filter(measured)
+    present, stalls = trace.present.filter(measured), _stalls(trace)
+    gaps = trace.gaps.filter(
+        pl.col("next_step").is_between(*_ends(measured_steps["step"]), closed=_closed(trace, measured_steps))
     )
     return Timeline(
         header=trace.header,
-        steps=kept,
+        steps=measured_steps,
         stretches=trace.stretches().filter(measured),
-        arrivals=trace.arrivals.filter(measured),
-        finishes=finishes.filter(measured),
-        present=trace.present.filter(measured),
-        gaps=trace.gaps.filter(
-            pl.col("next_step").is_between(*_ends(kept["step"]), closed=_closed(trace, kept))
-        ),
+        arrivals=arrivals,
+        finishes=finishes,
+        present=present,
+        gaps=gaps,
         there_after=trace.there_after.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=exits.filter(measured),
         caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),
+        begin_us=first_moment_us(measured_steps),
+        end_us=last_moment_us(
+            steps=measured_steps,
+            arrivals=arrivals,
+            present=present,
+            finishes=finishes,
+            stalls=stalls,
+            controls=trace.controls,
+            cpu=trace.cpu,
+            end_missing=trace.problems.end_missing,
+        ),
+        demand=demand_of(trace.header, measured_steps, finishes),
+        there_first=present.filter(~pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
@@ -135,11 +245,10 @@ def make_timeline(
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
         controls=trace.controls,
-        stalls=_stalls(trace),
+        stalls=stalls,
         front_end=front_end,
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
-        end_missing=trace.problems.end_missing,
     )
 
 
@@ -154,7 +263,7 @@ def _ends(numbers: pl.Series) -> tuple[int, int]:
 
 
 def _stalls(trace: Trace) -> pl.DataFrame:
-    """The watchdog's, with ``open``: there was no progress until the trace's end."""
+    """Return the watchdog's stalls, with ``open``: there was no progress until the trace's end."""
     later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
     last_us = pl.max_horizontal("at_us", pl.lit(max((us for us in later if us is not None), default=0)))
     ended = pl.col("until_us").is_null()
@@ -162,7 +271,7 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """The steps with the token budget that ``schedule()`` worked with, where less than the recorded one.
+    """Return the steps with the token budget that ``schedule()`` worked with, where less than recorded.
 
     A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends
     for want of budget although the step's tokens leave some.
@@ -178,7 +287,7 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """``step`` and ``context_tokens``: computed tokens of its requests before it."""
+    """Return ``step`` and ``context_tokens``: computed tokens of its requests before it."""
     # In step n a request has computed_tokens + (n - step) * scheduled_tokens.
     grows = pl.when(pl.col("last_step") > pl.col("step")).then("scheduled_tokens").otherwise(0)
     at_zero = pl.col("computed_tokens") - pl.col("step") * grows
@@ -188,34 +297,34 @@ def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFram
 
 
 def _used() -> pl.Expr:
-    """By the budget; where a record does not tell it, by the tokens of the two kinds."""
+    """Return the scheduled tokens by the budget; without it, by the tokens of the two kinds."""
     of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
     return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
 
 
-def _told(cause: pl.Expr) -> pl.Expr:
-    """The cause; where no exit was recorded, whether anything waited decides what can be said."""
+def _waiting_cause(cause: pl.Expr) -> pl.Expr:
+    """Return the cause; where no exit was recorded, the one that the queue's length allows."""
     waiting = pl.col("num_waiting_after")
     nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
     return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
 
 
 def _exits(trace: Trace) -> pl.DataFrame:
-    """All exits; a loop that ends refuses somebody only if somebody is left in the queue."""
+    """Return all exits; a loop that ends refuses a request only if one is left in the queue."""
     left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
     refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
     return _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Rows of a nested list with a column of the step that they belong to."""
+    """Add to rows of a nested list a column of the step that they belong to."""
     beside = trace.steps.lazy().select("step", column)
     return rows.join(beside, on="step", how="left", maintain_order="left").collect()
 
 
 def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
-    """For every step the exit that tells why the waiting queue was not emptied."""
-    told = ("cause", "detail", "guard", "location", "via")
+    """Return for every step the exit that shows why the waiting queue was not emptied."""
+    columns = ("cause", "detail", "guard", "location", "via")
     ended = pl.col("kind") != "continue"
     often = pl.col("count").sum().over("step", "cause", "location")
     return (
@@ -227,6 +336,6 @@ def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
         .select(
             "step",
             pl.col("request_id").alias("waiting_request"),
-            *(pl.col(name).alias(f"waiting_{name}") for name in told),
+            *(pl.col(name).alias(f"waiting_{name}") for name in columns),
         )
     )

@@ -1,44 +1,42 @@
-"""Unknowns of a gap of the trace: requests' states meanwhile, and who left in it.
+"""Unknowns of a gap of the trace: requests' states meanwhile, and the requests that left in it.
 
-``Frames.gaps`` has the gaps. Nobody is said to have waited, run or ended in one: the state is
-``NOT_RECORDED``, and a request of whom nothing is known afterwards has no end.
+``EngineFrames.gaps`` has the gaps. A request neither waits, runs nor ends in one: its state there is
+``NOT_RECORDED``, and a request that is not recorded afterwards has no end.
 """
 
 import polars as pl
 
 from schedtrace.read.gaps import DROPPED
-from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.frames import EngineFrames
 
 NOT_RECORDED = "not_recorded"
 """State of a request, and of the engine, in a gap."""
 
 
 def recorded(states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``request_states`` or ``engine_states`` of which something is known."""
+    """Return the rows of ``request_states`` or ``engine_states`` outside of gaps."""
     return states.filter(pl.col("state") != NOT_RECORDED)
 
 
-def missing_us(frames: Frames) -> int:
-    """Return how long nothing was recorded, added up."""
+def missing_us(frames: EngineFrames) -> int:
+    """Return the length of all gaps, in microseconds."""
     return int(frames.gaps.select((pl.col("to_us") - pl.col("from_us")).sum()).item() or 0)
 
 
-def missing_steps(frames: Frames) -> int:
-    """Return how many steps lie in gaps."""
+def missing_steps(frames: EngineFrames) -> int:
+    """Count the steps that lie in gaps."""
     missing = pl.col("last_step") - pl.col("first_step") + 1
     return int(frames.gaps.select(missing.clip(0).sum()).item() or 0)
 
 
-@computed_once
-def after(frames: Frames) -> pl.DataFrame:
-    """Return who was there when a gap was over, with ``next_step``, the first step behind it."""
+def after(frames: EngineFrames) -> pl.DataFrame:
+    """Return the requests there when a gap was over, with ``next_step``, the first step behind it."""
     steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
     return frames.there_after.join(steps, on="at_us", maintain_order="left")
 
 
-@computed_once
-def gone(frames: Frames) -> pl.DataFrame:
-    """Return the requests that left in a gap, or may have: nothing is known of them afterwards.
+def gone(frames: EngineFrames) -> pl.DataFrame:
+    """Return the requests that left in a gap, or may have: they are not recorded afterwards.
 
     Columns: ``request_id``; ``gone_us``, since when nothing is known; ``gone_step``, the first step behind.
     """
@@ -74,8 +72,8 @@ def gone(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _numbered(frames: Frames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Return when these rows happened, as the number of the last step begun by then; -1: none."""
+def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
+    """Return the last step begun by each row's moment: ``request_id`` and ``step``; -1: no step."""
     numbers = frames.steps.sort("step")["step"]
     places = (
         frames.steps.sort("step")["start_us"].search_sorted(rows[moment], side="right").cast(pl.Int64) - 1
@@ -97,7 +95,7 @@ def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         states: ``begin_us``, ``end_us``, ``state``, ``cause``, ``begin_step``, ``end_step`` and ``tokens``.
-        gaps: ``Frames.gaps``.
+        gaps: ``EngineFrames.gaps``.
     """
     gaps = gaps.filter(pl.col("to_us") > pl.col("from_us")).sort("from_us")
     if gaps.is_empty() or states.is_empty():

@@ -1,12 +1,11 @@
-"""A part of a trace: what an engine did between two moments, with the requests as they were then."""
+"""Part of a trace: what an engine did between two moments, with the requests as they were then."""
 
 from dataclasses import dataclass, replace
 
 import polars as pl
 
-from schedtrace.timeline.starvation import starved
+from schedtrace.timeline.engine_states import thread_times
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import gone
 
 
 @dataclass(frozen=True)
@@ -16,14 +15,14 @@ class Window:
     begin_us: int | None = None
     end_us: int | None = None
     last_us: int | None = None
-    """Only so much before its end, instead of ``begin_us``."""
+    """Microseconds before its end, instead of ``begin_us``."""
 
     def __str__(self) -> str:
-        given = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
-        return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in given.items() if us is not None)
+        bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
+        return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in bounds.items() if us is not None)
 
     def of(self, timeline: Timeline) -> tuple[int, int]:
-        """Both moments on the clock of a trace that has steps."""
+        """Return both moments on the clock of a trace that has steps."""
         first, end = timeline.begin_us, timeline.end_us
         if self.end_us is not None:
             end = min(end, self.end_us - timeline.offset_us)
@@ -33,7 +32,7 @@ class Window:
 
 
 def windowed(timeline: Timeline, window: Window) -> Timeline:
-    """The steps that began in the window, and all else cut to it.
+    """Return the steps that began in the window, and all else cut to it.
 
     States keep their causes: a request that had waited since before the window waits from its begin. A window
     without a step, as within a pause, has the requests that were there and what was asked of the engine.
@@ -45,7 +44,10 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
     number = steps.select("step")
     states = _cut(timeline.request_states, begin_us, end_us)
     there = states.select("request_id").unique()
-    cut = replace(
+    tables = timeline.tables
+    engine = _cut(tables.engine_states, begin_us, end_us)
+    during = (pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)
+    return replace(
         timeline,
         steps=steps,
         stretches=_cut_stretches(timeline.stretches, number),
@@ -66,25 +68,24 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         stalls=_cut(timeline.stalls.rename({"since_us": "begin_us", "until_us": "end_us"}), begin_us, end_us)
         .rename({"begin_us": "since_us", "end_us": "until_us"})
         .with_columns(pl.col("open") & (pl.col("until_us") < end_us).not_()),
-        warmup_steps=0,
-        is_window=True,
-    )
-    vars(cut).update(
-        request_states=states,
-        engine_states=_cut(timeline.engine_states, begin_us, end_us),
-        waits=timeline.waits,
         begin_us=begin_us,
         end_us=end_us,
-        demand=timeline.demand,
-        starved=starved(timeline).filter((pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)),
         there_first=timeline.there_first.join(there, on="request_id", how="semi", maintain_order="left"),
-        gone=gone(timeline).filter(pl.col("gone_us") < end_us),
+        warmup_steps=0,
+        is_window=True,
+        ready_tables=replace(
+            tables,
+            gone=tables.gone.filter(pl.col("gone_us") < end_us),
+            request_states=states,
+            engine_states=engine,
+            thread_times=thread_times(timeline, engine),
+            starved=tables.starved.filter(during),
+        ),
     )
-    return cut
 
 
 def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
-    """Rows with ``begin_us`` and ``end_us``, as much of them as lies in the window."""
+    """Cut rows with ``begin_us`` and ``end_us`` to what lies in the window."""
     return rows.with_columns(pl.col("begin_us", "end_us").clip(begin_us, end_us)).filter(
         pl.col("end_us") > pl.col("begin_us")
     )
@@ -95,7 +96,7 @@ def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
-    """Stretches shortened to these steps; what was computed before is as if it had been there."""
+    """Shorten stretches to these steps; what was computed before counts as there from the start."""
     if number.is_empty():
         return stretches.filter(pl.lit(value=False))
     first, last = int(number["step"][0]), int(number["step"][-1])

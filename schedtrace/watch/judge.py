@@ -179,5 +179,4 @@ def _window(engine: Engine, now_s: float, span_s: int) -> Timeline | None:
         return None
     if span_s == LONG_S:
         engine.step_time = cut.step_time
-    vars(cut).update(demand=engine.demand, step_time=engine.step_time or cut.step_time)
-    return cut
+    return replace(cut, demand=engine.demand, longer_step_time=engine.step_time)

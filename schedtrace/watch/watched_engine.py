@@ -15,9 +15,9 @@ from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
 from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.frames import Demand
+from schedtrace.timeline.pieces import waits_for
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.timeline.waiting import waits_for
 from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells
 
 KEEP_S = 75

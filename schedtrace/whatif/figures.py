@@ -70,7 +70,7 @@ def trials_of(ranks: Sequence[Timeline]) -> list[int | None]:
 
 
 def _over_ranks(one: Decided, ranks: Sequence[Timeline], trial: int | None) -> float:
-    steps = [rank.of_trial(rank.steps, trial) for rank in ranks]
+    steps = [rank.trial_rows(rank.steps, trial) for rank in ranks]
     if one.is_sum:
         return sum(one.of(rank, of_rank) for rank, of_rank in zip(ranks, steps, strict=True))
     return one.of(ranks[0], pl.concat(steps, how="diagonal_relaxed"))

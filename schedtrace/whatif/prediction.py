@@ -23,7 +23,6 @@ from schedtrace.read.run import Run
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.engine_ranks import offset
-from schedtrace.timeline.starvation import starved_steps
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
 from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
@@ -157,9 +156,7 @@ def _of_load(timeline: Timeline) -> Timeline:
     if timeline.present.is_empty():
         return timeline
     there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
-    made = replace(timeline, finishes=timeline.finishes.filter(~there))
-    vars(made).update(request_states=timeline.request_states, engine_states=timeline.engine_states)
-    return made
+    return replace(timeline, finishes=timeline.finishes.filter(~there), ready_tables=timeline.tables)
 
 
 class Predictor:
@@ -233,7 +230,7 @@ class Predictor:
                 f"the replay of {self._base.load_words} as it was recorded is {100 * off:+.0f} % off in "
                 f"{name} ({_written(mean, metric.unit)} recorded, {_written(ours, metric.unit)} replayed)"
             )
-            if starved := sum(starved_steps(timeline).len() for timeline in self._base.timelines):
+            if starved := sum(timeline.starved_steps.len() for timeline in self._base.timelines):
                 msg += f"; in {starved:,} steps processors were short, which a replay does not know"
             raise InputError(msg)
 

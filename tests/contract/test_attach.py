@@ -25,7 +25,7 @@ from schedtrace.record import attachment
 from schedtrace.record.attachment import Attachment, RefusedError
 from schedtrace.record.between_steps import NotReachedError
 from schedtrace.record.traced import traced_class
-from schedtrace.timeline.queue_waits import mismatches, waiting_after
+from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
 from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script
@@ -364,7 +364,7 @@ def test_the_waiting_queue_begins_with_those_who_waited(played):
     if played.name in SESSIONS:
         pytest.skip("the queue of sessions cannot be told from a trace")
     for (begin, _), attached in zip(WINDOWS, played.attached, strict=True):
-        assert mismatches(attached).is_empty()
+        assert attached.mismatches.is_empty()
         for step in attached.steps["step"]:
             told, known = (
                 waiting_after(attached.waits, step).select("request_id", "preempted"),

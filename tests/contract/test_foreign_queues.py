@@ -17,7 +17,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.simulate import Driver
-from schedtrace.timeline.queue_waits import mismatches, overtakings
+from schedtrace.timeline.queue_waits import overtakings
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import first_difference
 from tests.contract.loads import under_load
@@ -115,7 +115,7 @@ def test_every_moment_of_one_that_was_set_aside_is_told_as_that(recording):
     both(sets_aside, "few_seqs")
     run = read_run(recording)
     timeline = make_timeline(run.traces[0], whole=True)
-    assert mismatches(timeline).is_empty()
+    assert timeline.mismatches.is_empty()
     states = timeline.request_states.filter(state="set_aside")
     assert set(states["request_id"]) <= set(timeline.set_aside["request_id"])
     assert states.height > 5
@@ -147,7 +147,8 @@ def test_of_a_foreign_queue_nothing_is_concluded_from_the_order_of_arrival(recor
     [report] = analyze([run]).runs
     [line] = [text for text in map(plain, report.problems) if "is not vLLM's" in text]
     arrived = run.traces[0].arrivals.height
-    overtook = overtakings(make_timeline(run.traces[0], whole=True))
+    timeline = make_timeline(run.traces[0], whole=True)
+    overtook = overtakings(timeline, timeline.gone)
     assert 0 < overtook < arrived
     assert f"{overtook} of {arrived} requests were admitted before" in line
     stories = StepStories(run, make_timeline(run.traces[0], whole=True))

@@ -12,8 +12,7 @@ from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.charges import INTERRUPTED
-from schedtrace.timeline.interrupted_states import interrupted_states
+from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
@@ -75,7 +74,7 @@ def _find(timeline: Timeline) -> Findings:
     theirs = pl.col("request_id").is_in(aborted["request_id"].implode())
     states = recorded(timeline.request_states).filter(theirs)
     # What they lost to an interruption is the interruption's: clients that leave meanwhile are its effect.
-    of_engine = recorded(interrupted_states(timeline)).filter(theirs, pl.col("state") != INTERRUPTED)
+    of_engine = recorded(timeline.interrupted_states).filter(theirs, pl.col("state") != INTERRUPTED)
     time_us = int(of_engine.select(LENGTH_US.sum()).item())
     share = time_us / timeline.requests_us
     if share < FOUND_FROM_FRAC:

@@ -114,7 +114,7 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
     if (
         begins
         and at_once
-        and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min()
+        and first["step"][0] == timeline.trial_rows(timeline.steps, first["trial"][0])["step"].min()
     ):
         return say(
             "The client, not the scheduler: when the first step was made, {there:n} of {came:n request} had "

@@ -8,8 +8,7 @@ from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.rank import PASS
+from schedtrace.timeline.engine_ranks import PASS, Ranks
 
 WARNING_FRAC = 0.05
 """Of the time of all passes, saved at most."""

@@ -65,7 +65,7 @@ def _find(timeline: Timeline) -> Findings:
 
 def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
     """What requests waited for the token budget from the starts of these steps to the next ones."""
-    waits = refused(timeline).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
+    waits = refused(timeline.request_states).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
     starts = timeline.steps.select("step", "start_us", next_us=pl.col("start_us").shift(-1))
     spans = starts.join(starved, on="step", how="semi").with_columns(
         pl.col("next_us").fill_null(timeline.end_us)

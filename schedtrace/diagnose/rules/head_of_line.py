@@ -13,8 +13,8 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.admission import behind_head, refused_heads
-from schedtrace.timeline.charges import BY_SIZE, HEAD_OF_LINE
+from schedtrace.timeline.admission import heads_by_size
+from schedtrace.timeline.charges import HEAD_OF_LINE
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -57,8 +57,8 @@ def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
-    heads = refused_heads(timeline).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
-    passed = behind_head(timeline, heads)
+    heads = heads_by_size(timeline.refused_heads)
+    passed = timeline.held_up
     starts = timeline.steps.select("step", "start_us")
     passed = passed.join(starts, on="step", how="left", maintain_order="left").join(
         starts.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left"

@@ -13,7 +13,6 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Count, Steps
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import IDLE_HOLDERS
-from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
 
 NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
@@ -80,8 +79,7 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     begins = starts.rename({"step": "first_step", "start_us": "begin_us"})
     over = starts.select(last_step=pl.col("step") - 1, over_us="start_us")
     rows = (
-        idle_holders(timeline)
-        .join(begins, on="first_step", maintain_order="left")
+        timeline.idle_holders.join(begins, on="first_step", maintain_order="left")
         .join(over, on="last_step", how="left", maintain_order="left")
         .with_columns(us=pl.col("over_us").fill_null(timeline.end_us) - pl.col("begin_us"))
         .sort("us", "first_step", "blocks", "request_id", descending=[True, False, True, False])

@@ -16,8 +16,8 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
+from schedtrace.timeline.engine_states import starved_threads
 from schedtrace.timeline.spans import LENGTH_US
-from schedtrace.timeline.starvation import starved, threads_of
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
@@ -250,8 +250,9 @@ def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
 
 
 def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
-    requests = events.kept(timeline, rows)
-    cost_us, time_us = events.cost_us(timeline, rows), int(rows.select(LENGTH_US.sum()).item())
+    requests = events.interrupted_requests(timeline.request_states, rows)
+    cost_us = events.cost_us(timeline.request_states, timeline.engine_states, rows)
+    time_us = int(rows.select(LENGTH_US.sum()).item())
     share = min(1.0, cost_us / timeline.requests_us)
     longest = rows.with_columns(length_us=LENGTH_US).sort("length_us", "begin_us", descending=[True, False])
     parts = (
@@ -340,7 +341,7 @@ def _where(evidence: Interruptions) -> str:
 
 def _short_us(timeline: Timeline) -> int:
     """Return for how long processors were short, within the window that is looked at."""
-    spans = starved(timeline).with_columns(
+    spans = timeline.starved.with_columns(
         pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
     )
     return int(spans.select(LENGTH_US.sum()).item())
@@ -356,7 +357,7 @@ def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
             waited_frac=thread["waited_us"] / thread["us"],
             lost_ms=thread["lost_us"] / 1e3,
         )
-        for thread in threads_of(timeline).to_dicts()
+        for thread in starved_threads(timeline.tables.thread_times, timeline.starved).to_dicts()
     ]
 
 

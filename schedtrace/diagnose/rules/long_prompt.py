@@ -10,7 +10,6 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import LONG_PROMPT
-from schedtrace.timeline.holders import long_prefills
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -53,7 +52,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
-    steps = long_prefills(timeline).join(waits.steps.select("step", "start_us", "output_us"), on="step")
+    steps = timeline.long_prefills.join(waits.steps.select("step", "start_us", "output_us"), on="step")
     each = steps.group_by("request_id").agg(
         pl.col("scheduled_tokens", "prefill_tokens").sum(), pl.col("prompt_tokens").first(), steps=pl.len()
     )

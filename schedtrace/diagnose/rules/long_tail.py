@@ -112,8 +112,8 @@ def _find(timeline: Timeline) -> Findings:
 
 def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
     """The tail of one trial, if it has one, and how long the trial took."""
-    steps = timeline.of_trial(timeline.steps, trial)
-    ends = timeline.of_trial(timeline.finishes, trial).drop_nulls("output_tokens")
+    steps = timeline.trial_rows(timeline.steps, trial)
+    ends = timeline.trial_rows(timeline.finishes, trial).drop_nulls("output_tokens")
     ends = ends.filter(pl.col("status").is_in(["STOPPED", "LENGTH_CAPPED"]))
     begin_us, end_us = steps["start_us"].min(), ends["finished_us"].max()
     if begin_us is None or end_us is None:
@@ -122,7 +122,7 @@ def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
     usual = float(ends["output_tokens"].quantile(QUANTILE) or 0)
     long = ends.filter(pl.col("output_tokens") >= FAR * usual)
     others = ends.filter(pl.col("output_tokens") < FAR * usual)
-    came = timeline.of_trial(timeline.arrivals, trial).select(pl.col("queued_us").max()).item()
+    came = timeline.trial_rows(timeline.arrivals, trial).select(pl.col("queued_us").max()).item()
     if ends.height < FEWEST or long.is_empty() or others.is_empty():
         return None, run_us
     begin = max(_latest(others), came or 0)

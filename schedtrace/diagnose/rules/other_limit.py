@@ -2,9 +2,12 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import CHARGED, Findings, Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens
 from schedtrace.diagnose.rules.common import LongestWaited, advise, wait_finding
+from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
+from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
+from schedtrace.diagnose.rules.token_budget_bound import RULE as TOKEN_BUDGET_BOUND
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause
@@ -16,6 +19,11 @@ from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.charges import CHARGES as NAMED
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
+
+HAVE_A_RULE = frozenset(
+    charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
+)
+"""Limits, as causes, that a rule of their own is about."""
 
 
 def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:
@@ -139,9 +147,8 @@ class LimitWait(LongestWaited, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    known = {*NAMED, *CHARGED}
-    causes = [cause for cause in timeline.charges["charge"].unique().sort().to_list() if cause not in known]
-    for cause in causes:
+    causes = timeline.charges["charge"].unique().sort().to_list()
+    for cause in [cause for cause in causes if cause not in NAMED and cause not in HAVE_A_RULE]:
         yield from _of_cause(timeline, cause)
 
 

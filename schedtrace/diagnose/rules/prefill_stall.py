@@ -9,8 +9,7 @@ from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import PrefillStalls, Ranks
-from schedtrace.timeline.rank import PASS
+from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, Ranks
 
 FOUND_FROM_FRAC = 0.01
 """Of the time of all passes."""

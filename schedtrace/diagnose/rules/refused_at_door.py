@@ -104,7 +104,7 @@ def _refused(timeline: Timeline) -> list[RefusedRequest]:
 
 def _waited_for(timeline: Timeline, first_us: int, last_us: int) -> dict[str, float]:
     rows = (
-        waits_for_a_cause(timeline)
+        waits_for_a_cause(timeline.request_states)
         .with_columns(pl.col("begin_us", "end_us").clip(first_us, max(last_us, first_us + 1)))
         .group_by("cause")
         .agg(LENGTH_US.sum().alias("us"))

@@ -17,7 +17,6 @@ from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_states import with_engine_time
-from schedtrace.timeline.events import host_spans, interrupted_us
 from schedtrace.timeline.spans import overlap_us
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
@@ -112,7 +111,7 @@ def _share_of_requests(timeline: Timeline) -> float | None:
     """Share of the requests' time that passed between steps while they ran."""
     running = timeline.request_states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
     host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum()) - int(
-        interrupted_us(timeline, running).sum()
+        overlap_us(running, timeline.host_spans).sum()
     )
     return share_of_requests(timeline, host_us)
 
@@ -168,7 +167,7 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
 
 def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
     """The gaps without the time of interruptions, which are no work of every step."""
-    spans = host_spans(timeline)
+    spans = timeline.host_spans
     if spans.is_empty():
         return gaps
     parts = [

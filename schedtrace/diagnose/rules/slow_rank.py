@@ -10,8 +10,7 @@ from schedtrace.diagnose.rules.common import advise, finding_of
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.rank import BEYOND, PASS
+from schedtrace.timeline.engine_ranks import BEYOND, PASS, Ranks
 
 SLOW_FACTOR = 1.2
 """A fifth longer: models of two equal ranks differ by less."""

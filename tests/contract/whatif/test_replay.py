@@ -10,7 +10,7 @@ from schedtrace.read.run import read_run
 from schedtrace.simulate.engine_options import engine_options, require_known
 from schedtrace.simulate.replay import play
 from schedtrace.simulate.routing import ROUTERS
-from schedtrace.step_times.fitted import Recorded as RecordedTimes
+from schedtrace.step_times.fitted import RecordedTimes
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
 from schedtrace.whatif.prediction import recorded

@@ -7,16 +7,17 @@ from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
+from schedtrace.model.trace_facts import CacheGroup
 from tests.makers import arrival, finish, step
 
 JOBS, CHATS = "abcdefgh", "xy"
 SPREAD_US = 1000
 
 
-def load(*, apart_us=0, chat_steps=2, **of_jobs):
+def load(*, apart_us=0, chat_steps=2, cause=Cause.MAX_NUM_SEQS, **of_jobs):
     """The jobs come so far apart; a chat has so many steps."""
     jobs = [arrival(name, None, place * apart_us, **of_jobs) for place, name in enumerate(JOBS)]
-    seats = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "x")
+    seats = Exit("waiting", "break", cause, "x")
     lines = [step(0, start=9_000, got=dict.fromkeys(JOBS, 100), new=JOBS, arrived=jobs)]
     lines += [
         step(number, got=dict.fromkeys(JOBS, 1), running=8, waiting=1, ended=seats) for number in range(2, 10)
@@ -58,6 +59,15 @@ def test_a_kind_is_named_by_what_its_requests_share(view_of, of_jobs, trait, rec
     split = of(view_of(*load(apart_us=SPREAD_US, **of_jobs)))
     assert (split.trait, split.waiters, split.holders, split.wait_us) == (trait, 2, 8, 140_000)
     recorded_words(sentence(split))
+
+
+@pytest.mark.parametrize(("groups", "waiters"), [(1, 2), (2, None)])
+def test_kv_blocks_are_those_of_all_cache_groups(view_of, groups, waiters):
+    """A chat of 100 tokens needs 7 blocks in each group: 10 are room for one group, not for two."""
+    full = [CacheGroup("FullAttention", 16, 1)] * groups
+    view = view_of(*load(cause=Cause.KV_BLOCKS), block_size=16, kv_blocks_total=11, cache_groups=full)
+    behind = behind_whom(view, charged(view, Cause.KV_BLOCKS))
+    assert (None if behind is None else behind.waiters) == waiters
 
 
 def test_a_load_of_one_kind_has_nobody_behind_whom(view_of):

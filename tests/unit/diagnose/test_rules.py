@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules.other_limit import HAVE_A_RULE
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Steps
@@ -12,6 +13,7 @@ from schedtrace.model.trace import Events, Step
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
+from schedtrace.timeline.charges import CHARGES
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, header, step, write_trace
 
@@ -43,6 +45,11 @@ def quiet(request, tmp_path_factory):
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_every_rule_is_silent_about(quiet, rule):
     assert rule(quiet) == []
+
+
+def test_a_limit_has_a_rule_of_its_own_or_is_another_limit():
+    named = {str(charge) for rule in RULES.values() for charge in rule.charges}
+    assert named | {*CHARGES} == HAVE_A_RULE | {*CHARGES}
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from schedtrace.model.trace_facts import Control, ThreadTime
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.renderers.text import render
 from schedtrace.read.run import read_run
-from schedtrace.timeline.interrupted_states import interrupted_states
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, header, step, write_trace
@@ -116,7 +115,7 @@ def test_the_events_of_a_life_name_it(paused, recorded_words):
 
 def test_the_sums_are_those_of_the_report(paused):
     timeline = make_timeline(paused.traces[0], paused.manifest)
-    cut = interrupted_states(timeline)
+    cut = timeline.interrupted_states
     lost = cut.filter(cut["state"] == "interrupted").select(LENGTH_US.sum()).item()
     bars = engine_split(timeline)
     assert lost == bars.filter(bars["part"] == "interrupted")["us"].sum() == 200_000

@@ -11,7 +11,6 @@ from schedtrace.read import growing as growing_module
 from schedtrace.read.follow import Following, require_header
 from schedtrace.read.growing import LostError
 from schedtrace.read.trace import read_trace
-from schedtrace.timeline.queue_waits import mismatches
 from schedtrace.timeline.timeline import make_timeline
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, finish, header, step, write_trace
@@ -64,7 +63,7 @@ def test_the_states_of_a_window_are_those_of_the_whole_trace(growing):
     window = make_timeline(follower.trace(list(follower.chunks)))
     whole = make_timeline(read_trace(growing.path))
     assert window.steps["step"].to_list() == list(range(61, 75))
-    assert mismatches(window).is_empty()
+    assert window.mismatches.is_empty()
     kind = ["request_id", "state", "cause"]
     last = [
         one.request_states.group_by("request_id").last().select(kind).sort(kind) for one in (window, whole)
@@ -99,7 +98,7 @@ def test_one_who_was_preempted_before_the_window_waits_in_it(growing):
     lives = {live.came.request_id: live for live in follower.lives}
     assert (lives["b"].waits_since_us, lives["b"].preempted) == (1_200_000, 1)
     timeline = make_timeline(follower.trace(list(follower.chunks)))
-    assert mismatches(timeline).is_empty()
+    assert timeline.mismatches.is_empty()
     states = timeline.request_states.group_by("request_id").last().sort("request_id")
     assert states["state"].to_list() == ["decode", "preempted", "waiting"]
     growing.names, growing.waiting = {"a": 1, "b": 1}, ("c",)
@@ -112,7 +111,7 @@ def test_one_who_was_preempted_before_the_window_waits_in_it(growing):
         growing.grow(10)
         follower.read()
     late = make_timeline(follower.trace(list(follower.chunks)[-2:]))
-    assert mismatches(late).is_empty()
+    assert late.mismatches.is_empty()
     last = late.request_states.group_by("request_id").last().sort("request_id")
     assert last["state"].to_list() == ["decode", "decode", "waiting"]
 
@@ -158,7 +157,7 @@ def test_a_saved_window_is_a_trace_of_its_own(growing, tmp_path):
     assert trace.arrivals["request_id"].to_list() == ["c"]
     assert not trace.problems.garbled_lines
     assert not trace.problems.not_rebuilt
-    assert mismatches(make_timeline(trace)).is_empty()
+    assert make_timeline(trace).mismatches.is_empty()
 
 
 def test_a_file_without_a_header_yet_is_waited_for(tmp_path):

@@ -11,7 +11,7 @@ from schedtrace.read.lines import ReadOptions
 from schedtrace.read.living import still_there
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
-from schedtrace.timeline.queue_waits import mismatches, waiting_after, waits
+from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.workloads.recorded_load import from_trace
 from tests.makers import arrival, finish, header, step, write_trace
@@ -99,11 +99,11 @@ def test_they_are_in_states_and_in_the_queue_from_the_beginning(path):
         ("waits", "waiting", "next_step", 50, 100, 0),
         ("waits", "waiting", full, 100, END_US, 0),
     ]
-    assert mismatches(timeline).is_empty()
+    assert timeline.mismatches.is_empty()
     assert not timeline.begins
     for number, names in enumerate((["lost", "waits"], ["waits", "new"])):
-        assert waiting_after(waits(timeline), number)["request_id"].to_list() == names
-    assert waits(timeline)["wanted_tokens"].to_list() == [11, 5, 100]
+        assert waiting_after(timeline.waits, number)["request_id"].to_list() == names
+    assert timeline.waits["wanted_tokens"].to_list() == [11, 5, 100]
     assert timeline.first_arrivals["request_id"].to_list() == ["new"]
     there = lives(read_trace(path), 0, 300)
     assert sorted(there.rows()) == [(50, END_US), (50, 300), (50, 300), (50, 300), (150, 300)]

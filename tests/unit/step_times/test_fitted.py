@@ -9,7 +9,7 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Fitted, Recorded, fit, load
+from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, load
 from schedtrace.step_times.linear import fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
 from tests.makers import arrival, step
@@ -287,7 +287,7 @@ def test_a_trace_without_known_requests_is_refused(view_of):
 
 
 def test_recorded_times_come_back_in_order_and_then_fitted_ones(run):
-    times = Recorded(run, fit([run], ["base"]))
+    times = RecordedTimes(run, fit([run], ["base"]))
     rows = observed(run)
     batch = Batch({"a": 45}, 45, 0, 0, prefill_requests=1, prefill_attention=45 * 22.5)
     for row in rows.iter_rows(named=True):

@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
-from schedtrace.timeline.admission import need_of, refused_heads
+from schedtrace.timeline.admission import need_of
 from tests.makers import arrival, step
 
 
@@ -14,4 +14,4 @@ def test_a_refusal_of_more_blocks_than_are_counted_leaves_the_need_unknown(token
     refused = Exit("waiting", "break", Cause.KV_BLOCKS, request_id="b", blocks_needed=3)
     arrivals = [arrival("b", 0, prompt_tokens=tokens)]
     view = view_of(step(0, waiting=1, ended=refused, arrived=arrivals), step(1, waiting=1, ended=refused))
-    assert (need_of(view, refused_heads(view)) is not None) is counts
+    assert (need_of(view, view.refused_heads) is not None) is counts

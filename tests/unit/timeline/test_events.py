@@ -5,7 +5,6 @@ import pytest
 
 from schedtrace.model.trace_facts import Control
 from schedtrace.model.vocabulary import INTERRUPTIONS
-from schedtrace.timeline.engine_states import engine_states
 from schedtrace.timeline.events import EPISODE, KINDS, PERIODIC, SCATTERED, cost_us, standstills
 from tests.makers import arrival, finish, step
 
@@ -98,7 +97,7 @@ def test_no_call_of_schedule(view_of):
     timeline = view_of(*steady(later={20: 30_000}))
     [event] = timeline.events.to_dicts()
     assert (event["kind"], event["step"], event["factor"]) == ("no_call", 20, pytest.approx(30_020 / 20))
-    assert cost_us(timeline, timeline.events) == 30_000
+    assert cost_us(timeline.request_states, timeline.engine_states, timeline.events) == 30_000
 
 
 def test_of_steps_that_were_not_recorded_nobody_knows(view_of):
@@ -150,7 +149,7 @@ def test_a_pause_of_all(view_of):
     [event] = timeline.events.to_dicts()
     assert (event["kind"], event["step"], event["detail"]) == ("paused", 21, "PAUSED_ALL")
     assert (event["begin_us"], event["end_us"]) == (20_500, 50_000)
-    assert cost_us(timeline, timeline.events) == 50_000 - 20_980
+    assert cost_us(timeline.request_states, timeline.engine_states, timeline.events) == 50_000 - 20_980
 
 
 def test_a_short_trace_tells_of_a_pause(view_of):
@@ -183,10 +182,12 @@ def test_a_wait_during_an_interruption_is_charged_to_that(view_of):
 
 def test_parts_of_spans_in_which_the_engine_did_not_step(view_of):
     view = view_of(*steady(4))
-    still = engine_states(view).filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
+    still = view.engine_states.filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
     (first, *_, last), spans = still.rows(named=True), [(0, 0)]
     spans += [(first["begin_us"] + 1, last["end_us"] - 1), (last["end_us"] - 2, last["end_us"] + 9)]
-    found = standstills(view, pl.DataFrame(spans, schema=["begin_us", "end_us"], orient="row")).rows()
+    found = standstills(
+        view.engine_states, pl.DataFrame(spans, schema=["begin_us", "end_us"], orient="row")
+    ).rows()
     states = still.select("begin_us", "end_us").rows()
     each = [
         (max(begin, since), min(end, until))

@@ -14,7 +14,6 @@ from schedtrace.present.pages.report_tables import engine_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.unrecorded import gone
 from schedtrace.timeline.window import Window, windowed
 from tests.fuzz import parts
 from tests.makers import encoded, header, step
@@ -73,7 +72,7 @@ def test_states_by_hand(by_hand):
     assert of["a"][-2:] == [("not_recorded", begins, 58_000), ("decode", 58_000, since)]
     assert of["b"][-1][2] == begins
     assert of["c"] == [("decode", 58_000, since)]
-    assert gone(timeline).rows() == [("b", begins, 6)]
+    assert timeline.gone.rows() == [("b", begins, 6)]
     assert ("not_recorded", begins, 58_000) in timeline.engine_states.select(
         "state", "begin_us", "end_us"
     ).rows()
@@ -172,8 +171,8 @@ def test_a_window_within_a_gap_has_the_gap_alone_and_nobody_left_before_it(by_ha
         ("not_recorded", 20_000, 50_000)
     }
     assert windowed(timeline, Window(end_us=begins)).gaps.is_empty()
-    assert gone(windowed(timeline, Window(end_us=begins))).is_empty()
-    assert gone(cut)["request_id"].to_list() == ["b"]
+    assert windowed(timeline, Window(end_us=begins)).gone.is_empty()
+    assert cut.gone["request_id"].to_list() == ["b"]
 
 
 def test_what_is_not_recorded_is_not_called_idle(by_hand):

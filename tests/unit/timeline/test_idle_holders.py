@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, HeadRefusal
-from schedtrace.timeline.holders import FEWEST_STEPS, idle_holders
+from schedtrace.timeline.holders import FEWEST_STEPS
 from tests.makers import arrival, finish, step
 
 
@@ -28,7 +28,7 @@ def refusing(steps, *, holders=(("a", 30), ("b", 20)), got="b", **fields):
 
 
 def rows(view):
-    return idle_holders(view).select("first_step", "last_step", "request_id", "blocks", "held", "kind").rows()
+    return view.idle_holders.select("first_step", "last_step", "request_id", "blocks", "held", "kind").rows()
 
 
 def test_who_got_nothing_and_keeps_half_of_the_blocks_holds_them_idly(view_of):
@@ -51,17 +51,17 @@ def test_otherwise_the_cache_is_in_use(view_of, lines):
 
 
 def test_nobody_ran(view_of):
-    assert idle_holders(view_of(*refusing(FEWEST_STEPS, got="")))["alone"].to_list() == [True, True]
-    assert idle_holders(view_of(*refusing(FEWEST_STEPS)))["alone"].to_list() == [False]
+    assert view_of(*refusing(FEWEST_STEPS, got="")).idle_holders["alone"].to_list() == [True, True]
+    assert view_of(*refusing(FEWEST_STEPS)).idle_holders["alone"].to_list() == [False]
 
 
 def test_a_session_is_silent_while_its_client_has_not_sent_more(view_of):
     lines = refusing(FEWEST_STEPS)
     lines[3].arrived = [arrival("a", None, 25_000, streaming_update=True)]
-    found = idle_holders(view_of(*lines))
+    found = view_of(*lines).idle_holders
     assert found.select("kind", "silent").rows() == [("session", False)]
     lines[2].exits.insert(0, Exit("waiting", "continue", Cause.STREAMING_INPUT_PENDING, "a"))
-    assert idle_holders(view_of(*lines))["silent"].to_list() == [True]
+    assert view_of(*lines).idle_holders["silent"].to_list() == [True]
 
 
 def test_a_finished_request_holds_only_what_nobody_fetched(view_of):

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.timeline.holders import long_prefills, prefills
+from schedtrace.timeline.holders import prefills
 from tests.makers import arrival, step
 
 
@@ -42,17 +42,17 @@ def test_a_long_prompt_exceeds_budget_and_usual_prompts_and_takes_half_of_the_st
 ):
     line = chunks(0, a=(0, mine), b=(0, others))
     line.arrived = come(a=tokens, b=usual)
-    rows = long_prefills(view_of(line)).rows()
+    rows = view_of(line).long_prefills.rows()
     assert rows == ([(0, "a", tokens, mine, 1000)] if long else [])
 
 
 def test_of_two_in_a_step_the_larger_chunk_counts(view_of):
     line = chunks(0, b=(0, 400), a=(0, 600))
     line.arrived = come(a=3000, b=2000, c=10, d=10)
-    assert long_prefills(view_of(line))["request_id"].to_list() == ["a"]
+    assert view_of(line).long_prefills["request_id"].to_list() == ["a"]
 
 
 def test_many_prompts_of_one_size_are_a_full_device(view_of):
     line = chunks(0, a=(0, 1000))
     line.arrived = come(a=3000, b=3000, c=10)
-    assert long_prefills(view_of(line)).is_empty()
+    assert view_of(line).long_prefills.is_empty()

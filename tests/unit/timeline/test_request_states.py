@@ -8,7 +8,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Cpu, Delta, Events, Exit, Preemption, Present, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside, ThreadTime
 from schedtrace.read.run import read_run
-from schedtrace.timeline.queue_waits import mismatches, overtakings
+from schedtrace.timeline.queue_waits import overtakings
 from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
@@ -274,7 +274,7 @@ def test_one_that_was_set_aside_is_neither_stalled_nor_preempted(view_of):
         (300, 500, "set_aside", "max_num_seqs", 3, 4, 0),
         (500, 560, "decode", None, 5, 5, 1),
     ]
-    assert mismatches(view).is_empty()
+    assert view.mismatches.is_empty()
 
 
 def test_a_later_arrival_that_is_admitted_first_overtakes(view_of):
@@ -284,7 +284,7 @@ def test_a_later_arrival_that_is_admitted_first_overtakes(view_of):
         step(2, start=200, waiting=1, ended=Cause.MAX_NUM_SEQS, got={"c": 9}, new="c"),
         step(3, start=300, got={"a": 9}, new="a"),
     )
-    assert overtakings(view) == 2
+    assert overtakings(view, view.gone) == 2
 
 
 def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):
@@ -298,7 +298,9 @@ def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):
         step(4, **waits, preempted=[Preemption("a", 100)]),
         step(5, got={"a": 100}, resumed="a"),
     )
-    assert queue_times(view).select("request_id", "step", "queue_us").rows() == [("a", 3, 26_000)]
+    assert queue_times(view, view.request_states).select("request_id", "step", "queue_us").rows() == [
+        ("a", 3, 26_000)
+    ]
 
 
 def test_a_request_decodes_once_its_first_token_is_back_although_the_trace_ends_there(view_of):

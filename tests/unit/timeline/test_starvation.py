@@ -1,11 +1,10 @@
-"""``timeline.starvation``: steps of 100 ms, of which the device takes 97; for 4 s they take 400 ms."""
+"""Starved engines: steps of 100 ms, of which the device takes 97; for 4 s they take 400 ms."""
 
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
-from schedtrace.timeline.starvation import starved, starved_steps, thread_times
 from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, step
 
@@ -60,12 +59,12 @@ def short(second):
 
 def test_what_a_worker_waited_while_the_device_had_its_turn_is_lost(view_of):
     view = view_of(*steps(), *cpu(short))
-    spans = starved(view)
+    spans = view.starved
     assert spans.select("begin_us", "end_us").rows() == [(at * SECOND, (at + 1) * SECOND) for at in SHORT]
     assert spans["device_frac"].to_list() == pytest.approx([750 / 993, 750 / 992] * 2)
     assert spans["host_frac"].to_list() == [0] * 4
-    assert starved_steps(view).to_list() == [*SLOW]
-    lost = thread_times(view).filter(role="worker")["lost_us"]
+    assert view.starved_steps.to_list() == [*SLOW]
+    lost = view.tables.thread_times.filter(role="worker")["lost_us"]
     assert lost.to_list() == [0, 0, *[750_000] * 4, 0, 0]
 
 
@@ -73,15 +72,15 @@ def test_linux_counts_a_wait_when_it_is_over(view_of):
     """1.5 s of two seconds are counted in the second of them, which has room for 0.8."""
     late = {2: (200_000, 0), 3: (200_000, 1_500_000)}
     view = view_of(*steps(), *cpu(lambda second: late.get(second, short(second))))
-    waited = thread_times(view).filter(role="worker")["waited_us"].to_list()
+    waited = view.tables.thread_times.filter(role="worker")["waited_us"].to_list()
     assert waited[2:4] == [700_000, 800_000]
-    assert starved(view)["device_frac"].to_list()[:2] == pytest.approx([700 / 993, 792 / 992])
+    assert view.starved["device_frac"].to_list()[:2] == pytest.approx([700 / 993, 792 / 992])
 
 
 def test_a_thread_that_polls_while_another_works_loses_nothing(view_of):
     view = view_of(*steps(), *cpu(lambda _: (970_000, 30_000), engine=(100_000, 900_000)))
-    assert starved(view).is_empty()
-    assert starved_steps(view).is_empty()
+    assert view.starved.is_empty()
+    assert view.starved_steps.is_empty()
 
 
 def test_steps_without_processors_are_taken_from_all_other_explanations(view_of, found, recorded_words):
@@ -110,7 +109,7 @@ def test_the_bars_say_what_the_verdict_says(run_of):
 
 def test_less_than_a_fifth_is_how_a_shared_machine_is(view_of):
     view = view_of(*steps(), *cpu(lambda second: (790_000, 190_000) if second in SHORT else (970_000, 0)))
-    assert starved(view).is_empty()
+    assert view.starved.is_empty()
 
 
 def test_a_window_has_what_was_lost_in_it(view_of):

@@ -24,7 +24,7 @@ def test_the_warm_up_is_in_no_frame_but_counted(view_of):
     assert view.arrivals["request_id"].to_list() == ["a", "b"]
     assert view.preemptions["request_id"].to_list() == ["a"]
     assert (view.warmup_steps, view.trials()) == (2, [1, 2])
-    assert view.of_trial(view.steps, 2)["step"].to_list() == [4]
+    assert view.trial_rows(view.steps, 2)["step"].to_list() == [4]
     assert dict(view.finishes.select("request_id", "trial").rows()) == {"a": 1, "b": 2}
 
 
@@ -52,7 +52,7 @@ def test_what_came_and_went_between_steps_belongs_to_the_trial_of_its_line(view_
 def test_a_trace_without_trials_is_one_trial_of_everything(view_of):
     view = view_of(step(0), step(1, got={"a": 5}))
     assert (view.trials(), view.warmup_steps) == ([None], 0)
-    assert view.of_trial(view.steps, None).height == 2
+    assert view.trial_rows(view.steps, None).height == 2
 
 
 def test_steps_tell_when_schedule_returned_and_what_was_used(view_of):
