@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from schedtrace.record.disguise import RECORDERS
-from schedtrace.record.exit_lines import to_lines
-from schedtrace.record.instrument import _with_marks
+from schedtrace.record.marks.exit_lines import to_lines
+from schedtrace.record.marks.instrument import _with_marks
 from schedtrace.record.queues import READERS, Reader
 
 TOY = """

@@ -14,7 +14,7 @@ from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
 from schedtrace.model.printable import shortened
 from schedtrace.model.queue import EngineQueues
-from schedtrace.record.control_client import AnswerError, Connection, Peer, ask
+from schedtrace.record.live.control_client import AnswerError, Connection, Peer, ask
 from schedtrace.record.processes import above, pids_within, process, process_id
 
 STATUS_S = 2.0

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from schedtrace.model.trace_facts import HeadRefusal
-from schedtrace.record import syntax
-from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
+from schedtrace.record.marks import syntax
+from schedtrace.record.marks.source import Proven, UnprovableError, copy_of, prove
 from schedtrace.record.vllms_own import is_own, is_tested, vllm_version
 
 

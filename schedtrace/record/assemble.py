@@ -34,9 +34,9 @@ from schedtrace.record.capture import (
     Synced,
     reports_invalid_drafts,
 )
-from schedtrace.record.exit_lines import to_lines
-from schedtrace.record.exits import Noted
-from schedtrace.record.queue_copy import PresentRequests, present
+from schedtrace.record.live.queue_copy import PresentRequests, present
+from schedtrace.record.marks.exit_lines import to_lines
+from schedtrace.record.marks.exits import Noted
 from schedtrace.record.request_lives import Lives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 from schedtrace.record.verdict_facts import FIELDS

@@ -16,7 +16,7 @@ import msgspec
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
 from schedtrace.record import allocation
-from schedtrace.record.exits import Noted
+from schedtrace.record.marks.exits import Noted
 from schedtrace.record.worker_hooks import Execution
 
 State = tuple[int | None, ...]

@@ -19,11 +19,11 @@ from schedtrace.record.capture import (
     only_samples,
     tokens_got,
 )
-from schedtrace.record.exit_lines import ended_loops, is_preemption
-from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.inference import Departures, InferredExits
+from schedtrace.record.live.queue_copy import PresentRequests, QueueCopy
 from schedtrace.record.log import logger
-from schedtrace.record.queue_copy import PresentRequests, QueueCopy
+from schedtrace.record.marks.exit_lines import ended_loops, is_preemption
+from schedtrace.record.marks.exits import Noted, event_of
 from schedtrace.record.queues import Queues, policy
 from schedtrace.record.verdict_facts import Facts
 from schedtrace.record.vllms_own import is_own, is_own_class

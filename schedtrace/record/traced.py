@@ -14,8 +14,8 @@ from schedtrace.record import settings, switches
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
-from schedtrace.record.instrument import Instrumented, instrument
 from schedtrace.record.log import logger
+from schedtrace.record.marks.instrument import Instrumented, instrument
 from schedtrace.record.old_runs import remove_old_runs
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment

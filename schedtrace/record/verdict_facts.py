@@ -14,7 +14,7 @@ from schedtrace.record import allocation, arrival_facts
 from schedtrace.record.allocation import blocks_of, managers_of
 from schedtrace.record.capture import Capture, Happened, State
 from schedtrace.record.engine_hooks import INPUTS, Inputs
-from schedtrace.record.exits import SITES, Noted
+from schedtrace.record.marks.exits import SITES, Noted
 from schedtrace.record.vllms_own import is_own, is_own_class
 
 

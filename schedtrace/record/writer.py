@@ -21,10 +21,10 @@ from schedtrace.model.trace_facts import Control, Stalled
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
-from schedtrace.record.flight_recorder import FlightRecorder, Ring
+from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
+from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
 from schedtrace.record.processes import CpuTimes
-from schedtrace.record.queue_copy import PresentRequests
 from schedtrace.record.settings import Settings, write_manifest_if_missing
 from schedtrace.record.trace_files import Begins, Output, PartFiles, Parts, PlainFile
 

@@ -21,9 +21,9 @@ from schedtrace.cli.main import app
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
-from schedtrace.record import attachment
-from schedtrace.record.attachment import Attachment, RefusedError
-from schedtrace.record.between_steps import NotReachedError
+from schedtrace.record.live import attachment
+from schedtrace.record.live.attachment import Attachment, RefusedError
+from schedtrace.record.live.between_steps import NotReachedError
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import mismatches, waiting_after
 from schedtrace.timeline.timeline import make_timeline

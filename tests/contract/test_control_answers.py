@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.model.live import AskAttach, AskDetach, AskQueue, AskSnapshot, AskStatus, Refused
 from schedtrace.model.printable import hashed
-from schedtrace.record import attachment, control_answers, queue_copy
+from schedtrace.record.live import attachment, control_answers, queue_copy
 from schedtrace.simulate import Driver
 
 pytestmark = pytest.mark.vllm

@@ -20,9 +20,10 @@ import msgspec
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import guards, queues
+from schedtrace.record import queues
 from schedtrace.record.allocation import Refusal, why_refused
 from schedtrace.record.disguise import RECORDERS
+from schedtrace.record.marks import guards
 
 recorder_by_id = RECORDERS.by_id
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.record.exits import event_of
+from schedtrace.record.marks.exits import event_of
 from tests.toys import Queue, request
 
 IN_FLIGHT = """\
@@ -154,7 +154,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def _nobody_to_ask_why(monkeypatch):
-    monkeypatch.setattr("schedtrace.record.exits.why_refused", lambda *_: None)
+    monkeypatch.setattr("schedtrace.record.marks.exits.why_refused", lambda *_: None)
 
 
 def test_a_schedule_that_preempts_by_itself_tells_its_victims(run):

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from schedtrace.record import control_answers
-from schedtrace.record.control_answers import listen_from_now_on
+from schedtrace.record.live import control_answers
+from schedtrace.record.live.control_answers import listen_from_now_on
 
 
 class Core:

@@ -14,12 +14,12 @@ from schedtrace.model.live import LONGEST_S
 from schedtrace.model.printable import described
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_bounds import PLAIN, bounds, kept
-from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.disguise import RECORDERS, plain_class, set_class
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
+from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.control_socket import time_in_workers
+from schedtrace.record.live.queue_copy import copy_queues
 from schedtrace.record.log import logger
-from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, lines
 from schedtrace.record.step_lines import WrittenIds

@@ -21,7 +21,7 @@ import msgspec
 from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskStatus, AskTimes, Done, Refused, Stacks
 from schedtrace.model.printable import json_of
-from schedtrace.record.control_client import AnswerError, ask, peer_of
+from schedtrace.record.live.control_client import AnswerError, ask, peer_of
 from schedtrace.record.log import logger
 from schedtrace.record.processes import process
 

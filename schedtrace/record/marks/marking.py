@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import guards, syntax
-from schedtrace.record.conditions import Decided, explained, held
-from schedtrace.record.exits import Site
-from schedtrace.record.source import Proven, UnprovableError
+from schedtrace.record.marks import guards, syntax
+from schedtrace.record.marks.conditions import Decided, explained, held
+from schedtrace.record.marks.exits import Site
+from schedtrace.record.marks.source import Proven, UnprovableError
 
 MARK = "schedtrace mark"
 BEFORE = "_schedtrace_tokens_before"

@@ -6,9 +6,9 @@ import pytest
 
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit
-from schedtrace.record import exit_lines, guards
-from schedtrace.record.exit_lines import ended_loops, is_preemption, to_lines
-from schedtrace.record.exits import Site
+from schedtrace.record.marks import exit_lines, guards
+from schedtrace.record.marks.exit_lines import ended_loops, is_preemption, to_lines
+from schedtrace.record.marks.exits import Site
 
 
 @pytest.fixture

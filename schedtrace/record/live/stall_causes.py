@@ -37,7 +37,7 @@ _RANKS = {"_has_global_unfinished_reqs", "sync_dp_state", "has_unfinished_dp", "
 _EXECUTE = {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids"}
 _EXECUTOR_FILES = ("v1/executor/", "v1/worker/")
 _LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120  # compared with the names in frames
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 _CONNECTOR_FILES = ("kv_transfer", "kv_connector", "ec_transfer", "ec_connector")
 
 

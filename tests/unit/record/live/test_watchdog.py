@@ -14,10 +14,10 @@ import pytest
 from schedtrace.model.causes import Cause
 from schedtrace.model.printable import hashed
 from schedtrace.model.trace import Exit
-from schedtrace.record import watchdog as module
-from schedtrace.record.stall_causes import Place, holders, place_of, place_of_thread, stacks_here
+from schedtrace.record.live import watchdog as module
+from schedtrace.record.live.stall_causes import Place, holders, place_of, place_of_thread, stacks_here
+from schedtrace.record.live.watchdog import AFTER_S, Watchdog, after_s, explains, watch
 from schedtrace.record.step_lines import WrittenIds
-from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, explains, watch
 from tests.toys import Queue
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -22,11 +22,8 @@ from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
 from schedtrace.record import queues
-from schedtrace.record.control_socket import stacks_of_workers
-from schedtrace.record.log import logger
-from schedtrace.record.queues import Queues
-from schedtrace.record.settings import hides_ids
-from schedtrace.record.stall_causes import (
+from schedtrace.record.live.control_socket import stacks_of_workers
+from schedtrace.record.live.stall_causes import (
     Place,
     Stall,
     holders,
@@ -35,6 +32,9 @@ from schedtrace.record.stall_causes import (
     stacks_here,
     stall,
 )
+from schedtrace.record.log import logger
+from schedtrace.record.queues import Queues
+from schedtrace.record.settings import hides_ids
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.switches import NO, YES, value
 

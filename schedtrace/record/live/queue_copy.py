@@ -16,8 +16,8 @@ from schedtrace.model.queue import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import arrival_facts, queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
-from schedtrace.record.between_steps import BetweenSteps, NotReachedError
 from schedtrace.record.header import engine_rank
+from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
 from schedtrace.record.step_lines import WrittenIds
 
 

@@ -31,21 +31,21 @@ from schedtrace.model.live import (
 )
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
-from schedtrace.record.attachment import Attachment, RefusedError
-from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.control_socket import ControlSocket
-from schedtrace.record.dormant import ENGINE_LOOP, LOOPS
-from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method
+from schedtrace.record.live.attachment import Attachment, RefusedError
+from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.control_socket import ControlSocket
+from schedtrace.record.live.dormant import ENGINE_LOOP, LOOPS
+from schedtrace.record.live.flight_recorder import WAIT_S, FlightRecorder
+from schedtrace.record.live.queue_copy import queue_now
+from schedtrace.record.live.stall_causes import paused, stacks_here
+from schedtrace.record.live.watchdog import explains, watch
 from schedtrace.record.log import logger
-from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues, num_in_input_queue
 from schedtrace.record.settings import KEEP
-from schedtrace.record.stall_causes import paused, stacks_here
 from schedtrace.record.switches import SWITCH, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
-from schedtrace.record.watchdog import explains, watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit, Loop
-from schedtrace.record import guards
-from schedtrace.record.exits import SITES, Event, Noted, Site, event_of
+from schedtrace.record.marks import guards
+from schedtrace.record.marks.exits import SITES, Event, Noted, Site, event_of
 
 MOST_PER_SITE = 64
 """Exits of one site and cause in one call that are told one by one; what is more is told by its number."""

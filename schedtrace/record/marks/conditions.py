@@ -14,7 +14,7 @@ import ast
 import copy
 from collections.abc import Iterable, Sequence
 
-from schedtrace.record import syntax
+from schedtrace.record.marks import syntax
 
 PREFIX = "_schedtrace_"
 
