@@ -36,7 +36,7 @@ from schedtrace.record.capture import (
 )
 from schedtrace.record.live.queue_copy import PresentRequests, present
 from schedtrace.record.marks.exit_lines import to_lines
-from schedtrace.record.marks.exits import Noted
+from schedtrace.record.marks.exits import Event
 from schedtrace.record.request_lives import Lives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 from schedtrace.record.verdict_facts import FIELDS
@@ -84,7 +84,7 @@ class Assembler:
         self._only_decodes = False
         """No request of the latest step had a token of its prompt left, or one to recompute."""
         self._deltas = Deltas()
-        self._events: list[Noted] = []
+        self._events: list[Event] = []
         self._exits: tuple[int, list[Exit], list[ChunkCap]] = (-1, [], [])
         """Budget that was left, and the lines made of ``_events``."""
         self.latest_exits: list[Exit] = []

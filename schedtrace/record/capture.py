@@ -16,7 +16,7 @@ import msgspec
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
 from schedtrace.record import allocation
-from schedtrace.record.marks.exits import Noted
+from schedtrace.record.marks.exits import Event
 from schedtrace.record.worker_hooks import Execution
 
 State = tuple[int | None, ...]
@@ -110,21 +110,19 @@ class Came(NamedTuple):
 NOBODY = Came()
 
 
-class Before:
-    """The state before the call that runs."""
+class Capture:
+    """One ``schedule()`` call, raw: the state before it, then the state after it. Times are monotonic, in ns.
 
-    __slots__ = ("came", "free", "running", "start_ns", "step", "waiting")
+    A class with slots, since the fields are assigned by name on the scheduler's path: keywords of a struct
+    cost four times as much.
+    """
 
-    step: int
-    start_ns: int
-    running: int
-    waiting: int
-    free: int | None
-    came: Came
-
-
-class Capture(msgspec.Struct, gc=False):
-    """One ``schedule()`` call, raw. Times are nanoseconds of ``time.monotonic_ns``."""
+    __slots__ = (
+        *("step", "start_ns", "end_ns", "token_budget", "max_num_running_reqs"),
+        *("running_before", "running_after", "waiting_before", "waiting_after", "not_ready_after"),
+        *("kv_blocks_total", "free_before", "free_after", "rows", "full", "events", "came"),
+        *("inferred", "preempted", "state", "happened", "ids", "result"),
+    )
 
     step: int
     start_ns: int
@@ -140,24 +138,32 @@ class Capture(msgspec.Struct, gc=False):
     free_before: int | None
     free_after: int | None
     rows: Rows | None
-    """None: a steady step. The same requests as in the step before in the same order, which had got one token
-    each; each is one token further and got one token."""
+    """Requests of the step; None: a steady step, with the same requests in the same order as the step before,
+    in which each got one token; each is one token further and got one token again."""
     full: bool
-    """It is time for a line in full."""
-    events: list[Noted] | None
-    """What the marks in ``schedule()`` noted; None: the very same as in the step before, and it is steady."""
+    """Whether it is time for a line in full."""
+    events: list[Event] | None
+    """Events that the marks noted; None: the same as in the step before, and the step is steady."""
     came: Came
-    inferred: list[Exit] | None = None
-    """Where they did not tell how the call ended."""
-    preempted: Sequence[tuple[Preemption, int]] = ()
-    """With the tokens that the victim had in all."""
-    state: State = ()
-    """What ``verdict_facts.FIELDS`` name; the same object as in the step before if nothing changed."""
-    happened: Happened | None = None
-    ids: Sequence[str] = ()
-    """The step's requests; set by the writer's thread."""
-    result: Result | None = None
-    """Set in one assignment by the engine's thread when the output came back."""
+    inferred: list[Exit] | None
+    """Exits inferred where no mark has noted how the call ended."""
+    preempted: Sequence[tuple[Preemption, int]]
+    """Preemptions, each with the number of tokens that the victim had."""
+    state: State
+    """Values of ``verdict_facts.FIELDS``; the same object as in the step before if nothing changed."""
+    happened: Happened | None
+    ids: Sequence[str]
+    """Requests of the step; set by the writer's thread."""
+    result: Result | None
+    """Output of the step; set in one assignment by the engine's thread when it is back."""
+
+    def __init__(self) -> None:
+        self.inferred = None
+        self.preempted = ()
+        self.state = ()
+        self.happened = None
+        self.ids = ()
+        self.result = None
 
 
 MOST_KEPT = 10_000

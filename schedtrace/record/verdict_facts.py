@@ -14,7 +14,7 @@ from schedtrace.record import allocation, arrival_facts
 from schedtrace.record.allocation import blocks_of, managers_of
 from schedtrace.record.capture import Capture, Happened, State
 from schedtrace.record.engine_hooks import INPUTS, Inputs
-from schedtrace.record.marks.exits import SITES, Noted
+from schedtrace.record.marks.exits import SITES, Event
 from schedtrace.record.vllms_own import is_own, is_own_class
 
 
@@ -97,12 +97,12 @@ class KvLoads:
         """How many wait; None without a connector."""
         return len(self._parked) if self.used else None
 
-    def begun(self, scheduler: Any, events: list[Noted], at_us: int) -> None:
+    def begun(self, scheduler: Any, events: list[Event], at_us: int) -> None:
         """Note the loads that a ``schedule()`` started, by its marks."""
-        for noted in events:
-            if Cause.KV_LOAD_STARTED in SITES[noted[0]].causes:
-                self._parked.add(noted[2])
-                self._note(scheduler, noted[2], "begun", at_us)
+        for event in events:
+            if Cause.KV_LOAD_STARTED in SITES[event.site].causes:
+                self._parked.add(event.request_id)
+                self._note(scheduler, event.request_id, "begun", at_us)
 
     def ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
         """Note those that vLLM is told of: ``KVConnectorOutput.finished_recving``."""
@@ -257,7 +257,7 @@ class Facts:
         if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
-    def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
+    def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Event]) -> None:
         """What the call that just ended, and the time before it, brought; mostly nothing."""
         state = self._reader.read(
             capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled

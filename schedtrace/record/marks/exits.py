@@ -1,7 +1,24 @@
-"""What the marks in ``schedule()`` note, and the trace lines that are made of it later.
+"""Events that the marks in ``schedule()`` note; ``exit_lines.py`` makes trace lines of them later.
 
-A mark appends one tuple of plain values, since the objects change after the exit; an ``Event`` is made of it
-off the scheduler's path. It never raises.
+A mark notes plain values at once, since vLLM's objects change after the exit. It never raises. A worked
+example: sites 5 and 6 are two caps in a row, site 7 is the waiting loop's condition, site 8 an exit in it::
+
+    num_new_tokens = min(num_new_tokens, threshold)          # site 5: Cap.LONG_PREFILL
+    num_new_tokens = min(num_new_tokens, token_budget)       # site 6: Cap.TOKEN_BUDGET
+    while self.waiting and token_budget > 0:                 # site 7: part 0 queue_empty, part 1 token_budget
+        if len(self.running) == self.max_num_running_reqs:
+            break                                            # site 8: max_num_seqs; refuses the head
+
+==================================  ===================================  ==================================
+what the marked code calls          event                                line
+==================================  ===================================  ==================================
+``exit(self, 8, 112, None, queue)``  site 8, budget 112, request_id w-3   ``Exit``: break, max_num_seqs,
+                                    (head of the queue)                  request w-3, budget_left 112
+``end(self, 7, 0, None, None, 1)``  site 7, budget 0, part 1             ``Exit``: condition, token_budget,
+                                                                         budget_left 0
+``cap(self, 5, 64, request, 500,    site 6, budget 64, request_id w-3,   ``ChunkCap``: w-3, token_budget,
+500, 64)``                          tokens_before 500, tokens_after 64   500 to 64 tokens
+==================================  ===================================  ==================================
 
 A request may not decode yet while its ``next_decode_eligible_step`` lies ahead, for one of two reasons. With
 pipeline parallelism vLLM (0.23 and newer) lets it wait its turn between two decodes. A read-only request of a
@@ -33,7 +50,7 @@ _DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
 
 
 def why_not_eligible(scheduler: Any, request: Any) -> int:
-    """One of the three constants; of a read in flight that awaits its turn as well, the former."""
+    """Return one of the three constants; ``READ_IN_FLIGHT`` also if it awaits its turn as well."""
     diffusion = sys.modules.get(_DIFFUSION)
     if diffusion is not None and issubclass(type(scheduler), diffusion.DiffusionAsyncScheduler):
         width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
@@ -47,85 +64,92 @@ _QUEUE_CAUSES = frozenset({Cause.QUEUE_EMPTY, guards.QUEUE_OR_INPUT_BUDGET})
 
 @dataclass(frozen=True)
 class Site:
-    """One marked place."""
+    """Marked place in the source of a ``schedule()``."""
 
     loop: Loop
     kind: ExitKind | None
-    """None: a cap or a preemption, no exit."""
+    """Kind of the exit; None: a cap or a preemption."""
     causes: tuple[str, ...]
-    """One; where parts of a condition lead to several, one for each part, in the order of evaluation."""
+    """Cause of the exit; where parts of a condition lead to several, one for each, in order of evaluation."""
     guard: str
-    """The condition, as the source has it; of one that is not known, what was true of it."""
+    """Condition as the source has it; if it is not known, what was true of it."""
     location: str
     """``file:line``."""
     refuses_head: bool = False
-    """Whether it is the first in the queue whom it refuses, where no request was taken yet."""
+    """Whether it refuses the head of the queue before a request was taken from it."""
     parts: tuple[str, ...] = ()
     """For each of several causes, what was true of that part of the condition."""
     operands: tuple[tuple[str, ...], ...] = ()
-    """For each cause that is not known, the texts of what is compared there; the mark has their values."""
+    """For each unknown cause, the texts of the operands it compares; the mark notes their values."""
 
-    def asks_queue(self, which: int) -> bool:
-        """Whether the part that decided says that a queue holds nobody."""
-        return self.cause(which) in _QUEUE_CAUSES
+    def asks_queue(self, part: int) -> bool:
+        """Return whether the part that decided claims that a queue is empty."""
+        return self.cause(part) in _QUEUE_CAUSES
 
-    def cause(self, which: int) -> str:
-        """That of the part that decided."""
-        return self.causes[which if len(self.causes) > 1 else 0]
+    def cause(self, part: int) -> str:
+        """Return the cause behind the part that decided."""
+        return self.causes[part if len(self.causes) > 1 else 0]
 
-    def condition(self, which: int) -> str:
-        """What was true of the part that decided."""
-        return self.parts[which] if len(self.parts) > 1 else self.guard
+    def condition(self, part: int) -> str:
+        """Return what was true of the part that decided."""
+        return self.parts[part] if len(self.parts) > 1 else self.guard
 
-    def compared(self, which: int) -> tuple[str, ...]:
-        """The texts of what the part that decided compares."""
-        return self.operands[which] if self.operands else ()
+    def compared(self, part: int) -> tuple[str, ...]:
+        """Return the texts of the operands that the part that decided compares."""
+        return self.operands[part] if self.operands else ()
 
 
 SITES: list[Site] = []
-"""All marked places of this process; an event says its place by its number here."""
+"""All marked places of this process; an event names its place by its number here."""
 
 LONGEST_TEXT = 40
-"""Characters of a text that a condition compares."""
-
-Noted = tuple[Any, ...]
-"""The fields of an ``Event`` in their order, without trailing ones at their default."""
+"""Characters kept of a text that a condition compares."""
 
 
 class Event(msgspec.Struct, gc=False):
-    """One mark that was passed."""
+    """Passage of one mark.
+
+    What most marks note comes first: on the scheduler's path a struct is made twice as fast from positions.
+    """
 
     site: int
-    budget: int | None
-    request_id: str | None = None
-    status: str | None = None
-    """Of the request; noted as vLLM's ``RequestStatus``."""
-    which: int = 0
-    """Of a condition with several parts: the number of the one that decided."""
+    """Number of the place in ``SITES``."""
+    budget: Any
+    """Tokens left of the budget (int); None where it is not in sight."""
+    part: int = 0
+    """Number of the part of the condition that decided."""
+    pause: Any = None
+    """vLLM's ``PauseState``."""
+    request_id: Any = None
+    """Request in question (str); None: none, or not known."""
+    status: Any = None
+    """vLLM's ``RequestStatus`` of that request."""
     queued: int = 0
-    """Requests that wait although the queue that is looked at says that it holds none."""
-    pause: str = "UNPAUSED"
-    """Noted as vLLM's ``PauseState``."""
-    before: int = 0
-    now: int = 0
-    """Tokens before and after a cap."""
+    """Requests that wait although the queue claims to be empty."""
+    tokens_before: int = 0
+    """Tokens before a cap."""
+    tokens_after: int = 0
+    """Tokens after a cap."""
     refusal: Refusal | None = None
+    """Reason of a failed allocation."""
     values: tuple[str, ...] = ()
-    """What an unknown condition compared (``Site.operands``)."""
+    """Values of the operands of an unknown condition (``Site.operands``)."""
     held_back: bool = False
-    """Other ranks take the seats that are free (``queues.held_back``)."""
+    """Whether other ranks keep requests out of the free seats (``queues.held_back``)."""
 
+    @property
+    def status_name(self) -> str | None:
+        """Name of the request's status; None: not known."""
+        return getattr(self.status, "name", None)
 
-def event_of(noted: Noted) -> Event:
-    """What a mark noted, with words in place of vLLM's enumerations."""
-    event = Event(*noted)
-    event.status = getattr(event.status, "name", None)
-    event.pause = getattr(event.pause, "name", "UNPAUSED")
-    return event
+    @property
+    def pause_name(self) -> str:
+        """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
+        return getattr(self.pause, "name", "UNPAUSED")
 
 
 class Marks:
-    """The object that the marks call: it stands in place of a constant of the code.
+    """Object that the marks call; ``instrument.py`` puts it in place of a constant of the code.
 
     ``scheduler`` is the one that is scheduling; its recorder keeps the events of the call that runs.
     """
@@ -137,37 +161,35 @@ class Marks:
         budget: Any,
         request: Any,
         queue: Any,
-        which: int = 0,
+        part: int = 0,
         values: tuple[Any, ...] = (),
     ) -> None:
-        """A ``break`` or ``continue`` is about to be taken."""
+        """Note that a ``break`` or ``continue`` is about to be taken."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or (events := recorder.events) is None:
             return
-        noted: Noted = (site, budget, None, None, which)
+        event: Event | None = None
         try:
             if request is not None:
-                noted = (site, budget, request.request_id, request.status, which)
-            elif SITES[site].refuses_head:
-                noted = (*noted, 0, queues.pause_state(scheduler))
+                event = Event(site, budget, part, None, request.request_id, request.status)
+            elif not SITES[site].refuses_head:
+                event = Event(site, budget, part)
+            else:
+                event = Event(site, budget, part, queues.pause_state(scheduler))
                 if recorder.queued:  # or nobody waits, and no queue need be read
-                    following = queues.first_of(queue)
-                    if following is None:
-                        following = queues.head(scheduler)
-                    noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
-                    if following is None and SITES[site].asks_queue(which):
-                        noted = _with_queue(scheduler, events, noted)
-                noted = (*noted, 0, 0, None, (), queues.held_back(scheduler))
+                    head = queues.first_of(queue)
+                    _note_head(event, scheduler, events, queues.head(scheduler) if head is None else head)
+                event.held_back = queues.held_back(scheduler)
             if values:
-                noted = _with_values(noted, values)
+                event.values = _texts(values)
         except Exception as error:
             _failed(scheduler, error)
-        events.append(noted)
+        events.append(event or Event(site, budget, part))
 
     @staticmethod
     def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
-        """``allocate_slots`` has returned None, and the loop is about to be left."""
-        _refused(scheduler, site, budget, request, arguments)
+        """Note that ``allocate_slots`` has returned None, and the loop is about to be left."""
+        _note_refusal(scheduler, site, budget, request, arguments)
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or request is None or recorder.events is None:
             return
@@ -183,78 +205,77 @@ class Marks:
         budget: Any,
         queue: Any,
         index: Any,
-        which: int = 0,
+        part: int = 0,
         values: tuple[Any, ...] = (),
     ) -> None:
-        """A loop's condition, or the gate before a loop, was false.
+        """Note that a loop's condition, or the gate before a loop, was false.
 
-        ``queue`` and ``index``: the loop went through the one by the other.
+        ``queue`` and ``index``: the list that the loop walks, and where it has got to.
         """
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or (events := recorder.events) is None:
             return
-        noted: Noted = (site, budget, None, None, which)
+        event: Event | None = None
         try:
-            noted = (site, budget, None, None, which, 0, queues.pause_state(scheduler))
+            event = Event(site, budget, part, queues.pause_state(scheduler))
             if type(queue) is list and index < len(queue):
                 left_out = queue[index]
-                noted = (site, budget, left_out.request_id, left_out.status, *noted[4:])
+                event.request_id, event.status = left_out.request_id, left_out.status
             elif recorder.queued and SITES[site].loop == "waiting":
-                following = queues.head(scheduler)
-                noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
-                if following is None and SITES[site].asks_queue(which):
-                    noted = _with_queue(scheduler, events, noted)
+                _note_head(event, scheduler, events, queues.head(scheduler))
             if values:
-                noted = _with_values(noted, values)
+                event.values = _texts(values)
         except Exception as error:
             _failed(scheduler, error)
-        events.append(noted)
+        events.append(event or Event(site, budget, part))
 
     @staticmethod
     def cap(scheduler: Any, site: int, budget: Any, request: Any, *tokens: int) -> None:
-        """Some of the limits from ``site`` on have made the number of tokens smaller.
+        """Note that some of the limits from ``site`` on have made the number of tokens smaller.
 
         ``tokens``: before the first of these sites, and after each of them.
         """
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or (events := recorder.events) is None:
             return
-        first, status = None, None
+        request_id, status = None, None
         try:
             if request is not None:
-                first, status = request.request_id, request.status
+                request_id, status = request.request_id, request.status
         except Exception as error:
             _failed(scheduler, error)
         try:
-            for place, (before, now) in enumerate(pairwise(tokens), start=site):
-                if now < before:
-                    events.append((place, budget, first, status, 0, 0, None, before, now))
+            for place, (before, after) in enumerate(pairwise(tokens), start=site):
+                if after < before:
+                    event = Event(place, budget, 0, None, request_id, status)
+                    event.tokens_before, event.tokens_after = before, after
+                    events.append(event)
         except Exception as error:
             _failed(scheduler, error)
-            events.append((site, budget, first, status))
+            events.append(Event(site, budget, request_id=request_id, status=status))
 
     @staticmethod
     def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
-        """``allocate_slots`` has returned None, and somebody is about to be preempted for ``request``."""
-        _refused(scheduler, site, None, request, arguments)
+        """Note that ``allocate_slots`` has returned None and a victim is to be preempted for ``request``."""
+        _note_refusal(scheduler, site, None, request, arguments)
 
     @staticmethod
     def preempting(scheduler: Any, victim: Any) -> None:
-        """To vLLM 0.11 ``schedule()`` preempts by itself, and is about to."""
+        """Note a victim before ``schedule()`` itself preempts it, as up to vLLM 0.11."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and recorder.events is not None:
             recorder.request_preempted(scheduler, victim)
 
     @staticmethod
     def preempted(scheduler: Any) -> None:
-        """It has freed the victim's blocks."""
+        """Note that ``schedule()`` has freed the victim's blocks."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and recorder.events is not None:
             recorder.request_was_preempted()
 
     @staticmethod
     def why_not_eligible(scheduler: Any, request: Any) -> int:
-        """Which of the reasons for a ``next_decode_eligible_step`` ahead it is: a number for ``end``."""
+        """Return the reason for a ``next_decode_eligible_step`` ahead: the ``part`` of the exit."""
         try:
             return why_not_eligible(scheduler, request)
         except Exception as error:
@@ -262,33 +283,27 @@ class Marks:
             return NOT_KNOWN_WHY
 
 
-_DEFAULTS = tuple(field.default for field in msgspec.structs.fields(Event))
+def _note_head(event: Event, scheduler: Any, events: list[Event], head: Any) -> None:
+    """Note which request is next; if a queue claims to be empty, how many it may hold back.
 
-
-def _with_queue(scheduler: Any, events: list[Noted], noted: Noted) -> Noted:
-    """``noted`` with how many are left in a queue that has said it holds nobody.
-
-    vLLM's own queues hold nobody then. Another one may hold back whom it has: whoever neither runs, nor is
-    done, nor was skipped in this call.
+    vLLM's own queues are empty then. Another one may hold requests back: all that neither run, nor are done,
+    nor were skipped in this call.
     """
-    if queues.readable(scheduler):
-        return noted
-    skips = (SITES[one[0]] for one in events)
-    skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in skips)
-    left = RECORDERS[scheduler].num_waiting(scheduler) - skipped
-    return (*noted[:5], max(0, left), *noted[6:])
+    event.request_id = getattr(head, "request_id", None)
+    if head is not None or not SITES[event.site].asks_queue(event.part) or queues.readable(scheduler):
+        return
+    sites = (SITES[earlier.site] for earlier in events)
+    skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in sites)
+    event.queued = max(0, RECORDERS[scheduler].num_waiting(scheduler) - skipped)
 
 
-def _with_values(noted: Noted, values: tuple[Any, ...]) -> Noted:
-    if len(values) == 1 and isinstance(values[0], bool):
-        return noted  # what was true of it says as much
-    whole = (*noted, *_DEFAULTS[len(noted) :])
-    place = Event.__struct_fields__.index("values")
-    return (*whole[:place], tuple(map(plain_text, values)), *whole[place + 1 :])
+def _texts(values: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the operands' values as texts; a single bool says no more than the condition does."""
+    return () if len(values) == 1 and isinstance(values[0], bool) else tuple(map(plain_text, values))
 
 
 def plain_text(value: Any) -> str:
-    """A value as text, without asking any object but Python's own: others are told by their class."""
+    """Return a value as text, asking no object but Python's own; of others only the class is named."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return repr(value)
@@ -301,23 +316,22 @@ def plain_text(value: Any) -> str:
     return f"a {kind.__name__}"
 
 
-def _refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
+def _note_refusal(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
+    """Note a failed allocation with the limit behind it."""
     recorder = recorder_by_id(id(scheduler))
     if recorder is None or (events := recorder.events) is None:
         return
-    noted: Noted = (site, budget)
+    event = Event(site, budget)
     try:
         if request is not None:
-            noted = (site, budget, request.request_id, request.status)
-        refusal = why_refused(scheduler.kv_cache_manager, arguments)
-        first, status = noted[2:] or (None, None)
-        noted = (site, budget, first, status, 0, 0, None, 0, 0, refusal)
+            event.request_id, event.status = request.request_id, request.status
+        event.refusal = why_refused(scheduler.kv_cache_manager, arguments)
     except Exception as error:
         _failed(scheduler, error)
-    events.append(noted)
+    events.append(event)
 
 
 def _failed(scheduler: Any, error: Exception) -> None:
-    """What the event lacks is left out, and the trace says so."""
+    """Have the trace warn that an event lacks what could not be read."""
     if (recorder := recorder_by_id(id(scheduler))) is not None:
         recorder.mark_failed(error)
