@@ -33,8 +33,9 @@ from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method
-from schedtrace.record.live.attachment import Attachment, RefusedError
+from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.record.live.control_socket import ControlSocket
 from schedtrace.record.live.dormant import ENGINE_LOOP, LOOPS
 from schedtrace.record.live.flight_recorder import WAIT_S, FlightRecorder
@@ -165,10 +166,10 @@ class _Engine:
                 return self._status()
             case AskAttach():
                 self._refuse_if_held_up()
-                path, present, held_us = self._attachment.attach(
+                begun = self._attachment.attach(
                     Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
                 )
-                return Attached(path=str(path), present=present, held_us=held_us)
+                return Attached(path=str(begun.path), present=begun.present, held_us=begun.held_us)
             case AskDetach():
                 ended = self._attachment.detach()
                 return Detached(path=str(ended.path), held_us=ended.held_us, stopped=ended.stopped)

@@ -17,7 +17,7 @@ from tempfile import TemporaryFile
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from schedtrace.model.causes import CAUSES, Cause, Entry
+from schedtrace.model.causes import CONNECTOR_CAUSES, Cause, is_refusal, reason
 from schedtrace.model.kv_need import KvNeed
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
@@ -119,12 +119,6 @@ def stacks_here() -> str:
 
 Kind = Literal["scheduler", "worker", "ranks", "connector", "engine", "paused", "livelock"]
 MOST_NAMED = 8
-_CONNECTORS = {
-    Cause.REMOTE_KV_PENDING,
-    Cause.CONNECTOR_UNDECIDED,
-    Cause.CONNECTOR_FREES_PENDING,
-    Cause.ENCODER_TRANSFER_PENDING,
-}
 _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "output": (
         "worker",
@@ -211,12 +205,12 @@ def _paused(engine: Any) -> Stall:
 
 def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | None) -> Stall:
     scheduler = engine.scheduler
-    connecting = [one for one in exits if one.cause in _CONNECTORS]
+    connecting = [one for one in exits if one.cause in CONNECTOR_CAUSES]
     if connecting:
         cause = connecting[0].cause
         who = [one.request_id for one in connecting if one.cause == cause and one.request_id is not None]
-        reason = _reason(scheduler, connecting[0])
-        return Stall("connector", f"a connector does not answer: {reason}: {_named(who, len(who))}")
+        why = _reason(scheduler, connecting[0])
+        return Stall("connector", f"a connector does not answer: {why}: {_named(who, len(who))}")
     decisive = _decisive(exits)
     if decisive is None:
         parked = [one.request_id for one in _waiting(scheduler) if one.status.name == _REMOTE]
@@ -248,7 +242,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
     """What keeps those that run from going on; else what ended the waiting loop; else what skipped most."""
-    refusals = [one for one in exits if _entry(one.cause) is None or _row(one).refusal]
+    refusals = [one for one in exits if is_refusal(one.cause, one.detail)]
     running = [one for one in refusals if one.loop == "running"]
     ended = [one for one in refusals if one.loop == "waiting" and one.kind != "continue"]
     if running or ended:
@@ -258,22 +252,12 @@ def _decisive(exits: Iterable[Exit]) -> Exit | None:
     return next((one for one in refusals if one.cause == most[0][0]), None) if most else None
 
 
-def _entry(cause: str) -> Entry | None:
-    return CAUSES[cause].entry if cause in CAUSES else None
-
-
-def _row(one: Exit) -> Entry:
-    entry = CAUSES[one.cause].entry
-    return entry.details.get(one.detail or "", entry)
-
-
-def _reason(scheduler: Any, one: Exit) -> str:
-    """As ``model/vocabulary.py`` has it of a trace, here of the running engine."""
-    if (entry := _entry(one.cause)) is None:
-        return f"cause {one.cause}"
-    if one.cause == Cause.OTHER:
-        return f"a condition that schedtrace does not know, at {one.location}: {one.guard or ''}"
-    text = _row(one).reason(one.loop) or entry.reason(one.loop)
+def _reason(scheduler: Any, exit_: Exit) -> str:
+    """Return the table's reason for an exit, with the figures of the running engine."""
+    if exit_.cause == Cause.OTHER:
+        return f"a condition that schedtrace does not know, at {exit_.location}: {exit_.guard or ''}"
+    if not (text := reason(exit_.cause, exit_.detail, exit_.loop)):
+        return f"cause {exit_.cause}"
     active = getattr(scheduler.scheduler_config, "max_num_active_seqs", 0)
     setting = "max_num_active_seqs" if active else "max_num_seqs"
     budget = scheduler.max_num_scheduled_tokens
