@@ -132,15 +132,15 @@ class Lives:
             finish.drafts, finish.drafts_accepted = life.drafts, life.accepted
             finish.drafts_invalid = life.invalid if self._invalid else None
 
-    def unseen(self) -> None:
-        """Steps were dropped: what those who had begun to run got in them is not known."""
+    def lose_sight(self) -> None:
+        """Note that steps were dropped: what the requests that had run got in them is not known."""
         self._got = ()
         for life in self._lives.values():
             if life.has_run:
                 life.tokens_before = life.output_tokens
                 life.unseen, life.last_tokens = True, None
 
-    def stand_still(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
+    def keep_tokens(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
         """Note the computed tokens of those who are in no step any more, and not preempted.
 
         Args:

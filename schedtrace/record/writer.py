@@ -203,7 +203,7 @@ class Writer:
     def stops(self, why: str) -> None:
         """Note that recording ends though nobody has ended it; the first reason counts."""
         if self._stopped is None:
-            self._stopped = why, time.monotonic_ns(), self._assembler.next_step
+            self._stopped = why, time.monotonic_ns(), self._assembler.progress.next_step
 
     @property
     def stopped(self) -> str | None:
@@ -366,12 +366,14 @@ class Writer:
             self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], message]
         self._header = msgspec.structs.replace(self._header, first_step=first)
         header = msgspec.structs.replace(self._header, notices=[*self._header.notices, *self._notices_so_far])
-        self._write([header, Events(at_us=at_us, trial=self._assembler.trial, present=present)])
+        self._write([header, Events(at_us=at_us, trial=self._assembler.progress.trial, present=present)])
 
     def _end(self) -> End:
         """Return the end line of a trace that ends now, once what was noticed before it is written."""
         self._write(self._noted())
-        return End(at_us=self._now_us(), steps=self._assembler.next_step, dropped_steps=self._dropped)
+        return End(
+            at_us=self._now_us(), steps=self._assembler.progress.next_step, dropped_steps=self._dropped
+        )
 
     def _give_up(self, error: BaseException) -> None:
         self.stops(self.describe(error))
