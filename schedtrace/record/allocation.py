@@ -27,13 +27,13 @@ from schedtrace.record.vllms_own import is_own, is_tested, vllm_version
 
 
 def managers_of(manager: Any) -> tuple[Any, ...]:
-    """One per cache group, in order; none where this ``KVCacheManager`` is not put together of such."""
+    """Return the managers of the cache groups, in order; none if a ``KVCacheManager`` has no such parts."""
     coordinator = getattr(manager, "coordinator", None)
     return tuple(getattr(coordinator, "single_type_managers", ()))
 
 
 def blocks_of(manager: Any, request_id: str) -> list[int]:
-    """How many blocks a request has, by cache group, null blocks included; none where it cannot be read."""
+    """Return a request's blocks by cache group, null blocks included; none where it cannot be read."""
     tables = [one.req_to_blocks for one in managers_of(manager)]
     if not all(isinstance(table, dict) for table in tables):
         return []
@@ -158,7 +158,7 @@ def _values(kind: type) -> tuple[str, ...]:
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
-    """Which of the limits was decisive: the first one without which there would have been room."""
+    """Return which of the limits was decisive: the first one without which there would have been room."""
     if answer is None:
         return None
     full_sequence, computed = answer
@@ -336,9 +336,9 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
 
 
 def held_blocks(manager: Any) -> Counter[str]:
-    """How many blocks each request has in all cache groups of a ``KVCacheManager``.
+    """Return the number of blocks that each request has in all cache groups of a ``KVCacheManager``.
 
-    Of copies: any thread may ask, and the engine may go on meanwhile.
+    Reads copies: any thread may call this while the engine goes on.
     """
     tables = [one.req_to_blocks for one in managers_of(manager)]
     held: Counter[str] = Counter()

@@ -46,7 +46,7 @@ _LARGEST = 10**18 - 1
 
 
 class Progress:
-    """How far a trace has got."""
+    """Point that a trace has got to."""
 
     def __init__(self) -> None:
         self.trial: int | None = None

@@ -51,11 +51,11 @@ class Rows(msgspec.Struct, gc=False):
     """What each request got in a step that is not steady."""
 
     ids: list[str]
-    """Of requests that ran before: running ones, then resumed ones."""
+    """Requests that ran before: running ones, then resumed ones."""
     computed: list[int]
-    """Of these, before the step."""
+    """Tokens of these that were computed before the step."""
     scheduled: dict[str, int]
-    """Of all requests."""
+    """Tokens of all requests of the step."""
     resumed: Collection[str]
     new: list[tuple[str, int]]
     """Ids and computed tokens of requests that the workers do not know."""
@@ -67,13 +67,13 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     """What came back for one step."""
 
     back_ns: int
-    """When ``update_from_output`` was called."""
+    """Monotonic time at which ``update_from_output`` was called."""
     done_ns: int
-    """When it returned."""
+    """Monotonic time at which it returned."""
     got: str | tuple[list[str], list[int] | None]
     """``ALL``, or the ids of requests that got tokens and how many each (None: one each)."""
     execution: Execution | None = None
-    """When the worker executed it."""
+    """Time in which the worker executed the step."""
     invalid: dict[str, int] | None = None
     """Drafts that the grammar forbade, by request."""
 
@@ -111,7 +111,7 @@ NOBODY = Came()
 
 
 class Capture:
-    """One ``schedule()`` call, raw: the state before it, then the state after it. Times are monotonic, in ns.
+    """Raw ``schedule()`` call: the state before it, then the state after it. Times are monotonic, in ns.
 
     A class with slots, since the fields are assigned by name on the scheduler's path: keywords of a struct
     cost four times as much.
@@ -175,7 +175,7 @@ class Dropped(msgspec.Struct, gc=False):
 
     last_step: int = 0
     end_ns: int = 0
-    """Of the last one."""
+    """Monotonic time at which the last of them ended."""
     steps: int = 0
     came: Came = msgspec.field(default_factory=lambda: Came([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
@@ -274,7 +274,7 @@ class SteadySteps:
     def __init__(self, *, never: bool = False) -> None:
         self._never = never
         self._ids: list[str] | None = None
-        """None: the next step's requests must be kept, whatever they are."""
+        """Requests of the latest step; None: the next step's must be kept, whatever they are."""
         self._computed = 0
         """Computed tokens of each, in a number."""
         self._ones: list[int] = []

@@ -118,7 +118,7 @@ def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
 
 
 def _preemptions_recorded(scheduler: Any, instrumented: Instrumented) -> bool:
-    """By a method that is hooked, or by marks in a ``schedule()`` that preempts by itself."""
+    """Return whether preemptions are recorded: by a hooked method, or by marks in ``schedule()`` itself."""
     return hasattr(scheduler, "_preempt_request") or sees_preemptions(instrumented.sites)
 
 
@@ -237,7 +237,7 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
 
 
 def batches_in_flight(config: Any) -> int | None:
-    """As ``EngineCore`` finds it; before vLLM had it in its configuration, the executor knew."""
+    """Return the number as ``EngineCore`` finds it; before vLLM had a setting for it, the executor knew."""
     if isinstance(batches := getattr(config, "max_concurrent_batches", None), int):
         return batches
     stages = getattr(getattr(config, "parallel_config", None), "pipeline_parallel_size", None)

@@ -145,7 +145,7 @@ def _watching(base: type) -> type:
 
 
 def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:
-    """One exit for each running request that got nothing; usually there is none."""
+    """Return one exit for each running request that got nothing; usually there is none."""
     running = scheduler.running
     if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
         return []
@@ -177,16 +177,16 @@ class Departures:
 
     def __init__(self) -> None:
         self._ran: dict[str, Any] = {}
-        """Those that ran after the last call."""
+        """Requests that ran after the last call."""
         self._explained: set[str] = set()
-        """Those of them that were preempted, or are done."""
+        """Requests of these that were preempted, or are done."""
 
     def explain(self, request_id: str) -> None:
         """A request was preempted, or is done."""
         self._explained.add(request_id)
 
     def look(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
-        """Who has left the running ones unexplained since the last look: those that wait, and the others."""
+        """Return requests that stopped running unexplained since the last call: those that wait, the rest."""
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}

@@ -14,7 +14,7 @@ from schedtrace.model.trace_facts import Role, ThreadTime
 
 
 class Process(NamedTuple):
-    """One, at the moment (``proc_pid_stat(5)``)."""
+    """State of a process at one moment (``proc_pid_stat(5)``)."""
 
     state: str
     """A letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` has ended."""
@@ -23,7 +23,7 @@ class Process(NamedTuple):
 
 
 def process(pid: int) -> Process:
-    """How a process is.
+    """Return the state of a process.
 
     Raises:
         OSError: it is gone.
@@ -96,7 +96,7 @@ class CpuTimes:
         self._worked = False
 
     def line(self, now_us: int, steps: int) -> list[Cpu]:
-        """One line if a second has gone by since the last, five where the engine idles.
+        """Return one line if a second has gone by since the last, five where the engine idles.
 
         Args:
             now_us: On the trace's clock.

@@ -34,7 +34,7 @@ MOST_IN_FLIGHT = 1000
 
 
 class Recorder:
-    """One engine's recording; all methods run on the scheduler's thread."""
+    """Recording of one engine; all methods run on the scheduler's thread."""
 
     def __init__(self, scheduler: Any, traced: type, writer: Writer, *, full_lines: bool = False) -> None:
         self.active = True
@@ -68,9 +68,9 @@ class Recorder:
         self._preempted: list[tuple[Preemption, int]] = []
         self._free_before_preemption: int | None = None
         self._events: list[Event] = []
-        """Of the latest step."""
+        """Events of the latest step."""
         self._ended_waiting = False
-        """They said how its waiting loop ended."""
+        """Whether they include how its waiting loop ended."""
 
     def note_present(self, found: QueueCopy) -> None:
         """Note who was there when recording began, before the first step."""
@@ -138,7 +138,7 @@ class Recorder:
             self._fail("after schedule()", error)
 
     def _note_departures(self, scheduler: Any, capture: Capture) -> None:
-        """Those who have left the running ones in a way that vLLM's own schedulers do not know."""
+        """Note requests that have stopped running in a way that vLLM's own schedulers do not know."""
         if self._departures is None:
             return
         try:
@@ -166,7 +166,7 @@ class Recorder:
         self._warn_once("facts beside the decisions may be missing", error)
 
     def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Event]) -> None:
-        """No mark has said how the call ended: conclude it from the state, and have the next ones watched."""
+        """Infer from the state how the call ended, which no mark noted, and have the next ones watched."""
         if not self._expects_inference:
             self._expects_inference = True
             where = f"step {capture.step} ended at no known place of schedule()"

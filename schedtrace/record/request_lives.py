@@ -8,7 +8,7 @@ from schedtrace.record.capture import ALL, Result
 
 
 class _Tokens:
-    """One time for all requests that got their latest token in the same steps: shared, so set once a step."""
+    """Time shared by all requests that got their latest token in the same steps, so set once a step."""
 
     __slots__ = ("steps", "us")
 
@@ -20,7 +20,7 @@ _ASKED = [name for name in Arrival.__struct_fields__ if name in Present.__struct
 
 
 class Life:
-    """One request."""
+    """Life of one request."""
 
     __slots__ = (
         "accepted", "cached", "came", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
@@ -30,7 +30,7 @@ class Life:
 
     def __init__(self, came: Arrival | Present | None) -> None:
         self.came = came
-        """None: nobody saw it come."""
+        """Arrival; None: nobody saw it."""
         self.prompt_tokens = 0 if came is None else came.prompt_tokens
         self.has_run = False
         """A step has had it."""
@@ -45,7 +45,7 @@ class Life:
         self.lost_tokens = 0
         self.num_preemptions: int | None = 0
         self.unseen = False
-        """It may have got tokens in steps that were dropped."""
+        """Whether it may have got tokens in steps that were dropped."""
         self.drafts = self.accepted = self.invalid = 0
 
     @property
@@ -54,7 +54,7 @@ class Life:
         return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
 
     def preempted(self, times: int | None) -> None:
-        """It lost its KV blocks; so often by vLLM's count, where it has one."""
+        """Note the loss of its KV blocks; ``times`` is vLLM's count of preemptions, where it has one."""
         self.computed_tokens = 0
         if times is not None:
             self.num_preemptions = times
@@ -76,7 +76,7 @@ class Lives:
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
         self._rejected: deque[tuple[int, str, int]] = deque()
-        """Since when the scheduler knows that so many drafts of a request are void, until a step tells it."""
+        """Refused drafts until a step shows them: when the scheduler learned of them, request, number."""
         self._got: Sequence[str] = ()
         self._tokens = _Tokens(0)
 
@@ -157,7 +157,7 @@ class Lives:
                 life.computed_tokens = max(0, life.computed_tokens - tokens)
 
     def present(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
-        """Who is here: the running ones, the preempted, and those who wait in the order of their arrival.
+        """Yield the requests here: running ones, preempted ones, and waiting ones in order of arrival.
 
         Nobody knows what those asked for that were not seen to come: they are left out.
 
@@ -193,7 +193,7 @@ class Lives:
         self._waiting[request_id] = tokens
 
     def runs(self, request_id: str) -> None:
-        """It is in the queue no longer."""
+        """Note that a request is in the queue no longer."""
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def waiting_tokens(self, waiting: int) -> int | None:

@@ -227,7 +227,7 @@ def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type
 
 
 def traced_scheduler(**kwargs: Any) -> Any:
-    """For ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, where plugins are disabled.
+    """Build the scheduler of ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, without plugins.
 
     Chooses between vLLM's ``AsyncScheduler`` and ``Scheduler`` as vLLM does without ``--scheduler-cls``
     (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the

@@ -44,8 +44,8 @@ MOST_REPEATED = 20
 """Notices that are repeated where another file begins."""
 
 CLOCK_SET_US = 20_000
-"""From where on the wall clock has been set: NTP sets it by a tenth of a second and more, else both clocks
-are slewed alike."""
+"""Microseconds from which on the wall clock counts as set: NTP sets it by a tenth of a second and more, and
+slews both clocks alike below that."""
 
 CLOSE_S = 10
 """Seconds for the thread to write what is left."""
@@ -55,7 +55,7 @@ MAX_PENDING = 50_000
 
 
 class Writer:
-    """One trace and the thread that fills it.
+    """Trace of one engine, and the thread that fills it.
 
     Args:
         chosen: Where to and how.
@@ -130,7 +130,7 @@ class Writer:
 
     @property
     def latest_exits(self) -> list[Exit]:
-        """Of the latest step that was put together, some 0.2 s ago."""
+        """Exits of the latest step that was put together, some 0.2 s ago."""
         return self._assembler.latest_exits
 
     def note_present(self, were: PresentRequests) -> None:
@@ -271,7 +271,7 @@ class Writer:
                 self.flight.close()
 
     def _work(self, *, last: bool) -> None:
-        """One round: outputs of early lines, then steps that are ready, then idle-time events."""
+        """Write one round: outputs of early lines, then steps that are ready, then idle-time events."""
         self._begin_if_needed()
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
@@ -403,7 +403,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _output(chosen: Settings, header: Header) -> tuple[Output, FlightRecorder | None]:
-    """Where lines go, and what writes them where they stay in memory; raises OSError."""
+    """Return where lines go, and what writes them if they stay in memory; raise OSError."""
     run_dir, rank = chosen.run_dir, header.engine_rank
     if chosen.bounds is None:
         return PlainFile(run_dir, rank), None

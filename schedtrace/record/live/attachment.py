@@ -52,7 +52,7 @@ class Alarm:
         self.timer.start()
 
     def cancel(self) -> None:
-        """Ring no more."""
+        """Stop the timer."""
         timer, self.timer = self.timer, None
         if timer is not None:
             timer.cancel()
@@ -64,7 +64,7 @@ class Alarm:
 
 
 class Attachment:
-    """One engine's recordings that come and go.
+    """Recordings of one engine that come and go.
 
     Args:
         engine: vLLM's ``EngineCore``.

@@ -32,7 +32,7 @@ class Begun(NamedTuple):
     """Recording that has begun."""
 
     path: Path
-    """Its trace."""
+    """Trace of the recording."""
     present: int
     """Number of requests that were there."""
     held_us: float
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
     """Recording that has ended."""
 
     path: Path
-    """Its trace."""
+    """Trace of the recording."""
     held_us: float
     """Microseconds for which the engine was held up."""
     stopped: str | None
@@ -51,7 +51,7 @@ class Ended(NamedTuple):
 
 
 class ClassSwap:
-    """One engine's scheduler, prepared to be traced for a while: ``begin``, ``undo``, ``close``.
+    """Scheduler of one engine, prepared to be traced for a while: ``begin``, ``undo``, ``close``.
 
     Args:
         engine: vLLM's ``EngineCore``.

@@ -51,9 +51,9 @@ from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
 
 _forever = ExitStack()
-"""Of a process that was made to listen; its socket goes with it."""
+"""Socket of a process that was made to listen; both end together."""
 _listens = False
-"""It was."""
+"""Whether this process was made to listen."""
 _made_once = threading.Lock()
 
 
@@ -262,7 +262,7 @@ class _Worker:
         self._worker = worker
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
-        """What it says."""
+        """Answer a question."""
         match ask:
             case AskStatus():
                 return Status(

@@ -26,7 +26,7 @@ from schedtrace.record.log import logger
 from schedtrace.record.processes import process
 
 STACKS_S = 1.0
-"""For a worker to say where its threads are."""
+"""Seconds for a worker to answer where its threads are."""
 _STATES = {
     "T": " (stopped by a signal)",
     "t": " (stopped by a debugger)",
@@ -34,16 +34,16 @@ _STATES = {
     "D": " (within the kernel)",
 }
 LONGEST_ASK = 2**16
-"""Bytes."""
+"""Bytes of a question."""
 END_S = 1.0
-"""For the thread that listens to end; it waits while no more may be asked at a time."""
+"""Seconds for the listening thread to end; it waits while as many are asked as may be."""
 MOST_S = 5.0
-"""For who connects to say what is asked, and as long again to take the answer."""
+"""Seconds for a client to ask, and as many again to take the answer."""
 AGAIN_S = 0.05
 """Seconds until it listens again after it could not, doubled each time."""
 LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
-"""Who are listened to; more wait until they are accepted."""
+"""Number of clients listened to; more wait until they are accepted."""
 _IS_CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 _decode = msgspec.json.Decoder(AnyAsk).decode
 
@@ -74,7 +74,7 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._socket.fileno() < 0:  # in a forked child, or closed before
             return
         self._closed.set()

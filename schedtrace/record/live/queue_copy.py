@@ -1,4 +1,4 @@
-"""Who is in a scheduler, copied between two steps: for a recording that begins, and for ``schedtrace queue``.
+"""Copies of a scheduler's requests between two steps, for a recording's beginning and ``schedtrace queue``.
 
 What changes with every step is copied on the engine's thread; what a request keeps for its life is read when
 the line or the answer is made.
@@ -42,10 +42,10 @@ class QueueCopy(NamedTuple):
     """What was copied of a scheduler between two steps, as it was found."""
 
     at_ns: int
-    """When, on the monotonic clock."""
+    """Monotonic time of the copy in nanoseconds."""
     requests: list[Any]
     statuses: list[Any]
-    """Of each, like what follows."""
+    """Status of each request, like the lists that follow."""
     computed_tokens: list[int]
     output_tokens: list[int]
     num_preemptions: list[int | None]
@@ -83,11 +83,11 @@ class QueueCopy(NamedTuple):
 
 
 class PresentRequests(NamedTuple):
-    """Who was there when recording began."""
+    """Requests that were there when recording began."""
 
     queues: QueueCopy
     salt: arrival_facts.Salt
-    """Of the trace's hashes."""
+    """Salt of the trace's hashes."""
 
 
 _status, _events = attrgetter("status"), attrgetter("events")
@@ -162,11 +162,11 @@ def _times(events: Iterable[Any], anchor_ns: int) -> Iterable[tuple[str, int]]:
 
 
 MOST_WAITED_S = 5.0
-"""For the end of the step that runs; then it is read meanwhile."""
+"""Seconds to wait for the end of a step; after them the queues are read within it."""
 
 
 class Exits(Protocol):
-    """Those of an engine's latest call of ``schedule()``; empty: not known."""
+    """Exits of an engine's latest call of ``schedule()``; empty: not known."""
 
     def __call__(self, *, wait: bool) -> Sequence[Exit]:
         """``wait``: they are worth waiting for the end of a step."""

@@ -42,7 +42,7 @@ _CONNECTOR_FILES = ("kv_transfer", "kv_connector", "ec_transfer", "ec_connector"
 
 
 class Place(NamedTuple):
-    """Of a thread, at one moment, by the names of functions and files on its stack."""
+    """Place of a thread at one moment, by the names of functions and files on its stack."""
 
     at: At
     within: str
@@ -52,13 +52,13 @@ class Place(NamedTuple):
 
 
 def place_of_thread(thread_id: int) -> Place | None:
-    """Where a thread of this process is; None: it is not there any more."""
+    """Return where a thread of this process is; None: it has ended."""
     frame = sys._current_frames().get(thread_id)
     return None if frame is None else place_of(frame)
 
 
 def place_of(frame: FrameType) -> Place:
-    """Where the thread is whose innermost frame this is."""
+    """Return where the thread is whose innermost frame this is."""
     stack: list[tuple[str, int, str]] = []
     walked: FrameType | None = frame
     while walked is not None:
@@ -82,13 +82,13 @@ def _is_beneath(file: str) -> bool:
 
 
 def _vllms_folder() -> str:
-    """With a slash at its end."""
+    """Return vLLM's folder, with a slash at its end."""
     file = getattr(sys.modules.get("vllm"), "__file__", None) or "/vllm/__init__.py"
     return str(file).removesuffix("__init__.py")
 
 
 def _at(functions: list[str], files: list[str]) -> At:
-    """Of functions from the innermost on, and their files within vLLM."""
+    """Return a place by the functions on a stack, innermost first, and their files within vLLM."""
     names = set(functions)
     asks_a_future = "result" in names and bool(names & {"step", "step_with_batch_queue"})
     executes = (
@@ -134,7 +134,7 @@ _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "between": ("engine", "the engine's thread is elsewhere: {within}"),
     "other": ("engine", "the engine's thread is elsewhere: {within}"),
 }
-"""Where the engine's thread may be held up, unless in a connector."""
+"""Kind and sentence for each place where the engine's thread may be held up, unless in a connector."""
 _REMOTE = "WAITING_FOR_REMOTE_KVS"
 
 

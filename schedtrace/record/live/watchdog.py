@@ -43,18 +43,18 @@ EXPLAIN = "explain"
 AFTER_S = 10.0
 EVERY_S = 1.0
 END_S = 1.0
-"""For a look that goes on while the engine ends."""
+"""Seconds for a look to end that goes on while the engine ends."""
 ABSENT_S = 3 * EVERY_S
 """Between two looks, from which on the watchdog itself was held up: the process was stopped, for instance."""
 MOST_FAILED = 60
-"""Looks in a row."""
+"""Number of failed looks in a row after which the watchdog ends."""
 STACKS_EVERY_S = 600.0
 """Stacks of a process in one kind of stall are not repeated before that while they are at the same place: an
 engine may stall with every long prompt."""
 SAME_FRAMES = 3
 """Innermost functions of a process's main thread that tell two of its places apart."""
 MOST_STACK_LINES = 400
-"""In a trace."""
+"""Lines of stacks in a trace."""
 LOOKS_WITHOUT_CALL = 2
 """In a row, from which on ``schedule()`` counts as not called any more."""
 MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
@@ -71,7 +71,7 @@ Note = Callable[[Stalled], None]
 
 
 def after_s() -> float | None:
-    """How long without progress is a stall; None: there is to be no watchdog.
+    """Return the seconds without progress that make a stall; None: there is to be no watchdog.
 
     Raises:
         ValueError: the variable says neither ``off``, ``explain`` nor a number of seconds.
@@ -101,7 +101,7 @@ def _asked() -> list[str]:
 
 
 class Watchdog:
-    """Of one engine; ``look`` is to be called about once a second.
+    """Watchdog of one engine; ``look`` is to be called about once a second.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -173,7 +173,7 @@ class Watchdog:
 
     @property
     def stalled_s(self) -> float | None:
-        """How long the stall has lasted that was said; None: there is none, or the engine is paused."""
+        """Seconds that the reported stall has lasted; None: there is none, or the engine is paused."""
         if self._reported is None or self._reported.kind == "paused":
             return None
         return self._looked_s - self._reported_since_s
@@ -428,14 +428,14 @@ class Circle:
 
     output_tokens: int
     preemptions: int
-    """When it was first seen so."""
+    """Number of preemptions when it was first seen to start again."""
     since_s: float
     seen_s: float
     restarts: int = 0
     """Preemptions since then."""
 
     def stall(self, request_id: str) -> Stall:
-        """It starts again and again."""
+        """Return the stall of a request that starts again and again."""
         often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
         ended = "without an output token, and no request has ended"
         return Stall("livelock", f"request {request_id} {often} {ended}")
@@ -456,7 +456,7 @@ class Movement:
         self._seen: dict[str, int] = {}
         """Computed tokens of who ran at the last look."""
         self._ran: list[Any] = []
-        """Who ran then, while somebody may go round in a circle: the requests tell whether they ended."""
+        """Requests that ran then, while some may go round in a circle: each tells whether it has ended."""
         self.circles: dict[str, Circle] = {}
 
     def look(self, scheduler: Any, now_s: float) -> bool:

@@ -32,10 +32,10 @@ class Decided:
         self._name = f"{PREFIX}{number}"
         self.holds = holds
         self.parts = _parts(condition, holds=holds)
-        """As the source has them."""
+        """Parts as the source has them."""
         self._flagged = [copy.deepcopy(part) for part in self.parts]
         self._operands: list[list[tuple[str, str]]] = [[] for _ in self.parts]
-        """Of each part: the text of what it compares, and the variable that keeps it."""
+        """Operands of each part: the text, and the variable that keeps the value."""
 
     def keep_values(self, place: int) -> None:
         """Have a part keep what it compares, where no part of it may be left out."""
@@ -100,7 +100,7 @@ class Decided:
 
     @property
     def operands(self) -> tuple[tuple[str, ...], ...]:
-        """Of each part, the texts of what it compares."""
+        """Texts of the operands of each part."""
         return tuple(tuple(text for text, _ in operands) for operands in self._operands)
 
     def _of_part(self, choices: Sequence[ast.expr]) -> ast.expr:

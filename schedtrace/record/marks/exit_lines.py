@@ -1,4 +1,4 @@
-"""From the events of one ``schedule()`` call to the lines of the trace, off the scheduler's path."""
+"""Lines of the trace from the events of one ``schedule()`` call, off the scheduler's path."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _NOT_ELIGIBLE: tuple[tuple[Cause, str | None], ...] = (
     (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only"),
     (Cause.OTHER, None),
 )
-"""By what ``exits.py`` has found at the exit."""
+"""Cause and detail by the constant of ``exits.py`` that the mark noted."""
 
 _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
     guards.ONE_STEP_IN_FLIGHT: (Cause.OUTPUT_IN_FLIGHT, "pipeline_parallel"),
@@ -51,7 +51,7 @@ def sees_preemptions(sites: Iterable[int]) -> bool:
 
 
 def places(sites: Iterable[int]) -> int:
-    """How many of the marks are at an exit or a cap."""
+    """Return how many of the marks are at an exit or a cap."""
     return sum(bool(SITES[site].causes) for site in sites)
 
 
@@ -167,7 +167,7 @@ def _limit_in(guard: str) -> str | None:
 
 
 def unknown_guards(sites: Iterable[int]) -> list[str]:
-    """Those of the sites whose cause this version cannot name."""
+    """Return the sites whose cause this version cannot name, as texts."""
     return [
         f"{SITES[site].location}: {SITES[site].condition(place)}"
         for site in sites

@@ -31,7 +31,7 @@ _Limit = ast.Assign | ast.AugAssign
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where a statement stands."""
+    """Surroundings of a statement."""
 
     loop: Loop | None = None
     nested: bool = False
@@ -43,7 +43,7 @@ class _Scope:
     bound: frozenset[str] = frozenset()
     """Names that are surely bound."""
     fresh: frozenset[str] = frozenset()
-    """Those of them that were bound in this turn of the loop."""
+    """Names of these that were bound in this turn of the loop."""
     allocation: ast.Call | None = None
     """The call of ``allocate_slots`` that surely came before in this turn, with the same arguments."""
 
@@ -96,7 +96,7 @@ class Marker:
         self._decided: dict[int, Decided] = {}
         """Conditions whose parts are told apart, by their identity."""
         self._conditions: set[int] = set()
-        """Those that can be rewritten: of an ``if`` or ``while``."""
+        """Conditions that can be rewritten, by their identity: of an ``if`` or ``while``."""
         self._outcomes = frozenset[str]()
         """Flags that say how the loop of allocations before has ended."""
         self._unbound = syntax.unbinds(function)
@@ -302,7 +302,7 @@ class Marker:
     def _ends(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> list[ast.stmt]:
-        """Likewise, but a mark for each part of it."""
+        """Return one mark for each part of a condition that did not hold."""
         site, _, queue = self._false(loop, kind, condition)
         decided, number = self._decided[id(condition)], self._add(node, site)
         marks: list[ast.stmt] = []
