@@ -23,13 +23,13 @@ class Salt:
     def __init__(self) -> None:
         self._key = os.urandom(32)
 
-    def of_id(self, request_id: str) -> str:
+    def hashed_id(self, request_id: str) -> str:
         """An id as 8 hex digits."""
         return hashlib.blake2b(
             request_id.encode(errors="surrogatepass"), digest_size=4, key=self._key
         ).hexdigest()
 
-    def of_blocks(self, hashes: Sequence[bytes]) -> str:
+    def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
         """4 characters a block."""
         key = self._key
         digests = (hashlib.blake2b(one, digest_size=3, key=key).digest() for one in hashes)
@@ -85,9 +85,9 @@ class Prefixes:
         if blocks is None:
             return None
         if not isinstance(blocks, _Prompt):
-            return self._salt.of_blocks([_as_bytes(one) for one in blocks])
+            return self._salt.hashed_blocks([_as_bytes(one) for one in blocks])
         try:
-            return self._salt.of_blocks(list(blocks.blocks()))
+            return self._salt.hashed_blocks(list(blocks.blocks()))
         except (TypeError, OverflowError):
             return None
 
@@ -135,4 +135,4 @@ def _as_bytes(block_hash: Any) -> bytes:
 def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
     """Number and hashed parent of a child of a request with ``n`` > 1, by the form of its id."""
     match = _CHILD.fullmatch(str(request_id))
-    return (int(match[1]), salt.of_id(match[2])) if match else None
+    return (int(match[1]), salt.hashed_id(match[2])) if match else None

@@ -36,7 +36,7 @@ from schedtrace.record.capture import (
 from schedtrace.record.live.queue_copy import PresentRequests, present
 from schedtrace.record.marks.exit_lines import to_lines
 from schedtrace.record.marks.exits import Event
-from schedtrace.record.request_lives import Lives
+from schedtrace.record.request_lives import RequestLives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 from schedtrace.record.verdict_facts import FIELDS
 
@@ -45,7 +45,7 @@ _LARGEST = 10**18 - 1
 """Largest number in a line: a client may choose any priority, and the reader refuses larger ones."""
 
 
-class Progress:
+class TraceProgress:
     """Point that a trace has got to."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Assembler:
         self._full_lines = full_lines
         self._prefixes = prefixes
         self._ids = WrittenIds(hash_ids=hash_ids)
-        self._lives = Lives(drafts=drafts, invalid=reports_invalid_drafts())
+        self._lives = RequestLives(drafts=drafts, invalid=reports_invalid_drafts())
         self._rows = LatestRows()
         self._only_decodes = False
         """Whether no request of the latest step had prompt tokens left, or tokens to recompute."""
@@ -149,7 +149,7 @@ class Assembler:
         self._facts = LatestFacts()
         self._deltas = Deltas()
         self._after_dropped = False
-        self.progress = Progress()
+        self.progress = TraceProgress()
 
     @property
     def latest_exits(self) -> list[Exit]:

@@ -252,8 +252,8 @@ def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[s
             if ones == len(output.num_scheduled_tokens):
                 return ALL
             return list(compress(sampled_by.req_ids, lengths)), None
-    every = [one for returned in outputs.values() for one in returned.outputs]
-    return list(map(_request_id, every)), [len(one.new_token_ids) for one in every]
+    every = [output_ for returned in outputs.values() for output_ in returned.outputs]
+    return list(map(_request_id, every)), [len(output_.new_token_ids) for output_ in every]
 
 
 FULL_EVERY_NS = 900_000_000

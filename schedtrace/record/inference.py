@@ -190,13 +190,17 @@ class Departures:
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}
-        left = [one for request_id, one in self._ran.items() if request_id not in runs]
-        left = [one for one in left if one.request_id not in self._explained and not _is_session(one)]
+        left = [request for request_id, request in self._ran.items() if request_id not in runs]
+        left = [
+            request
+            for request in left
+            if request.request_id not in self._explained and not _is_session(request)
+        ]
         self._ran = runs
         self._explained.clear()
-        waits = [scheduler.requests.get(one.request_id) is one for one in left]
-        aside = [_set_aside(scheduler, one) for one in compress(left, waits)]
-        return aside, [one for one, waiting in zip(left, waits, strict=True) if not waiting]
+        waits = [scheduler.requests.get(request.request_id) is request for request in left]
+        aside = [_set_aside(scheduler, request) for request in compress(left, waits)]
+        return aside, [request for request, waiting in zip(left, waits, strict=True) if not waiting]
 
 
 def _set_aside(scheduler: Any, request: Any) -> SetAside:

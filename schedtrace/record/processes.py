@@ -13,7 +13,7 @@ from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import Role, ThreadTime
 
 
-class Process(NamedTuple):
+class ProcessState(NamedTuple):
     """State of a process at one moment (``proc_pid_stat(5)``)."""
 
     state: str
@@ -22,14 +22,14 @@ class Process(NamedTuple):
     """Process id of who started it."""
 
 
-def process(pid: int) -> Process:
+def process(pid: int) -> ProcessState:
     """Return the state of a process.
 
     Raises:
         OSError: it is gone.
     """
     state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return Process(state, int(parent))
+    return ProcessState(state, int(parent))
 
 
 def age_s(pid: int) -> float | None:

@@ -63,7 +63,7 @@ def _length_of_heap(queue: Any) -> int:
 
 
 def _first_of_heap(queue: Any) -> Any:
-    return _of_entry(list.__getitem__(queue._heap, 0))
+    return _request_in(list.__getitem__(queue._heap, 0))
 
 
 def _listed_heap(queue: Any) -> list[Any]:
@@ -71,10 +71,10 @@ def _listed_heap(queue: Any) -> list[Any]:
 
 
 def _sorted_entries(entries: list[Any]) -> list[Any]:
-    return [_of_entry(entry) for entry in sorted(entries)]
+    return [_request_in(entry) for entry in sorted(entries)]
 
 
-def _of_entry(entry: Any) -> Any:
+def _request_in(entry: Any) -> Any:
     return entry[-1] if type(entry) is tuple else entry  # to vLLM 0.11: priority, arrival, request
 
 

@@ -24,7 +24,7 @@ from schedtrace.record.log import logger
 from schedtrace.record.marks.exit_lines import ended_loops, is_preemption
 from schedtrace.record.marks.exits import Event
 from schedtrace.record.queues import Queues, policy
-from schedtrace.record.verdict_facts import Facts
+from schedtrace.record.verdict_facts import SchedulerFacts
 from schedtrace.record.vllms_own import is_own, is_own_class
 from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer
@@ -40,7 +40,7 @@ class Recorder:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self.writer = writer
-        self.facts = Facts(scheduler, writer.since_anchor)
+        self.facts = SchedulerFacts(scheduler, writer.since_anchor)
         self._inference = InferredExits(scheduler)
         self._expects_inference = not traced._schedtrace_instrumented.classes  # type: ignore[attr-defined]  # of a class that records
         self._warned: set[str] = set()

@@ -19,7 +19,7 @@ class _Tokens:
 _ASKED = [name for name in Arrival.__struct_fields__ if name in Present.__struct_fields__]
 
 
-class Life:
+class RequestLife:
     """Life of one request."""
 
     __slots__ = (
@@ -62,7 +62,7 @@ class Life:
             self.num_preemptions += 1
 
 
-class Lives:
+class RequestLives:
     """All requests that have come and not gone; those never seen to arrive have a life, too.
 
     Args:
@@ -72,7 +72,7 @@ class Lives:
 
     def __init__(self, *, drafts: bool = False, invalid: bool = False) -> None:
         self._drafts, self._invalid = drafts, invalid
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, RequestLife] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
         self._rejected: deque[tuple[int, str, int]] = deque()
@@ -80,14 +80,14 @@ class Lives:
         self._got: Sequence[str] = ()
         self._tokens = _Tokens(0)
 
-    def get(self, request_id: str) -> Life:
+    def get(self, request_id: str) -> RequestLife:
         """The life of a request."""
         life = self._lives.get(request_id)
         if life is None:
-            life = self._lives[request_id] = Life(None)
+            life = self._lives[request_id] = RequestLife(None)
         return life
 
-    def find(self, request_id: str) -> Life | None:
+    def find(self, request_id: str) -> RequestLife | None:
         """The life of a request, if it has one."""
         return self._lives.get(request_id)
 
@@ -95,7 +95,7 @@ class Lives:
         """A request came; another part of a streaming session changes nothing."""
         if arrival.streaming_update and arrival.request_id in self._lives:
             return
-        self._lives[arrival.request_id] = Life(arrival)
+        self._lives[arrival.request_id] = RequestLife(arrival)
         self.waits(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
@@ -106,7 +106,7 @@ class Lives:
             wanted_tokens: If it waits.
             in_flight: It may get tokens of a step that nobody recorded.
         """
-        life = self._lives[entry.request_id] = Life(entry)
+        life = self._lives[entry.request_id] = RequestLife(entry)
         life.has_run = entry.state != "waiting"
         life.lost_tokens, life.scheduled_us = entry.lost_tokens, entry.scheduled_us
         life.first_token_us, life.num_preemptions = entry.first_token_us, entry.num_preemptions

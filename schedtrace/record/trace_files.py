@@ -28,7 +28,7 @@ NO_FILE = -1
 """In place of a descriptor that is closed: its number may be somebody else's by now."""
 
 
-class Output(Protocol):
+class TraceOutput(Protocol):
     """Place for the lines of a trace."""
 
     @property
@@ -254,7 +254,7 @@ class _Part:
     """Bytes of its first frame, which says who is there."""
 
 
-class Parts:
+class TraceParts:
     """Lines to frames, and frames to parts within their bounds.
 
     Args:

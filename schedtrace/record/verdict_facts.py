@@ -203,7 +203,7 @@ class StateReader:
         )
 
 
-class Facts:
+class SchedulerFacts:
     """Facts of one scheduler.
 
     Args:

@@ -26,7 +26,7 @@ from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
 from schedtrace.record.processes import CpuTimes
 from schedtrace.record.settings import Settings, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, Output, PartFiles, Parts, PlainFile
+from schedtrace.record.trace_files import Begins, PartFiles, PlainFile, TraceOutput, TraceParts
 
 _T = TypeVar("_T")
 
@@ -402,15 +402,15 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
-def _output(chosen: Settings, header: Header) -> tuple[Output, FlightRecorder | None]:
+def _output(chosen: Settings, header: Header) -> tuple[TraceOutput, FlightRecorder | None]:
     """Return where lines go, and what writes them if they stay in memory; raise OSError."""
     run_dir, rank = chosen.run_dir, header.engine_rank
     if chosen.bounds is None:
         return PlainFile(run_dir, rank), None
     if not chosen.in_memory:
-        return Parts(PartFiles(run_dir, rank), chosen.bounds), None
+        return TraceParts(PartFiles(run_dir, rank), chosen.bounds), None
     ring = Ring(run_dir, rank)
-    parts = Parts(ring, chosen.bounds)
+    parts = TraceParts(ring, chosen.bounds)
     return parts, FlightRecorder(run_dir, ring, parts, header, chosen.snapshot_on)
 
 

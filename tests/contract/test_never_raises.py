@@ -27,7 +27,7 @@ def num_steps(taken):
 ON_THE_ENGINES_THREAD = {
     "Queues.num_waiting": "before schedule()",
     "Writer.take_events": "before schedule()",
-    "Capture": "after schedule()",
+    "Capture": "before schedule()",
     "ended_loops": "after schedule()",
     "Queues.num_not_ready": "after schedule()",
     "SteadySteps.rows": "after schedule()",

@@ -14,7 +14,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.model.trace_bounds import PLAIN, bounds, kept
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.between_steps import BetweenSteps
-from schedtrace.record.live.class_swap import Begun, ClassSwap, Ended, RefusedError
+from schedtrace.record.live.class_swap import BegunRecording, ClassSwap, EndedRecording, RefusedError
 from schedtrace.record.log import logger
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, lines
@@ -82,7 +82,7 @@ class Attachment:
         self._end_s: float | None = None
         """Monotonic time at which the recording ends by itself."""
         self._alarm = Alarm(self._lock, self._end_by_itself)
-        self._ended: Ended | None = None
+        self._ended: EndedRecording | None = None
         """Result of a recording that ended by itself, until somebody asks."""
 
     @property
@@ -119,7 +119,9 @@ class Attachment:
         recorder = RECORDERS.get(self._engine.scheduler)
         return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
 
-    def attach(self, run_dir: Path, for_s: float | None, *, hash_ids: bool, trace: str = PLAIN) -> Begun:
+    def attach(
+        self, run_dir: Path, for_s: float | None, *, hash_ids: bool, trace: str = PLAIN
+    ) -> BegunRecording:
         """Record from the next step on.
 
         Args:
@@ -152,7 +154,7 @@ class Attachment:
         logger.info("schedtrace: attached to engine {}: {}", rank, begun.path)
         return begun
 
-    def detach(self) -> Ended:
+    def detach(self) -> EndedRecording:
         """Record no more.
 
         Raises:
@@ -222,7 +224,7 @@ class Attachment:
         msg = f"it is recorded already, to {path}"
         raise RefusedError(msg)
 
-    def _end(self, timeout_s: float) -> Ended:
+    def _end(self, timeout_s: float) -> EndedRecording:
         """End the recording or the glance; raise RefusedError if the engine does not let it go."""
         swap = self._recording or self._glance
         assert swap is not None  # noqa: S101  # callers have seen to that
@@ -231,7 +233,7 @@ class Attachment:
         self._alarm.cancel()
         swap.close()
         self._glance = None
-        return Ended(swap.recorder.writer.path, held_us, swap.recorder.writer.stopped)
+        return EndedRecording(swap.recorder.writer.path, held_us, swap.recorder.writer.stopped)
 
     def _end_by_itself(self) -> None:
         """End the recording whose time is over; try again later if the engine does not let it go."""

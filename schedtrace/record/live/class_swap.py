@@ -28,7 +28,7 @@ class RefusedError(Exception):
     """Request that cannot be met; the text gives the reason, for a person."""
 
 
-class Begun(NamedTuple):
+class BegunRecording(NamedTuple):
     """Recording that has begun."""
 
     path: Path
@@ -39,7 +39,7 @@ class Begun(NamedTuple):
     """Microseconds for which the engine was held up."""
 
 
-class Ended(NamedTuple):
+class EndedRecording(NamedTuple):
     """Recording that has ended."""
 
     path: Path
@@ -80,7 +80,7 @@ class ClassSwap:
             msg = f"it cannot be recorded: {described(error)}"
             raise RefusedError(msg) from error
 
-    def begin(self, timeout_s: float) -> Begun:
+    def begin(self, timeout_s: float) -> BegunRecording:
         """Give the scheduler the traced class between two steps.
 
         Raises:
@@ -113,7 +113,7 @@ class ClassSwap:
             self.close()
             msg = f"it was not attached to: {error}"
             raise RefusedError(msg) from error
-        return Begun(recorder.writer.path, present, held_us)
+        return BegunRecording(recorder.writer.path, present, held_us)
 
     def undo(self, timeout_s: float) -> float:
         """Give the scheduler its own class back between two steps; return the microseconds that this took.

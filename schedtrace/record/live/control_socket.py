@@ -221,14 +221,14 @@ def time_in_workers(*, on: bool) -> None:
 
     One that does not answer goes without: its steps lack ``execute_us``.
     """
-    for path in _of_workers():
+    for path in _worker_sockets():
         with contextlib.suppress(OSError, AnswerError):
             ask(path, AskTimes(on=on), Done, MOST_S)
 
 
 def stacks_of_workers() -> dict[str, list[str]]:
     """The stacks of the workers that this process has started, by worker; of a silent one, its state."""
-    return {path.stem: stacks for path in _of_workers() if (stacks := _stacks(path))}
+    return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 
 
 def _stacks(path: Path) -> list[str]:
@@ -245,7 +245,7 @@ def _stacks(path: Path) -> list[str]:
     return [f"worker with pid {pid}:", *answer.text.splitlines()]
 
 
-def _of_workers() -> list[Path]:
+def _worker_sockets() -> list[Path]:
     """The sockets of those that this process has started."""
     mine, found = os.getpid(), []
     for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):

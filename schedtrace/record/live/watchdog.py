@@ -24,8 +24,8 @@ from schedtrace.model.trace_facts import Stalled
 from schedtrace.record import queues
 from schedtrace.record.live.control_socket import stacks_of_workers
 from schedtrace.record.live.stall_causes import (
-    Place,
-    Stall,
+    StallCause,
+    ThreadPlace,
     holders,
     is_paused,
     place_of_thread,
@@ -117,7 +117,7 @@ class Watchdog:
     def __init__(
         self,
         engine: Any,
-        place: Callable[[], Place | None],
+        place: Callable[[], ThreadPlace | None],
         causes: Causes,
         after_s: float = AFTER_S,
         snapshot: Snapshot | None = None,
@@ -131,13 +131,13 @@ class Watchdog:
         self._queues = Queues(engine.scheduler)
         self._movement = Movement()
         self._ids = ids or _as_the_server_asks
-        self._places: list[Place] = []
+        self._places: list[ThreadPlace] = []
         """At each look since the latest progress."""
         self._calls = Calls()
         self._moved_s: float | None = None
         self._looked_s = 0.0
         self._paused = False
-        self._reported: Stall | None = None
+        self._reported: StallCause | None = None
         self._reported_since_s = 0.0
         self._reported_hashed = False
         """Whether the ids in the reported sentence are hashes."""
@@ -225,7 +225,7 @@ class Watchdog:
             self._reported, self._reported_since_s = cause(), since_s
             self._report(self._reported, now_s)
 
-    def _cause(self) -> Stall:
+    def _cause(self) -> StallCause:
         calls = self._calls
         steps = calls.goes_on if calls.number is not None else _varies(self._places)
         exits: list[Exit] = []
@@ -245,7 +245,7 @@ class Watchdog:
             ids=self._ids(),
         )
 
-    def _report(self, stall: Stall, now_s: float) -> None:
+    def _report(self, stall: StallCause, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
         if stall.kind == "paused":
             log.info("%s", visible(f"{begin}{stall.sentence}"))
@@ -275,7 +275,7 @@ class Watchdog:
             logger.trace("schedtrace: a stall is described without stacks: {!r}", error)
             return {}
 
-    def _noted(self, stall: Stall, held: list[str], stacks: dict[str, list[str]]) -> None:
+    def _noted(self, stall: StallCause, held: list[str], stacks: dict[str, list[str]]) -> None:
         """Have the stall written into the trace."""
         with suppress(Exception):  # the log has it
             scheduler = self._engine.scheduler
@@ -293,7 +293,7 @@ class Watchdog:
             assert self._note is not None  # noqa: S101  # who calls has seen to that
             self._note(stalled)
 
-    def _as_now_asked(self, stall: Stall, held: list[str]) -> tuple[str, list[str]]:
+    def _as_now_asked(self, stall: StallCause, held: list[str]) -> tuple[str, list[str]]:
         """Return the sentence and the holders; without ids if these are to be hashed by now and are not."""
         if self._ids().hash_ids and not self._reported_hashed:
             return f"no step makes progress ({stall.kind})", []
@@ -401,7 +401,7 @@ class Calls:
         return None if self.number is None else now_s - self._moved_s
 
 
-def _varies(places: list[Place]) -> bool:
+def _varies(places: list[ThreadPlace]) -> bool:
     return len({place.at for place in places}) > 1 or any(place.at == "between" for place in places)
 
 
@@ -434,11 +434,11 @@ class Circle:
     restarts: int = 0
     """Preemptions since then."""
 
-    def stall(self, request_id: str) -> Stall:
+    def stall(self, request_id: str) -> StallCause:
         """Return the stall of a request that starts again and again."""
         often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
         ended = "without an output token, and no request has ended"
-        return Stall("livelock", f"request {request_id} {often} {ended}")
+        return StallCause("livelock", f"request {request_id} {often} {ended}")
 
 
 _computed = attrgetter("request_id", "num_computed_tokens")

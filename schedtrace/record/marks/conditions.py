@@ -19,7 +19,7 @@ from schedtrace.record.marks import syntax
 PREFIX = "_schedtrace_"
 
 
-class Decided:
+class DecidedCondition:
     """A condition, and the parts of it of which one decides.
 
     Args:
@@ -91,19 +91,19 @@ class Decided:
     @property
     def which(self) -> ast.expr:
         """The number of the part that decided."""
-        return self._of_part([ast.Constant(place) for place in range(len(self.parts))])
+        return self._choice([ast.Constant(place) for place in range(len(self.parts))])
 
     @property
     def values(self) -> ast.expr:
         """What the part that decided compared."""
-        return self._of_part(self.kept)
+        return self._choice(self.kept)
 
     @property
     def operands(self) -> tuple[tuple[str, ...], ...]:
         """Texts of the operands of each part."""
         return tuple(tuple(text for text, _ in operands) for operands in self._operands)
 
-    def _of_part(self, choices: Sequence[ast.expr]) -> ast.expr:
+    def _choice(self, choices: Sequence[ast.expr]) -> ast.expr:
         chosen = choices[-1]
         for place in reversed(range(len(choices) - 1)):
             flag = ast.Name(self._flag(place), ast.Load())

@@ -9,7 +9,7 @@ import pytest
 
 from schedtrace import record
 from schedtrace.record.live import watchdog
-from schedtrace.record.live.stall_causes import Stall, stacks_here
+from schedtrace.record.live.stall_causes import StallCause, stacks_here
 from schedtrace.record.log import logger
 
 HOSTILE = "logs\nINFO all is well\x1b[2J\udcff"
@@ -40,7 +40,7 @@ def test_a_stall_is_told_line_by_line_whatever_is_in_it(monkeypatch, caplog):
     watched._stacks_s, watched._stacks, watched._ids = {}, lambda: {"1": [f"Thread {HOSTILE}"]}, dict
     watched._note, watched._unexplained = None, False
     monkeypatch.setattr(watchdog, "holders", lambda *_: [f"running: 1: {HOSTILE}"])
-    watched._report(Stall("worker", f"it waits for {HOSTILE}"), 11.0)
+    watched._report(StallCause("worker", f"it waits for {HOSTILE}"), 11.0)
     [told] = caplog.messages
     assert [line for line in told.splitlines() if SHOWN not in line] == []
     assert len(told.splitlines()) == 4
