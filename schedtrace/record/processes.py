@@ -22,7 +22,7 @@ class ProcessState(NamedTuple):
     """Process id of who started it."""
 
 
-def process(pid: int) -> ProcessState:
+def process_state(pid: int) -> ProcessState:
     """Return the state of a process.
 
     Raises:
@@ -59,7 +59,7 @@ def above(pid: int) -> list[int]:
     found: list[int] = []
     while pid > 1:
         try:
-            pid = process(pid).parent
+            pid = process_state(pid).parent
         except OSError:
             break
         found.append(pid)

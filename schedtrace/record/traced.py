@@ -24,7 +24,7 @@ from schedtrace.record.writer import Writer
 recorder_by_id = RECORDERS.by_id
 
 
-def records(base: type) -> bool:
+def is_traced(base: type) -> bool:
     """Whether it is a traced class."""
     return hasattr(base, "_schedtrace_instrumented")
 
@@ -192,7 +192,7 @@ def traced_class(base: type) -> type:
     if not isinstance(base, type):
         msg = f"{base!r} is no class; one made by a function cannot be recorded"
         raise TypeError(msg)
-    if records(base):
+    if is_traced(base):
         return base
     hooks, instrumented = hooks_for(base), instrument(base)
     try:

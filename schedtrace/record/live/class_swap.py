@@ -16,7 +16,7 @@ from schedtrace.record.live.between_steps import BetweenSteps
 from schedtrace.record.live.control_socket import time_in_workers
 from schedtrace.record.live.queue_copy import copy_queues
 from schedtrace.record.settings import Settings
-from schedtrace.record.traced import prepared_recorder, records, traced_class
+from schedtrace.record.traced import is_traced, prepared_recorder, traced_class
 from schedtrace.record.vllms_own import put_on
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
@@ -142,7 +142,7 @@ class ClassSwap:
         """Close the trace, and take away all that was put into the process."""
         scheduler = self._engine.scheduler
         self.recorder.close()
-        if not records(type(scheduler)):
+        if not is_traced(type(scheduler)):
             RECORDERS.drop(scheduler)
             self._unwrap()
 

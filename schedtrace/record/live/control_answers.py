@@ -41,7 +41,7 @@ from schedtrace.record.live.dormant import ENGINE_LOOP, LOOPS
 from schedtrace.record.live.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.live.stall_causes import paused, stacks_here
-from schedtrace.record.live.watchdog import explains, watch
+from schedtrace.record.live.watchdog import explains, make_watchdog
 from schedtrace.record.log import logger
 from schedtrace.record.queues import Queues, num_in_input_queue
 from schedtrace.record.settings import KEEP
@@ -135,7 +135,7 @@ class _Engine:
         self._attachment = Attachment(core, self._between_steps)
         attached = self._attachment
         causes = partial(attached.latest_exits, glance=explains())
-        self._watchdog = watch(
+        self._watchdog = make_watchdog(
             core, thread, causes, self._snapshot_at, ids=lambda: attached.ids, note=self._note_stall
         )
 

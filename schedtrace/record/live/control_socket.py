@@ -23,7 +23,7 @@ from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskStatus, AskTi
 from schedtrace.model.printable import json_of
 from schedtrace.record.live.control_client import AnswerError, ask, peer_of
 from schedtrace.record.log import logger
-from schedtrace.record.processes import process
+from schedtrace.record.processes import process_state
 
 STACKS_S = 1.0
 """Seconds for a worker to answer where its threads are."""
@@ -238,7 +238,7 @@ def _stacks(path: Path) -> list[str]:
     except (OSError, AnswerError) as error:
         state = ""
         with contextlib.suppress(OSError):  # it is gone
-            state = _STATES.get(process(pid).state, "")
+            state = _STATES.get(process_state(pid).state, "")
         return [f"worker with pid {pid}{state} does not answer: {error}"]
     if isinstance(answer, Refused):
         return [f"worker with pid {pid}: {answer.why}"]
@@ -250,6 +250,6 @@ def _worker_sockets() -> list[Path]:
     mine, found = os.getpid(), []
     for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):
-            if process(int(path.stem)).parent == mine:
+            if process_state(int(path.stem)).parent == mine:
                 found.append(path)
     return found

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from schedtrace.model.causes import CONNECTOR_CAUSES, Cause, is_refusal, reason
 from schedtrace.model.kv_need import KvNeed
+from schedtrace.model.numbers import counted
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
@@ -54,10 +55,10 @@ class ThreadPlace(NamedTuple):
 def place_of_thread(thread_id: int) -> ThreadPlace | None:
     """Return where a thread of this process is; None: it has ended."""
     frame = sys._current_frames().get(thread_id)
-    return None if frame is None else place_of(frame)
+    return None if frame is None else place_of_frame(frame)
 
 
-def place_of(frame: FrameType) -> ThreadPlace:
+def place_of_frame(frame: FrameType) -> ThreadPlace:
     """Return where the thread is whose innermost frame this is."""
     stack: list[tuple[str, int, str]] = []
     walked: FrameType | None = frame
@@ -337,8 +338,3 @@ def _after(names: Collection[str]) -> str:
 def _named(names: Iterable[str], number: int) -> str:
     shown = [name for name, _ in zip(names, range(MOST_NAMED), strict=False)]
     return ", ".join(shown) + (f" and {number - len(shown):,} more" if number > len(shown) else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 request``, ``2 requests``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -318,7 +318,7 @@ class Watchdog:
         log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._reported_since_s, reported.kind)
 
 
-def watch(
+def make_watchdog(
     engine: Any,
     thread: int,
     causes: Causes,

@@ -137,8 +137,8 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
             found = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
             if cap is not None and guards.is_registered(cap):
                 found = cap, None
-        case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause_name == "PAUSED_ALL" or cause == Cause.PAUSED:
-            found = Cause.PAUSED, event.pause_name  # that state sets the token budget to 0
+        case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause_word == "PAUSED_ALL" or cause == Cause.PAUSED:
+            found = Cause.PAUSED, event.pause_word  # that state sets the token budget to 0
         case Cause.MAX_NUM_SEQS if event.held_back:
             found = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
@@ -148,8 +148,8 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:
     """The queue that is looked at holds nobody, or says so."""
-    if event.pause_name == "PAUSED_NEW" and (event.queued or event.request_id is not None):
-        return Cause.PAUSED, event.pause_name  # somebody waits, in a queue that is closed
+    if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
+        return Cause.PAUSED, event.pause_word  # somebody waits, in a queue that is closed
     return Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
 
 

@@ -143,7 +143,7 @@ class Event(msgspec.Struct, gc=False):
         return getattr(self.status, "name", None)
 
     @property
-    def pause_name(self) -> str:
+    def pause_word(self) -> str:
         """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
         return getattr(self.pause, "name", "UNPAUSED")
 

@@ -15,8 +15,14 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.printable import hashed
 from schedtrace.model.trace import Exit
 from schedtrace.record.live import watchdog as module
-from schedtrace.record.live.stall_causes import ThreadPlace, holders, place_of, place_of_thread, stacks_here
-from schedtrace.record.live.watchdog import AFTER_S, Watchdog, after_s, explains, watch
+from schedtrace.record.live.stall_causes import (
+    ThreadPlace,
+    holders,
+    place_of_frame,
+    place_of_thread,
+    stacks_here,
+)
+from schedtrace.record.live.watchdog import AFTER_S, Watchdog, after_s, explains, make_watchdog
 from schedtrace.record.step_lines import WrittenIds
 from tests.toys import Queue
 
@@ -402,7 +408,7 @@ def test_the_variable(monkeypatch, text, seconds, explaining):
 @pytest.mark.parametrize("text", ["soon", "0.5s", "nan", "-3", "off,30s", "30s,40s"])
 def test_a_variable_that_says_nothing(monkeypatch, text):
     monkeypatch.setenv("SCHEDTRACE_WATCHDOG", text)
-    assert watch(Engine(), 1, list) is None
+    assert make_watchdog(Engine(), 1, list) is None
 
 
 def looking(look):
@@ -463,17 +469,17 @@ def innermost(file, *functions):
     ],
 )
 def test_places_by_the_names_of_functions(functions, at):
-    found = place_of(innermost("/x/site-packages/other.py", *functions))
+    found = place_of_frame(innermost("/x/site-packages/other.py", *functions))
     assert (found.at, found.connector) == (at, False)
     assert found.within == f"other.py:{2 * len(functions)} {functions[-1]}"
 
 
 def test_places_by_files(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", Some(__file__="/x/vllm/__init__.py"))
-    found = place_of(innermost("/x/vllm/v1/executor/ray.py", "a", "get_response"))
+    found = place_of_frame(innermost("/x/vllm/v1/executor/ray.py", "a", "get_response"))
     assert found == ThreadPlace("output", "vllm/v1/executor/ray.py:4 get_response", connector=False)
     file = "/x/vllm/distributed/kv_transfer/kv_connector/v1/nixl.py"
-    assert place_of(innermost(file, "schedule", "get_num_new_matched_tokens")).connector
+    assert place_of_frame(innermost(file, "schedule", "get_num_new_matched_tokens")).connector
 
 
 def test_stacks_have_the_names_of_threads():
