@@ -74,13 +74,13 @@ class Site:
     guard: str
     """Condition as the source has it; if it is not known, what was true of it."""
     location: str
-    """``file:line``."""
+    """Place in the source, as ``file:line``."""
     refuses_head: bool = False
     """Whether it refuses the head of the queue before a request was taken from it."""
     parts: tuple[str, ...] = ()
-    """For each of several causes, what was true of that part of the condition."""
+    """Conditions that were true of the parts, one for each of several causes."""
     operands: tuple[tuple[str, ...], ...] = ()
-    """For each unknown cause, the texts of the operands it compares; the mark notes their values."""
+    """Texts of the operands that each unknown cause compares; the mark notes their values."""
 
     def asks_queue(self, part: int) -> bool:
         """Return whether the part that decided claims that a queue is empty."""
