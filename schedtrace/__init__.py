@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from schedtrace.errors import SchedtraceError
     from schedtrace.model.report import Finding, RunReport
     from schedtrace.read.run import Run, find_runs, read_run
+    from schedtrace.record.marks.guards import Guard
     from schedtrace.simulate.simulation import Simulation
     from schedtrace.timeline.timeline import Timeline, make_timeline
 
 __all__ = [
     "Finding",
+    "Guard",
     "Run",
     "RunReport",
     "SchedtraceError",
@@ -32,6 +34,7 @@ __all__ = [
 
 _HOMES = {
     "Finding": "schedtrace.model.report",
+    "Guard": "schedtrace.record.marks.guards",
     "Run": "schedtrace.read.run",
     "RunReport": "schedtrace.model.report",
     "SchedtraceError": "schedtrace.errors",

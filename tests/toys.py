@@ -8,9 +8,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from schedtrace.record.capture import Capture
 from schedtrace.record.disguise import RECORDERS
-from schedtrace.record.exit_lines import to_lines
-from schedtrace.record.instrument import _with_marks
+from schedtrace.record.marks.exit_lines import to_lines
+from schedtrace.record.marks.instrument import _with_marks
 from schedtrace.record.queues import READERS, Reader
 
 TOY = """
@@ -61,6 +62,14 @@ READERS[Queue] = Reader(len, lambda queue: queue[0], list, list)
 def request(request_id: str, **facts: Any) -> Any:
     """A request with whatever facts a toy looks at."""
     return SimpleNamespace(request_id=request_id, status=SimpleNamespace(name="RUNNING"), **facts)
+
+
+def capture_of(**fields: Any) -> Capture:
+    """A capture with these fields."""
+    capture = Capture()
+    for name, value in fields.items():
+        setattr(capture, name, value)
+    return capture
 
 
 def told(

@@ -14,8 +14,8 @@ from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
 from schedtrace.model.printable import shortened
 from schedtrace.model.queue import EngineQueues
-from schedtrace.record.control_client import AnswerError, Connection, Peer, ask
-from schedtrace.record.processes import above, pids_within, process, process_id
+from schedtrace.record.live.control_client import AnswerError, Connection, Peer, ask
+from schedtrace.record.processes import above, pids_within, process_id, process_state
 
 STATUS_S = 2.0
 """Deadline in seconds of an answer that needs nothing of the engine's own thread."""
@@ -294,7 +294,7 @@ def server_of(pid: int) -> int:
 
 def _is_alive(pid: int) -> bool:
     with suppress(OSError):
-        return process(pid).state not in {"Z", "X"}
+        return process_state(pid).state not in {"Z", "X"}
     return False
 
 

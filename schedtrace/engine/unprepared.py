@@ -31,7 +31,7 @@ def _schedtrace_listen():
     import sys
     if {place!r} not in sys.path:
         sys.path.append({place!r})
-    from schedtrace.record.control_answers import listen_from_now_on
+    from schedtrace.record.live.control_answers import listen_from_now_on
     listen_from_now_on()
 
 import threading

@@ -432,6 +432,25 @@ class Cap(_Word):
 CAUSES: dict[str, Cause] = {cause.value: cause for cause in Cause}
 CAPS: dict[str, Cap] = {cap.value: cap for cap in Cap}
 
+
+def entries(cause: str, detail: str | None) -> list[Entry]:
+    """Return the rows of a detail and of its cause; none if a newer version names the cause."""
+    if cause not in CAUSES:
+        return []
+    entry = CAUSES[cause].entry
+    return [entry.details.get(detail or "", entry), entry]
+
+
+def is_refusal(cause: str, detail: str | None) -> bool:
+    """Return whether an exit refuses a request; so does a cause that the table does not have."""
+    return all(entry.refusal for entry in entries(cause, detail)[:1])
+
+
+def reason(cause: str, detail: str | None, loop: str) -> str:
+    """Return the text of the table why a loop stops for a cause; empty: it has none."""
+    return next((text for entry in entries(cause, detail) if (text := entry.reason(loop))), "")
+
+
 NOT_A_REFUSAL = frozenset(cause for cause in Cause if not cause.entry.refusal)
 """Causes with which a waiting loop ends although no request was refused."""
 
@@ -440,6 +459,16 @@ ASKED_FOR = frozenset(cause for cause in Cause if cause.entry.requested)
 
 OF_ITS_OWN_SIZE = tuple(cause for cause in Cause if cause.entry.own_size)
 """Causes that refuse a request for its size; a smaller one may still fit."""
+
+CONNECTOR_CAUSES = frozenset(
+    {
+        Cause.REMOTE_KV_PENDING,
+        Cause.CONNECTOR_UNDECIDED,
+        Cause.CONNECTOR_FREES_PENDING,
+        Cause.ENCODER_TRANSFER_PENDING,
+    }
+)
+"""Causes that a connector has to end."""
 
 WAITING_STATUS_CAUSES = {status: cause for cause in Cause for status in cause.entry.statuses}
 """``RequestStatus`` name of a request that is not ready to its cause."""

@@ -2,7 +2,8 @@
 
 import re
 
-from schedtrace.model.causes import CAUSES, PAGE, Cause, Entry
+from schedtrace.model import causes
+from schedtrace.model.causes import PAGE, Cause, entries
 from schedtrace.model.message import Message, Number, Setting, Value
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -35,9 +36,8 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
         cause: A word of ``Cause`` or any other.
         detail: The exit's.
     """
-    for row in _rows(cause, detail):
-        if text := row.reason(loop):
-            return _filled(header, text)
+    if text := causes.reason(cause, detail, loop):
+        return _filled(header, text)
     registered = header.registered_causes.get(cause)
     if registered:
         return say("{meaning:code} (cause {cause:cause})", meaning=registered, cause=cause)
@@ -46,7 +46,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
 
 def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
     """What to try against it; for a cause that the table does not have, where its author documents it."""
-    for row in _rows(cause, detail):
+    for row in entries(cause, detail):
         if row.advice:
             return _filled(header, row.advice)
     if cause in header.registered_causes:
@@ -62,14 +62,6 @@ def interruption(kind: str | None) -> str:
 def reasoned_details(cause: Cause, loop: str) -> list[str]:
     """The details with a reason of their own: where several limits share a cause, they decide what helps."""
     return [detail for detail, entry in cause.entry.details.items() if entry.reason(loop)]
-
-
-def _rows(cause: str, detail: str | None) -> list[Entry]:
-    """The row of the detail, then that of its cause; none if a newer version names the cause."""
-    if cause not in CAUSES:
-        return []
-    entry = CAUSES[cause].entry
-    return [entry.details.get(detail or "", entry), entry]
 
 
 def _filled(header: Header, text: str) -> Message:

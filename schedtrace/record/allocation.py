@@ -21,20 +21,20 @@ from typing import Any
 import msgspec
 
 from schedtrace.model.trace_facts import HeadRefusal
-from schedtrace.record import syntax
-from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
+from schedtrace.record.marks import syntax
+from schedtrace.record.marks.source import Proven, UnprovableError, copy_of, prove
 from schedtrace.record.vllms_own import is_own, is_tested, vllm_version
 
 
 def managers_of(manager: Any) -> tuple[Any, ...]:
-    """One per cache group, in order; none where this ``KVCacheManager`` is not put together of such."""
+    """Return the managers of the cache groups, in order; none if a ``KVCacheManager`` has no such parts."""
     coordinator = getattr(manager, "coordinator", None)
     return tuple(getattr(coordinator, "single_type_managers", ()))
 
 
 def blocks_of(manager: Any, request_id: str) -> list[int]:
-    """How many blocks a request has, by cache group, null blocks included; none where it cannot be read."""
-    tables = [one.req_to_blocks for one in managers_of(manager)]
+    """Return a request's blocks by cache group, null blocks included; none where it cannot be read."""
+    tables = [part.req_to_blocks for part in managers_of(manager)]
     if not all(isinstance(table, dict) for table in tables):
         return []
     return [len(dict.get(table, request_id, ())) for table in tables]
@@ -47,7 +47,7 @@ def _only_computes(kind: Any) -> bool:
     That of vLLM's base class does, in every release that was tried. Others, such as Mamba's, may note
     something.
     """
-    owner = next((one for one in kind.__mro__ if "get_num_blocks_to_allocate" in vars(one)), kind)
+    owner = next((owner for owner in kind.__mro__ if "get_num_blocks_to_allocate" in vars(owner)), kind)
     return owner.__name__ == "SingleTypeKVCacheManager" and is_tested(vllm_version())
 
 
@@ -105,8 +105,8 @@ def not_own(manager: Any) -> str | None:
     coordinator = getattr(manager, "coordinator", None)
     pool = getattr(manager, "block_pool", None)
     parts = (manager, coordinator, *managers_of(manager), pool)
-    found = (type(part) for part in parts if part is not None and not is_own(part))
-    return next((f"{kind.__module__}.{kind.__qualname__}" for kind in found), None)
+    foreign = (type(part) for part in parts if part is not None and not is_own(part))
+    return next((f"{kind.__module__}.{kind.__qualname__}" for kind in foreign), None)
 
 
 def apart(manager: Any) -> Any:
@@ -153,12 +153,12 @@ def _from_original(copied: Any, name: str) -> Any:
 def _values(kind: type) -> tuple[str, ...]:
     """Attributes of which the class has a value, too, which would show instead of the original's."""
     names = (name for name in dir(kind) if name[:2] != "__")
-    found = ((name, inspect.getattr_static(kind, name)) for name in names)
-    return tuple(name for name, value in found if not callable(value) and not hasattr(value, "__get__"))
+    attributes = ((name, inspect.getattr_static(kind, name)) for name in names)
+    return tuple(name for name, value in attributes if not callable(value) and not hasattr(value, "__get__"))
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
-    """Which of the limits was decisive: the first one without which there would have been room."""
+    """Return which of the limits was decisive: the first one without which there would have been room."""
     if answer is None:
         return None
     full_sequence, computed = answer
@@ -260,13 +260,13 @@ def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> Refus
     if not managers or not hasattr(manager, "block_pool") or not_own(manager) is not None:
         return None
     requests = scheduler.requests
-    groups = [_held(one) for one in managers]
+    groups = [_held(part) for part in managers]
     gone: list[str] = []
     if getattr(scheduler, "connector", None) is not None:  # only a transfer keeps their blocks
-        ids = {one for of_group, _ in groups for one in of_group}
-        known = ((one, requests.get(one)) for one in ids)
+        ids = {name for of_group, _ in groups for name in of_group}
+        pairs = ((name, requests.get(name)) for name in ids)
         gone = [
-            one for one, request in known if request is None or (is_own(request) and request.is_finished())
+            name for name, request in pairs if request is None or (is_own(request) and request.is_finished())
         ]
     free = manager.block_pool.get_num_free_blocks()
     return RefusedHead(request_id, needed_by_group(manager, arguments), free, groups, gone)
@@ -283,8 +283,8 @@ def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
     copied = apart(manager)
     managers = managers_of(copied)
     answers: list[int] = []
-    for one in managers:
-        one.get_num_blocks_to_allocate = _noting(one.get_num_blocks_to_allocate, answers)
+    for part in managers:
+        part.get_num_blocks_to_allocate = _noting(part.get_num_blocks_to_allocate, answers)
     positional, keywords = arguments
     ask(copied, *positional, **keywords)
     needed = answers[-len(managers) :]
@@ -321,29 +321,31 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
     for group in held:
         for request_id, blocks in group.items():
             totals[request_id] = totals.get(request_id, 0) + blocks
-    holders = sorted((one for one, blocks in totals.items() if blocks), key=totals.__getitem__, reverse=True)
+    holders = sorted(
+        (name for name, blocks in totals.items() if blocks), key=totals.__getitem__, reverse=True
+    )
     largest, others = holders[:MOST_HOLDERS], holders[MOST_HOLDERS:]
     return HeadRefusal(
         request_id=head.request_id,
         blocks_needed=head.needed,
         blocks_free=head.free,
         holders=largest,
-        held=[[group.get(one, 0) for one in largest] if group else [] for group in held],
-        finished_holders=[one for one in largest if one in head.finished],
+        held=[[group.get(name, 0) for name in largest] if group else [] for group in held],
+        finished_holders=[name for name in largest if name in head.finished],
         other_holders=len(others),
-        other_held=[sum(group.get(one, 0) for one in others) for group in held] if others else [],
+        other_held=[sum(group.get(name, 0) for name in others) for group in held] if others else [],
     )
 
 
 def held_blocks(manager: Any) -> Counter[str]:
-    """How many blocks each request has in all cache groups of a ``KVCacheManager``.
+    """Return the number of blocks that each request has in all cache groups of a ``KVCacheManager``.
 
-    Of copies: any thread may ask, and the engine may go on meanwhile.
+    Reads copies: any thread may call this while the engine goes on.
     """
-    tables = [one.req_to_blocks for one in managers_of(manager)]
+    tables = [part.req_to_blocks for part in managers_of(manager)]
     held: Counter[str] = Counter()
-    for one in [dict.copy(table) for table in tables if isinstance(table, dict)]:
-        held.update(dict(zip(one, map(len, one.values()), strict=True)))
+    for table in [dict.copy(table) for table in tables if isinstance(table, dict)]:
+        held.update(dict(zip(table, map(len, table.values()), strict=True)))
     return held
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 _CHILD = re.compile(r"(\d{1,5})_(.+)", re.DOTALL)
 MOST_BLOCKS = 256
-"""Of a prompt's blocks whose hashes are written: 4,096 tokens in blocks of 16."""
+"""Number of a prompt's blocks whose hashes are written: 4,096 tokens in blocks of 16."""
 
 
 class Salt:
@@ -23,13 +23,13 @@ class Salt:
     def __init__(self) -> None:
         self._key = os.urandom(32)
 
-    def of_id(self, request_id: str) -> str:
+    def hashed_id(self, request_id: str) -> str:
         """An id as 8 hex digits."""
         return hashlib.blake2b(
             request_id.encode(errors="surrogatepass"), digest_size=4, key=self._key
         ).hexdigest()
 
-    def of_blocks(self, hashes: Sequence[bytes]) -> str:
+    def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
         """4 characters a block."""
         key = self._key
         digests = (hashlib.blake2b(one, digest_size=3, key=key).digest() for one in hashes)
@@ -53,7 +53,7 @@ def requested(request: Any) -> dict[str, Any]:
 
 
 class Prefixes:
-    """Which prompts begin alike: blocks are noted on the scheduler's thread and hashed on the writer's.
+    """Common beginnings of prompts: blocks are noted on the scheduler's thread and hashed on the writer's.
 
     Args:
         block_size: Tokens of a block where vLLM hashes none; None: then nothing is known.
@@ -76,7 +76,7 @@ class Prefixes:
             self._blocks[request.request_id] = prompt
 
     def forget(self, request_id: str) -> None:
-        """Nobody is going to ask for it."""
+        """Drop a prompt whose hashes nobody is going to ask for."""
         self._blocks.pop(request_id, None)
 
     def hashes(self, request_id: str) -> str | None:
@@ -85,9 +85,9 @@ class Prefixes:
         if blocks is None:
             return None
         if not isinstance(blocks, _Prompt):
-            return self._salt.of_blocks([_as_bytes(one) for one in blocks])
+            return self._salt.hashed_blocks([_as_bytes(one) for one in blocks])
         try:
-            return self._salt.of_blocks(list(blocks.blocks()))
+            return self._salt.hashed_blocks(list(blocks.blocks()))
         except (TypeError, OverflowError):
             return None
 
@@ -98,7 +98,7 @@ class _Prompt:
 
     token_ids: Sequence[int]
     tokens: int
-    """That are the prompt's, whatever the list grows to later."""
+    """Number of the prompt's own tokens, whatever the list grows to later."""
     block_size: int
     told_apart_by: str
     """What vLLM's hashes tell apart besides tokens."""
@@ -113,7 +113,7 @@ class _Prompt:
 
 
 def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
-    """None: it fills no block, or is more than tokens."""
+    """Return what is kept of a prompt; None: it fills no block, or is more than tokens."""
     token_ids = getattr(request, "prompt_token_ids", None)
     only_tokens = (
         not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None
@@ -135,4 +135,4 @@ def _as_bytes(block_hash: Any) -> bytes:
 def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
     """Number and hashed parent of a child of a request with ``n`` > 1, by the form of its id."""
     match = _CHILD.fullmatch(str(request_id))
-    return (int(match[1]), salt.of_id(match[2])) if match else None
+    return (int(match[1]), salt.hashed_id(match[2])) if match else None

@@ -1,15 +1,14 @@
-"""Turns raw captures into trace lines, in the writer's thread and away from the scheduler's path."""
+"""Assembly of trace lines from raw captures, in the writer's thread and away from the scheduler's path."""
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from schedtrace.model.printable import capped
 from schedtrace.model.trace import (
-    AlsoSkipped,
     Arrival,
     ChunkCap,
     Events,
@@ -35,20 +34,88 @@ from schedtrace.record.capture import (
     Synced,
     reports_invalid_drafts,
 )
-from schedtrace.record.exit_lines import to_lines
-from schedtrace.record.exits import Noted
-from schedtrace.record.queue_copy import PresentRequests, present
-from schedtrace.record.request_lives import Lives
+from schedtrace.record.live.queue_copy import PresentRequests, present
+from schedtrace.record.marks.exit_lines import to_lines
+from schedtrace.record.marks.exits import Event
+from schedtrace.record.request_lives import RequestLives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 from schedtrace.record.verdict_facts import FIELDS
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1
-"""A client may choose any priority; larger numbers are no trace lines to the reader."""
+"""Largest number in a line: a client may choose any priority, and the reader refuses larger ones."""
+
+
+class TraceProgress:
+    """Point that a trace has got to."""
+
+    def __init__(self) -> None:
+        self.trial: int | None = None
+        """Trial of the latest arrival."""
+        self.next_step = 0
+        """Number of the step after the latest."""
+        self.latest_us = 0
+        """End of the latest call, or time of the latest other event."""
+
+    def follow(self, step: int, us: int) -> None:
+        """Take a step that ended at this time as the latest."""
+        self.next_step, self.latest_us = step + 1, us
+
+
+class LatestExits:
+    """Exits and caps of the latest step: the same lists as before while the very same events are noted.
+
+    Args:
+        ids: Request ids as they are written.
+        long_prefill_threshold: ``long_prefill_token_threshold`` as configured.
+    """
+
+    def __init__(self, ids: WrittenIds, long_prefill_threshold: int) -> None:
+        self._ids, self.long_prefill_threshold = ids, long_prefill_threshold
+        self._events: list[Event] = []
+        self._remaining = -1
+        """Budget that was left, which stands in the lines of exits that do not see it."""
+        self._exits: list[Exit] = []
+        self._caps: list[ChunkCap] = []
+        self.exits: list[Exit] = []
+        """Exits of the latest step, inferred ones included."""
+
+    def follow(self, capture: Capture, remaining: int) -> tuple[list[Exit], list[ChunkCap]]:
+        """Return the exits and caps of the next step.
+
+        Args:
+            capture: The step.
+            remaining: Token budget left at its end.
+        """
+        if capture.events is not None or self._remaining != remaining:
+            self._events = self._events if capture.events is None else capture.events
+            self._exits, self._caps = to_lines(self._events, remaining, self.long_prefill_threshold)
+            also = itertools.chain.from_iterable(exit_.also for exit_ in self._exits)
+            self._ids.write(self._exits, also, self._caps)
+            self._remaining = remaining
+        self.exits = self._exits
+        if capture.inferred:
+            self._ids.write(capture.inferred)
+            self.exits = self._exits + capture.inferred
+        return self.exits, self._caps
+
+
+class LatestFacts:
+    """Facts beside the decisions as fields of a line, made anew only where they changed."""
+
+    def __init__(self) -> None:
+        self._state: State = ()
+        self._fields: dict[str, Any] = {}
+
+    def follow(self, state: State) -> dict[str, Any]:
+        """Return the fields of the next step's facts."""
+        if state is not self._state:
+            self._state, self._fields = state, dict(zip(FIELDS, state, strict=True))
+        return self._fields
 
 
 class Assembler:
-    """Builds the lines of one engine's trace, in the order of its steps.
+    """Builder of the lines of one engine's trace, in the order of its steps.
 
     Args:
         anchor_ns: Monotonic clock at which the trace's time is 0.
@@ -72,49 +139,37 @@ class Assembler:
         drafts: bool,
     ) -> None:
         self._anchor_ns = anchor_ns
-        self._long_prefill_threshold = long_prefill_threshold
-        self.trial: int | None = None
         self._trial_ids = trial_ids
-        self._ids = WrittenIds(hash_ids=hash_ids)
         self._full_lines = full_lines
-        self._lives = Lives(drafts=drafts, invalid=reports_invalid_drafts())
         self._prefixes = prefixes
-        self._state: State = ()
-        self._state_fields: dict[str, Any] = {}
+        self._ids = WrittenIds(hash_ids=hash_ids)
+        self._lives = RequestLives(drafts=drafts, invalid=reports_invalid_drafts())
         self._rows = LatestRows()
         self._only_decodes = False
-        """No request of the latest step had a token of its prompt left, or one to recompute."""
+        """Whether no request of the latest step had prompt tokens left, or tokens to recompute."""
+        self._exits = LatestExits(self._ids, long_prefill_threshold)
+        self._facts = LatestFacts()
         self._deltas = Deltas()
-        self._events: list[Noted] = []
-        self._exits: tuple[int, list[Exit], list[ChunkCap]] = (-1, [], [])
-        """Budget that was left, and the lines made of ``_events``."""
-        self.latest_exits: list[Exit] = []
-        """Exits of the latest step, as its line has them."""
         self._after_dropped = False
-        self.next_step = self._latest_us = 0
-        """The number of the step after the latest, and the end of its call or of the latest other event."""
+        self.progress = TraceProgress()
+
+    @property
+    def latest_exits(self) -> list[Exit]:
+        """Exits of the latest step, as its line has them."""
+        return self._exits.exits
 
     def step(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
-        """The line of one ``schedule()`` call, with its output where that is back: in full, or a delta."""
+        """Return the line of one ``schedule()`` call, in full or a delta, with its output if that is back."""
         arrived, finished = self.events(capture.came)
         self._preempted(capture.preempted)
-        for one in capture.happened.set_aside if capture.happened else ():
-            self._lives.waits(one.request_id, one.wanted_tokens)
-        if self._after_dropped and capture.rows is not None:
-            self._seen_again(capture.rows.ids)
-        self.next_step = capture.step + 1
+        for aside in capture.happened.set_aside if capture.happened else ():
+            self._lives.waits(aside.request_id, aside.wanted_tokens)
         start_us = self._us(capture.start_ns)
-        changes: RowChanges | None = None
-        if capture.rows is None:
-            self._rows.goes_on()
-        else:
-            changes = self._rows.become(capture.rows, self._phases(capture.rows, start_us))
-            self._lives.stand_still(self._rows.left, capture.rows.scheduled, capture.start_ns)
-        self._latest_us = self._us(capture.end_ns)
-        capture.ids = self._rows.ids
+        changes = self._follow_rows(capture, start_us)
+        self.progress.follow(capture.step, self._us(capture.end_ns))
         step = Step(
             step=capture.step,
-            trial=self.trial,
+            trial=self.progress.trial,
             start_us=start_us,
             schedule_us=(capture.end_ns - capture.start_ns) // 1000,
             token_budget=capture.token_budget,
@@ -134,56 +189,77 @@ class Assembler:
             arrived=arrived,
             finished=finished,
             **self.passes(capture.came),
-            **self._fields_of(capture.state),
+            **self._facts.follow(capture.state),
             **({} if capture.happened is None else capture.happened.lines()),
         )
         self._count(step, capture.rows)
-        step.exits, step.caps = self._exits_of(capture, step.remaining_budget)
+        step.exits, step.caps = self._exits.follow(capture, step.remaining_budget)
         if result is not None:
-            late = self.output(capture, result)
-            step.output_us, step.update_us = late.output_us, late.update_us
-            step.output_tokens = late.output_tokens
-            step.execute_after_us, step.execute_us = late.execute_after_us, late.execute_us
-        for preemption in step.preempted:
-            if preemption.for_request_id is not None:
-                preemption.for_request_id = self._ids[preemption.for_request_id]
-        self._write_ids(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
-        for refusal in step.refusals:
-            refusal.holders = [self._ids[one] for one in refusal.holders]
-            refusal.finished_holders = [self._ids[one] for one in refusal.finished_holders]
+            self._add_output(step, self.output(capture, result))
+        self._write_facts_ids(step)
         line = self._line(capture, step, changes)
         self.write_ids(step.arrived, step.finished, step.preempted)
         return line
 
+    def _follow_rows(self, capture: Capture, start_us: int) -> RowChanges | None:
+        """Go to the requests of the next step; return what changed, if ``RowChanges`` can express it."""
+        changes: RowChanges | None = None
+        if capture.rows is None:
+            self._rows.follow_steady()
+        else:
+            if self._after_dropped:
+                self._seen_again(capture.rows.ids)
+            changes = self._rows.follow(capture.rows, self._phases(capture.rows, start_us))
+            self._lives.keep_tokens(self._rows.left, capture.rows.scheduled, capture.start_ns)
+        capture.ids = self._rows.ids
+        return changes
+
+    @staticmethod
+    def _add_output(step: Step, output: Output) -> None:
+        """Complete a step's line with an output that is back already."""
+        step.output_us, step.update_us = output.output_us, output.update_us
+        step.output_tokens = output.output_tokens
+        step.execute_after_us, step.execute_us = output.execute_after_us, output.execute_us
+
+    def _write_facts_ids(self, step: Step) -> None:
+        """Replace the ids in the facts beside a step's decisions."""
+        for preemption in step.preempted:
+            if preemption.for_request_id is not None:
+                preemption.for_request_id = self._ids[preemption.for_request_id]
+        self._ids.write(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
+        for refusal in step.refusals:
+            refusal.holders = self._ids.listed(refusal.holders)
+            refusal.finished_holders = self._ids.listed(refusal.finished_holders)
+
     def _line(self, capture: Capture, step: Step, changes: RowChanges | None) -> Step | dict[str, Any]:
-        """A delta unless it is time for a line in full, or the changes cannot be told as such."""
+        """Return a delta, unless a line in full is due or no ``RowChanges`` can express the changes."""
         if changes is not None:
-            self._write_ids(changes.added)
+            self._ids.write(changes.added)
         if self._deltas.begun and not capture.full and (changes is not None or capture.rows is None):
             return self._deltas.delta(step, changes)
         if self._deltas.begun and not self._full_lines:
             step.changes = changes
         self._deltas.follow(step)
         step.requests = self._rows.requests()
-        self._write_ids(step.requests)
+        self._ids.write(step.requests)
         return step
 
     def dropped(self, dropped: Dropped) -> Events:
-        """The line in place of steps that were dropped; the next step has a line in full."""
+        """Return the line in place of steps that were dropped; the next step has a line in full."""
         self._deltas = Deltas()
         self._after_dropped = True
-        self.next_step, self._latest_us = dropped.last_step + 1, self._us(dropped.end_ns)
+        self.progress.follow(dropped.last_step, self._us(dropped.end_ns))
         came = dropped.came
         self._arrive(came.arrived)
         for request_id, computed, start_ns in dropped.started:
             self._starts(request_id, computed, self._us(start_ns))
         self._preempted(dropped.preempted)
-        self._lives.unseen()
+        self._lives.lose_sight()
         self._leave(came.finished)
         self.write_ids(came.arrived, came.finished)
         return Events(
             at_us=self._us(dropped.end_ns),
-            trial=self.trial,
+            trial=self.progress.trial,
             arrived=list(came.arrived),
             finished=list(came.finished),
             **self.passes(came),
@@ -192,40 +268,42 @@ class Assembler:
             dropped_finishes=dropped.missing_finishes,
         )
 
-    def present_line(self, found: PresentRequests, wall_anchor_us: int) -> Events:
-        """The line that says who was there when recording began."""
+    def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
+        """Return the line that lists the requests that were there when recording began."""
         entries = []
-        for seen in found.queues.in_order():
-            entry = present(seen, found.salt, self._anchor_ns, wall_anchor_us)
+        for seen in present_requests.queues.in_order():
+            entry = present(seen, present_requests.salt, self._anchor_ns, wall_anchor_us)
             self._prefixes.note(seen.request)
             entry.prefix_hashes = self._prefixes.hashes(entry.request_id)
             wanted = entry.prompt_tokens + entry.output_tokens
             self._lives.was_there(entry, wanted_tokens=wanted, in_flight=seen.in_flight)
             self._limit(entry)
             entries.append(msgspec.structs.replace(entry))
-        self._write_ids(entries)
-        return Events(at_us=self._us(found.queues.at_ns), trial=self.trial, present=entries)
+        self._ids.write(entries)
+        return Events(
+            at_us=self._us(present_requests.queues.at_ns), trial=self.progress.trial, present=entries
+        )
 
     def begin_anew(self) -> tuple[int, int, list[Present]]:
         """Have the next step written in full.
 
         Returns:
-            Its number at least, the time up to which all is written, and who is there then.
+            The least number that this step has, the time up to which all is written, and the requests then.
         """
         self._deltas = Deltas()
         present = []
         for request_id, entry in self._lives.present(self._rows.next()):
             entry.request_id = self._ids[request_id]
             present.append(entry)
-        return self.next_step, self._latest_us, present
+        return self.progress.next_step, self.progress.latest_us, present
 
     def output(self, capture: Capture, result: Result) -> Output:
-        """What came back for a step: the line that completes it, where that was late."""
+        """Return what came back for a step: the line that completes it, where that was late."""
         back_us = self._us(result.back_ns)
         tokens = self._lives.got_tokens(result, capture.ids, back_us)
         if capture.rows is not None and capture.rows.drafts:
             self._lives.got_drafts(result, capture.rows.drafts)
-        execute_after_us = execute_us = None  # nobody told
+        execute_after_us = execute_us = None  # not known
         if result.execution is not None:
             _, began_ns, ended_ns = result.execution
             execute_after_us = (began_ns - capture.start_ns) // 1000
@@ -240,14 +318,16 @@ class Assembler:
         )
 
     def between_steps(self, came: Came, at_us: int) -> Events:
-        """The line of what happened and no step takes along."""
+        """Return the line of events that no step takes along."""
         arrived, finished = self.events(came)
-        self._latest_us = at_us
+        self.progress.latest_us = at_us
         self.write_ids(arrived, finished)
-        return Events(at_us=at_us, trial=self.trial, arrived=arrived, finished=finished, **self.passes(came))
+        return Events(
+            at_us=at_us, trial=self.progress.trial, arrived=arrived, finished=finished, **self.passes(came)
+        )
 
     def events(self, came: Came) -> tuple[list[Arrival], list[Finish]]:
-        """Keep book of who came and went; finished requests get the times of their life."""
+        """Note the requests that came and went; finished ones get the times of their life."""
         self._arrive(came.arrived)
         self._leave(came.finished)
         return list(came.arrived), list(came.finished)
@@ -257,7 +337,7 @@ class Assembler:
             arrival.prefix_hashes = self._prefixes.hashes(arrival.request_id)
             self._lives.arrives(arrival)
             if self._trial_ids and (match := _TRIAL.match(str(arrival.request_id))):
-                self.trial = int(match[1])
+                self.progress.trial = int(match[1])
 
     def _leave(self, finished: Sequence[Finish]) -> None:
         for finish in finished:
@@ -271,38 +351,38 @@ class Assembler:
             self._lives.waits(preemption.request_id, num_tokens)
 
     def _seen_again(self, ids: Sequence[str]) -> None:
-        """Those who run after steps were dropped: these steps may have admitted them."""
+        """Note the requests that run after steps were dropped: these steps may have admitted them."""
         self._after_dropped = False
         for request_id in ids:
             self._lives.get(request_id).unseen = True
             self._lives.runs(request_id)
 
     def passes(self, came: Came) -> dict[str, Any]:
-        """What a rank did with the others, and what was asked of the engine, as fields of a line."""
+        """Return a rank's passes with the other ranks and the calls of the engine, as fields of a line."""
         if not (came.dummies or came.synced or came.controls):
             return {}
         return {
             "controls": list(came.controls),
             "dummy_batches": len(came.dummies),
-            "dummy_us": sum(one.ended_ns - one.began_ns for one in came.dummies) // 1000,
-            "dummies": [DummyBatch(**self._pass(one)) for one in came.dummies],
-            "syncs": [RankSync(**self._pass(one), wave_ended=not one.go_on) for one in came.synced],
+            "dummy_us": sum(dummy.ended_ns - dummy.began_ns for dummy in came.dummies) // 1000,
+            "dummies": [DummyBatch(**self._pass(dummy)) for dummy in came.dummies],
+            "syncs": [RankSync(**self._pass(sync), wave_ended=not sync.go_on) for sync in came.synced],
         }
 
-    def _pass(self, one: DummyPass | Synced) -> dict[str, Any]:
+    def _pass(self, beside: DummyPass | Synced) -> dict[str, Any]:
         return {
-            "began_us": self._us(one.began_ns),
-            "took_us": (one.ended_ns - one.began_ns) // 1000,
-            "wave": one.wave,
-            "step_counter": one.step_counter,
+            "began_us": self._us(beside.began_ns),
+            "took_us": (beside.ended_ns - beside.began_ns) // 1000,
+            "wave": beside.wave,
+            "step_counter": beside.step_counter,
         }
 
     def write_ids(
         self, arrived: Sequence[Arrival], finished: Sequence[Finish], preempted: Sequence[Preemption] = ()
     ) -> None:
-        """Replace what clients chose by what is written of it, and forget the ids of those who left."""
+        """Replace what clients chose by what is written of it, and forget the ids of finished requests."""
         gone = [finish.request_id for finish in finished]
-        self._write_ids(arrived, finished, preempted)
+        self._ids.write(arrived, finished, preempted)
         for arrival in arrived:
             self._limit(arrival)
         for request_id in gone:
@@ -317,17 +397,8 @@ class Assembler:
             if (number := getattr(asked, name)) is not None:
                 setattr(asked, name, min(number, _LARGEST))
 
-    def _write_ids(self, *rows: Sequence[Any]) -> None:
-        for row in itertools.chain(*rows):
-            row.request_id = self._ids[row.request_id]
-
-    def _write_mentioned_ids(self, places: Iterable[Exit | AlsoSkipped | ChunkCap]) -> None:
-        for place in places:
-            if place.request_id is not None:
-                place.request_id = self._ids[place.request_id]
-
     def _phases(self, rows: Rows, start_us: int) -> dict[str, Phase]:
-        """Phase of each request that is not simply running on; what was found in a cache is noted."""
+        """Return the phase of each request that does not simply run on; note what a cache had of new ones."""
         phases: dict[str, Phase] = dict.fromkeys(rows.resumed, "resumed")
         for request_id, computed in rows.new:
             # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
@@ -337,7 +408,7 @@ class Assembler:
         return phases
 
     def _starts(self, request_id: str, computed: int, start_us: int) -> bool:
-        """A request is scheduled that the workers do not know; whether for the first time."""
+        """Note that a request is scheduled which is new to the workers; return whether for the first time."""
         life = self._lives.get(request_id)
         self._lives.runs(request_id)
         if life.has_run:
@@ -346,7 +417,7 @@ class Assembler:
         return True
 
     def _count(self, step: Step, rows: Rows | None) -> None:
-        """Sums over the rows: phases, prefill, decode, recomputed and cached tokens."""
+        """Sum the rows up: phases, prefill, decode, recomputed and cached tokens."""
         number = step.total_requests
         if rows is None and self._only_decodes:
             step.num_continued = step.decode_tokens = number
@@ -371,32 +442,12 @@ class Assembler:
             step.num_new = sum(phase == "new" for phase in phases.values())
             step.num_resumed = len(phases) - step.num_new
             step.cached_tokens = sum(
-                start for one, start in zip(self._rows.ids, computed, strict=True) if one in phases
+                start for name, start in zip(self._rows.ids, computed, strict=True) if name in phases
             )
         step.decode_tokens = decoded
         step.remaining_budget -= sum(scheduled)
         step.num_continued = number - step.num_new - step.num_resumed
         step.draft_tokens = 0 if rows is None else sum(rows.drafts.values())
-
-    def _exits_of(self, capture: Capture, remaining: int) -> tuple[list[Exit], list[ChunkCap]]:
-        """Exits and caps; the same lists as for the step before where the very same was noted."""
-        if capture.events is not None or self._exits[0] != remaining:
-            self._events = self._events if capture.events is None else capture.events
-            exits, caps = to_lines(self._events, remaining, self._long_prefill_threshold)
-            also = itertools.chain.from_iterable(exit_.also for exit_ in exits)
-            self._write_mentioned_ids(itertools.chain(exits, also, caps))
-            self._exits = (remaining, exits, caps)
-        _, exits, caps = self._exits
-        if capture.inferred:
-            self._write_mentioned_ids(capture.inferred)
-            exits = exits + capture.inferred
-        self.latest_exits = exits
-        return exits, caps
-
-    def _fields_of(self, state: State) -> dict[str, Any]:
-        if state is not self._state:
-            self._state, self._state_fields = state, dict(zip(FIELDS, state, strict=True))
-        return self._state_fields
 
     def _us(self, ns: int) -> int:
         return (ns - self._anchor_ns) // 1000

@@ -16,7 +16,7 @@ import msgspec
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
 from schedtrace.record import allocation
-from schedtrace.record.exits import Noted
+from schedtrace.record.marks.exits import Event
 from schedtrace.record.worker_hooks import Execution
 
 State = tuple[int | None, ...]
@@ -51,11 +51,11 @@ class Rows(msgspec.Struct, gc=False):
     """What each request got in a step that is not steady."""
 
     ids: list[str]
-    """Of requests that ran before: running ones, then resumed ones."""
+    """Requests that ran before: running ones, then resumed ones."""
     computed: list[int]
-    """Of these, before the step."""
+    """Tokens of these that were computed before the step."""
     scheduled: dict[str, int]
-    """Of all requests."""
+    """Tokens of all requests of the step."""
     resumed: Collection[str]
     new: list[tuple[str, int]]
     """Ids and computed tokens of requests that the workers do not know."""
@@ -67,13 +67,13 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     """What came back for one step."""
 
     back_ns: int
-    """When ``update_from_output`` was called."""
+    """Monotonic time at which ``update_from_output`` was called."""
     done_ns: int
-    """When it returned."""
+    """Monotonic time at which it returned."""
     got: str | tuple[list[str], list[int] | None]
     """``ALL``, or the ids of requests that got tokens and how many each (None: one each)."""
     execution: Execution | None = None
-    """When the worker executed it."""
+    """Time in which the worker executed the step."""
     invalid: dict[str, int] | None = None
     """Drafts that the grammar forbade, by request."""
 
@@ -110,21 +110,19 @@ class Came(NamedTuple):
 NOBODY = Came()
 
 
-class Before:
-    """The state before the call that runs."""
+class Capture:
+    """Raw ``schedule()`` call: the state before it, then the state after it. Times are monotonic, in ns.
 
-    __slots__ = ("came", "free", "running", "start_ns", "step", "waiting")
+    A class with slots, since the fields are assigned by name on the scheduler's path: keywords of a struct
+    cost four times as much.
+    """
 
-    step: int
-    start_ns: int
-    running: int
-    waiting: int
-    free: int | None
-    came: Came
-
-
-class Capture(msgspec.Struct, gc=False):
-    """One ``schedule()`` call, raw. Times are nanoseconds of ``time.monotonic_ns``."""
+    __slots__ = (
+        *("step", "start_ns", "end_ns", "token_budget", "max_num_running_reqs"),
+        *("running_before", "running_after", "waiting_before", "waiting_after", "not_ready_after"),
+        *("kv_blocks_total", "free_before", "free_after", "rows", "full", "events", "came"),
+        *("inferred", "preempted", "state", "happened", "ids", "result"),
+    )
 
     step: int
     start_ns: int
@@ -140,24 +138,32 @@ class Capture(msgspec.Struct, gc=False):
     free_before: int | None
     free_after: int | None
     rows: Rows | None
-    """None: a steady step. The same requests as in the step before in the same order, which had got one token
-    each; each is one token further and got one token."""
+    """Requests of the step; None: a steady step, with the same requests in the same order as the step before,
+    in which each got one token; each is one token further and got one token again."""
     full: bool
-    """It is time for a line in full."""
-    events: list[Noted] | None
-    """What the marks in ``schedule()`` noted; None: the very same as in the step before, and it is steady."""
+    """Whether it is time for a line in full."""
+    events: list[Event] | None
+    """Events that the marks noted; None: the same as in the step before, and the step is steady."""
     came: Came
-    inferred: list[Exit] | None = None
-    """Where they did not tell how the call ended."""
-    preempted: Sequence[tuple[Preemption, int]] = ()
-    """With the tokens that the victim had in all."""
-    state: State = ()
-    """What ``verdict_facts.FIELDS`` name; the same object as in the step before if nothing changed."""
-    happened: Happened | None = None
-    ids: Sequence[str] = ()
-    """The step's requests; set by the writer's thread."""
-    result: Result | None = None
-    """Set in one assignment by the engine's thread when the output came back."""
+    inferred: list[Exit] | None
+    """Exits inferred where no mark has noted how the call ended."""
+    preempted: Sequence[tuple[Preemption, int]]
+    """Preemptions, each with the number of tokens that the victim had."""
+    state: State
+    """Values of ``verdict_facts.FIELDS``; the same object as in the step before if nothing changed."""
+    happened: Happened | None
+    ids: Sequence[str]
+    """Requests of the step; set by the writer's thread."""
+    result: Result | None
+    """Output of the step; set in one assignment by the engine's thread when it is back."""
+
+    def __init__(self) -> None:
+        self.inferred = None
+        self.preempted = ()
+        self.state = ()
+        self.happened = None
+        self.ids = ()
+        self.result = None
 
 
 MOST_KEPT = 10_000
@@ -169,7 +175,7 @@ class Dropped(msgspec.Struct, gc=False):
 
     last_step: int = 0
     end_ns: int = 0
-    """Of the last one."""
+    """Monotonic time at which the last of them ended."""
     steps: int = 0
     came: Came = msgspec.field(default_factory=lambda: Came([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
@@ -246,8 +252,8 @@ def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[s
             if ones == len(output.num_scheduled_tokens):
                 return ALL
             return list(compress(sampled_by.req_ids, lengths)), None
-    every = [one for returned in outputs.values() for one in returned.outputs]
-    return list(map(_request_id, every)), [len(one.new_token_ids) for one in every]
+    every = [output_ for returned in outputs.values() for output_ in returned.outputs]
+    return list(map(_request_id, every)), [len(output_.new_token_ids) for output_ in every]
 
 
 FULL_EVERY_NS = 900_000_000
@@ -268,7 +274,7 @@ class SteadySteps:
     def __init__(self, *, never: bool = False) -> None:
         self._never = never
         self._ids: list[str] | None = None
-        """None: the next step's requests must be kept, whatever they are."""
+        """Requests of the latest step; None: the next step's must be kept, whatever they are."""
         self._computed = 0
         """Computed tokens of each, in a number."""
         self._ones: list[int] = []

@@ -1,4 +1,4 @@
-"""Where a trace's clock stands among those of other processes and hosts.
+"""Relation of a trace's clock to those of other processes and hosts.
 
 Linux has one monotonic clock for all processes since it booted (``clock_gettime(2)``), save for those in a
 time namespace of their own (``time_namespaces(7)``). Wall clocks of several hosts agree as well as NTP holds
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 
 _READINGS = 5
 _STA_UNSYNC = 0x40
-"""Nobody disciplines the wall clock (``<linux/timex.h>``)."""
+"""Status bit of a wall clock that nothing disciplines (``<linux/timex.h>``)."""
 _BOOT_ID, _TIME_NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
 
 
 class Anchor(NamedTuple):
-    """One moment on both clocks."""
+    """Moment on both clocks."""
 
     ns: int
     """``time.monotonic_ns``."""
     wall_us: int
-    """Unix time."""
+    """Unix time in microseconds."""
     uncertainty_us: int
-    """How far the two may be apart: half of what lay between two readings of the first."""
+    """Most that the two may be apart: half of the time between two readings of the first."""
 
 
 def read_anchor() -> Anchor:
@@ -80,7 +80,7 @@ class _Timex(ctypes.Structure):
 
 
 def wall_max_error_us() -> int | None:
-    """How far the wall clock may be off, as the kernel knows from NTP; None: no NTP, or not known."""
+    """Return how far the wall clock may be off, as the kernel knows from NTP; None: no NTP, or not known."""
     state = _Timex()
     try:
         answer = ctypes.CDLL(None).adjtimex(ctypes.byref(state))

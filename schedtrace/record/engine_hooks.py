@@ -20,8 +20,8 @@ from schedtrace.record.hooks import Method, unwrap, wrap
 from schedtrace.record.vllms_own import put_on
 
 MOST_KEPT = 10_000
-"""Of requests that were received, or aborted, and never seen by the scheduler: then all are forgotten. Of
-grammars that no step takes, for the recording has stopped: the latest."""
+"""Number of requests received or aborted that the scheduler never saw, after which all are forgotten; and of
+compiled grammars that no step takes, of which the latest are kept."""
 
 
 class Inputs:
@@ -83,12 +83,12 @@ class Inputs:
         }
 
     def abort_us(self, request_id: str) -> int | None:
-        """When the abort of a request that is done was received."""
+        """Return when the abort of a finished request was received."""
         taken = self._aborts.pop(request_id, None) if self._aborts else None
         return None if taken is None else self._us(taken)
 
     def grammars(self) -> list[Grammar]:
-        """Those compiled since the last call."""
+        """Return the grammars compiled since the last call."""
         taken: list[Grammar] = []
         while self._grammars:
             taken.append(self._grammars.popleft())

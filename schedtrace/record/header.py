@@ -17,9 +17,9 @@ from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.record import clocks
 from schedtrace.record.allocation import managers_of, not_own, stand_in
 from schedtrace.record.clocks import Anchor
-from schedtrace.record.exit_lines import places, sees_preemptions, unknown_guards
-from schedtrace.record.guards import registered_guards
-from schedtrace.record.instrument import Instrumented
+from schedtrace.record.marks.exit_lines import places, sees_preemptions, unknown_guards
+from schedtrace.record.marks.guards import registered_guards
+from schedtrace.record.marks.instrument import Instrumented
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import Settings
 from schedtrace.record.vllms_own import TESTED_RELEASES, is_own, is_tested, package_version, vllm_version
@@ -118,7 +118,7 @@ def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
 
 
 def _preemptions_recorded(scheduler: Any, instrumented: Instrumented) -> bool:
-    """By a method that is hooked, or by marks in a ``schedule()`` that preempts by itself."""
+    """Return whether preemptions are recorded: by a hooked method, or by marks in ``schedule()`` itself."""
     return hasattr(scheduler, "_preempt_request") or sees_preemptions(instrumented.sites)
 
 
@@ -237,7 +237,7 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
 
 
 def batches_in_flight(config: Any) -> int | None:
-    """As ``EngineCore`` finds it; before vLLM had it in its configuration, the executor knew."""
+    """Return the number as ``EngineCore`` finds it; before vLLM had a setting for it, the executor knew."""
     if isinstance(batches := getattr(config, "max_concurrent_batches", None), int):
         return batches
     stages = getattr(getattr(config, "parallel_config", None), "pipeline_parallel_size", None)

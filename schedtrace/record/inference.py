@@ -145,7 +145,7 @@ def _watching(base: type) -> type:
 
 
 def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:
-    """One exit for each running request that got nothing; usually there is none."""
+    """Return one exit for each running request that got nothing; usually there is none."""
     running = scheduler.running
     if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
         return []
@@ -177,26 +177,30 @@ class Departures:
 
     def __init__(self) -> None:
         self._ran: dict[str, Any] = {}
-        """Those that ran after the last call."""
+        """Requests that ran after the last call."""
         self._explained: set[str] = set()
-        """Those of them that were preempted, or are done."""
+        """Requests of these that were preempted, or are done."""
 
     def explain(self, request_id: str) -> None:
         """A request was preempted, or is done."""
         self._explained.add(request_id)
 
     def look(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
-        """Who has left the running ones unexplained since the last look: those that wait, and the others."""
+        """Return requests that stopped running unexplained since the last call: those that wait, the rest."""
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}
-        left = [one for request_id, one in self._ran.items() if request_id not in runs]
-        left = [one for one in left if one.request_id not in self._explained and not _is_session(one)]
+        left = [request for request_id, request in self._ran.items() if request_id not in runs]
+        left = [
+            request
+            for request in left
+            if request.request_id not in self._explained and not _is_session(request)
+        ]
         self._ran = runs
         self._explained.clear()
-        waits = [scheduler.requests.get(one.request_id) is one for one in left]
-        aside = [_set_aside(scheduler, one) for one in compress(left, waits)]
-        return aside, [one for one, waiting in zip(left, waits, strict=True) if not waiting]
+        waits = [scheduler.requests.get(request.request_id) is request for request in left]
+        aside = [_set_aside(scheduler, request) for request in compress(left, waits)]
+        return aside, [request for request, waiting in zip(left, waits, strict=True) if not waiting]
 
 
 def _set_aside(scheduler: Any, request: Any) -> SetAside:

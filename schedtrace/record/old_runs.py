@@ -35,7 +35,7 @@ _NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
 _FILES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))
 
 
-class Run(NamedTuple):
+class OldRun(NamedTuple):
     """A recording that has ended."""
 
     changed_s: float
@@ -114,7 +114,7 @@ def _size(folder: Path) -> int:
     return 0
 
 
-def _remove_run(run: Run) -> None:
+def _remove_run(run: OldRun) -> None:
     """Its manifest first: what is left when this is cut off is no recording any more, and stays."""
     for path in sorted(run.files, key=lambda path: path.name != FILE_NAME):
         path.unlink()
@@ -122,7 +122,7 @@ def _remove_run(run: Run) -> None:
     logger.info("schedtrace: removed the old recording {} ({}=off keeps all)", run.folder, VARIABLE)
 
 
-def ended_runs(current: Path, now_s: float) -> list[Run]:
+def ended_runs(current: Path, now_s: float) -> list[OldRun]:
     """The ended recordings beside a run folder."""
     runs = []
     for folder in current.parent.iterdir():
@@ -133,7 +133,7 @@ def ended_runs(current: Path, now_s: float) -> list[Run]:
     return runs
 
 
-def _ended_run(folder: Path, now_s: float) -> Run | None:
+def _ended_run(folder: Path, now_s: float) -> OldRun | None:
     """A folder, if it is provably a recording of this user and host that has ended; else None.
 
     It has a name that schedtrace gives and the manifest of a recorded server of this host; the process
@@ -157,4 +157,4 @@ def _ended_run(folder: Path, now_s: float) -> Run | None:
     ours = manifest.status == "attached" and manifest.host == platform.node()
     if not ours or now_s - changed_s < SETTLED_S:
         return None
-    return Run(changed_s, sum(status.st_size for status in stats), files, folder)
+    return OldRun(changed_s, sum(status.st_size for status in stats), files, folder)

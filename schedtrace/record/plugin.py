@@ -15,7 +15,7 @@ def register() -> None:
     try:
         if not is_on(SWITCH, default=True):
             return
-        from schedtrace.record.dormant import listen_while_they_run
+        from schedtrace.record.live.dormant import listen_while_they_run
 
         listen_while_they_run()
         if enabled():

@@ -13,8 +13,8 @@ from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import Role, ThreadTime
 
 
-class Process(NamedTuple):
-    """One, at the moment (``proc_pid_stat(5)``)."""
+class ProcessState(NamedTuple):
+    """State of a process at one moment (``proc_pid_stat(5)``)."""
 
     state: str
     """A letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` has ended."""
@@ -22,14 +22,14 @@ class Process(NamedTuple):
     """Process id of who started it."""
 
 
-def process(pid: int) -> Process:
-    """How a process is.
+def process_state(pid: int) -> ProcessState:
+    """Return the state of a process.
 
     Raises:
         OSError: it is gone.
     """
     state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return Process(state, int(parent))
+    return ProcessState(state, int(parent))
 
 
 def age_s(pid: int) -> float | None:
@@ -59,7 +59,7 @@ def above(pid: int) -> list[int]:
     found: list[int] = []
     while pid > 1:
         try:
-            pid = process(pid).parent
+            pid = process_state(pid).parent
         except OSError:
             break
         found.append(pid)
@@ -96,7 +96,7 @@ class CpuTimes:
         self._worked = False
 
     def line(self, now_us: int, steps: int) -> list[Cpu]:
-        """One line if a second has gone by since the last, five where the engine idles.
+        """Return one line if a second has gone by since the last, five where the engine idles.
 
         Args:
             now_us: On the trace's clock.

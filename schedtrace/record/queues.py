@@ -15,11 +15,11 @@ from schedtrace.record.vllms_own import is_own, is_own_class, is_own_function
 
 
 class Reader(NamedTuple):
-    """How to read a queue of one class without calling its methods."""
+    """Functions that read a queue of one class without calling its methods."""
 
     length: Callable[[Any], int]
     first: Callable[[Any], Any]
-    """Who is taken next; the queue is not empty."""
+    """Request that is taken next; the queue is not empty."""
     entries: Callable[[Any], list[Any]]
     """A copy of what it holds."""
     in_order: Callable[[list[Any]], list[Any]]
@@ -27,7 +27,7 @@ class Reader(NamedTuple):
 
 
 READERS: dict[type, Reader] = {}
-"""Of the classes that are known; ``know_queues`` puts vLLM's here."""
+"""Readers of the known classes; ``know_queues`` adds vLLM's."""
 _NAMES = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """The waiting queues, in the order in which vLLM looks at them; each release has one or two."""
 _SIZED = (deque, set, frozenset, list, dict)
@@ -63,7 +63,7 @@ def _length_of_heap(queue: Any) -> int:
 
 
 def _first_of_heap(queue: Any) -> Any:
-    return _of_entry(list.__getitem__(queue._heap, 0))
+    return _request_in(list.__getitem__(queue._heap, 0))
 
 
 def _listed_heap(queue: Any) -> list[Any]:
@@ -71,15 +71,15 @@ def _listed_heap(queue: Any) -> list[Any]:
 
 
 def _sorted_entries(entries: list[Any]) -> list[Any]:
-    return [_of_entry(entry) for entry in sorted(entries)]
+    return [_request_in(entry) for entry in sorted(entries)]
 
 
-def _of_entry(entry: Any) -> Any:
+def _request_in(entry: Any) -> Any:
     return entry[-1] if type(entry) is tuple else entry  # to vLLM 0.11: priority, arrival, request
 
 
 def seats(scheduler: Any) -> int:
-    """How many requests may run at once (``max_num_active_seqs`` counts since vLLM 0.31)."""
+    """Return how many requests may run at once (``max_num_active_seqs`` counts since vLLM 0.31)."""
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
 
@@ -188,7 +188,7 @@ def _is_done(request: Any) -> bool:
 
 
 def _length(queue: Any) -> int:
-    """Of a queue or a collection of Python's; 0 where it is not known."""
+    """Return the length of a queue or a collection of Python's; 0 where it is not known."""
     kind = type(queue)
     if (reader := READERS.get(kind)) is not None:
         return reader.length(queue)
@@ -219,7 +219,7 @@ def head(scheduler: Any) -> Any:
 
 
 Waiting = list[tuple[Callable[[list[Any]], list[Any]], list[Any]]]
-"""Of each waiting queue what puts its entries in order, and these."""
+"""Copies of the waiting queues: for each, the function that puts its entries in order, and the entries."""
 
 
 def waiting_now(scheduler: Any) -> Waiting:
@@ -235,7 +235,7 @@ def in_order(waiting: Waiting) -> list[Any]:
 
 
 def first_of(queue: Any) -> Any:
-    """Who is taken next from this queue; None if nobody is in it, or if only the queue could tell."""
+    """Return the request taken next from a queue; None if it is empty, or only the queue could tell."""
     reader = READERS.get(type(queue))
     return None if reader is None or not reader.length(queue) else reader.first(queue)
 

@@ -9,7 +9,6 @@ from typing import Any
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_facts import Control, ControlKind
 from schedtrace.record.capture import (
-    Before,
     Capture,
     DummyPass,
     Happened,
@@ -19,13 +18,13 @@ from schedtrace.record.capture import (
     only_samples,
     tokens_got,
 )
-from schedtrace.record.exit_lines import ended_loops, is_preemption
-from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.inference import Departures, InferredExits
+from schedtrace.record.live.queue_copy import PresentRequests, QueueCopy
 from schedtrace.record.log import logger
-from schedtrace.record.queue_copy import PresentRequests, QueueCopy
+from schedtrace.record.marks.exit_lines import ended_loops, is_preemption
+from schedtrace.record.marks.exits import Event
 from schedtrace.record.queues import Queues, policy
-from schedtrace.record.verdict_facts import Facts
+from schedtrace.record.verdict_facts import SchedulerFacts
 from schedtrace.record.vllms_own import is_own, is_own_class
 from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer
@@ -35,13 +34,13 @@ MOST_IN_FLIGHT = 1000
 
 
 class Recorder:
-    """One engine's recording; all methods run on the scheduler's thread."""
+    """Recording of one engine; all methods run on the scheduler's thread."""
 
     def __init__(self, scheduler: Any, traced: type, writer: Writer, *, full_lines: bool = False) -> None:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self.writer = writer
-        self.facts = Facts(scheduler, writer.since_anchor)
+        self.facts = SchedulerFacts(scheduler, writer.since_anchor)
         self._inference = InferredExits(scheduler)
         self._expects_inference = not traced._schedtrace_instrumented.classes  # type: ignore[attr-defined]  # of a class that records
         self._warned: set[str] = set()
@@ -55,9 +54,10 @@ class Recorder:
         self._steady = SteadySteps(never=full_lines)
         self._only_samples = only_samples(scheduler)
         self._steps = 0
-        self._before = Before()
+        self._call = Capture()
+        """Capture of the call that runs, or of the latest."""
         self.in_schedule = False
-        self.events: list[Noted] | None = None
+        self.events: list[Event] | None = None
         """Notes of the marks in the call of ``schedule()`` that runs; None outside such a call."""
         self.queued = True
         """True if somebody may be waiting in the call that runs."""
@@ -67,10 +67,10 @@ class Recorder:
         """Identity of a ``SchedulerOutput`` to its step, and to ``left`` when it was scheduled."""
         self._preempted: list[tuple[Preemption, int]] = []
         self._free_before_preemption: int | None = None
-        self._events: list[Noted] = []
-        """Of the latest step."""
+        self._events: list[Event] = []
+        """Events of the latest step."""
         self._ended_waiting = False
-        """They said how its waiting loop ended."""
+        """Whether they include how its waiting loop ended."""
 
     def note_present(self, found: QueueCopy) -> None:
         """Note who was there when recording began, before the first step."""
@@ -80,19 +80,19 @@ class Recorder:
         """Note the state before the call, and whether it was asked to hold back new prefills."""
         try:
             self.facts.throttled = throttled
-            before = self._before
-            before.running = running = len(scheduler.running)
-            before.waiting = waiting = self.num_waiting(scheduler)
-            before.free = self._free_blocks()
-            before.came = self.writer.take_events()
-            before.step = self._steps
+            call = self._call = Capture()
+            call.running_before = running = len(scheduler.running)
+            call.waiting_before = waiting = self.num_waiting(scheduler)
+            call.free_before = self._free_blocks()
+            call.came = self.writer.take_events()
+            call.step = self._steps
             self._steps += 1
             if self._expects_inference:
                 self._inference.begin(scheduler, running, waiting)
             self.events = []
             self.queued = waiting > 0
             self.in_schedule = True
-            before.start_ns = self.clock()
+            call.start_ns = self.clock()
         except Exception as error:
             self._fail("before schedule()", error)
 
@@ -103,30 +103,21 @@ class Recorder:
             events = self._end_of_call()
             if events is None:
                 return
-            before = self._before
+            capture = self._call
+            capture.end_ns = end_ns
             rows, full = self._steady.rows(output, end_ns)
-            known = events == self._events
-            if not known:
+            capture.rows, capture.full = rows, full
+            repeated = events == self._events
+            if not repeated:
                 self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
-            capture = Capture(
-                before.step,
-                before.start_ns,
-                end_ns,
-                scheduler.max_num_scheduled_tokens,
-                scheduler.max_num_running_reqs,
-                before.running,
-                len(scheduler.running),
-                before.waiting,
-                self.num_waiting(scheduler),
-                self._num_not_ready(scheduler),
-                getattr(self._block_pool, "num_gpu_blocks", None),
-                before.free,
-                self._free_blocks(),
-                rows,
-                full,
-                None if known and rows is None else events,
-                before.came,
-            )
+            capture.events = None if repeated and rows is None else events
+            capture.token_budget = scheduler.max_num_scheduled_tokens
+            capture.max_num_running_reqs = scheduler.max_num_running_reqs
+            capture.running_after = len(scheduler.running)
+            capture.waiting_after = self.num_waiting(scheduler)
+            capture.not_ready_after = self._num_not_ready(scheduler)
+            capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
+            capture.free_after = self._free_blocks()
             try:
                 self.facts.note(capture, scheduler, output, events)
             except Exception as error:
@@ -147,7 +138,7 @@ class Recorder:
             self._fail("after schedule()", error)
 
     def _note_departures(self, scheduler: Any, capture: Capture) -> None:
-        """Those who have left the running ones in a way that vLLM's own schedulers do not know."""
+        """Note requests that have stopped running in a way that vLLM's own schedulers do not know."""
         if self._departures is None:
             return
         try:
@@ -174,8 +165,8 @@ class Recorder:
         """Say once that a fact beside the decisions could not be read; the decisions are recorded on."""
         self._warn_once("facts beside the decisions may be missing", error)
 
-    def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Noted]) -> None:
-        """No mark has said how the call ended: conclude it from the state, and have the next ones watched."""
+    def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Event]) -> None:
+        """Infer from the state how the call ended, which no mark noted, and have the next ones watched."""
         if not self._expects_inference:
             self._expects_inference = True
             where = f"step {capture.step} ended at no known place of schedule()"
@@ -197,8 +188,8 @@ class Recorder:
             self._preempted.clear()
             self._steady.forget()
             if events is not None:
-                self.writer.give_back(self._before.came)
-                self.writer.notice(f"step {self._before.step} is missing: {self.writer.describe(raised)}")
+                self.writer.give_back(self._call.came)
+                self.writer.notice(f"step {self._call.step} is missing: {self.writer.describe(raised)}")
         except Exception as error:
             self._fail("after schedule()", error)
 
@@ -267,10 +258,9 @@ class Recorder:
                 policy=policy(scheduler),
             )
             if events := self.events:
-                if is_preemption(events[-1]):
-                    wanted = event_of(events[-1])
-                    preemption.for_request_id = wanted.request_id
-                    preemption.blocks_needed = None if wanted.refusal is None else wanted.refusal.needed
+                if is_preemption(latest := events[-1]):
+                    preemption.for_request_id = latest.request_id
+                    preemption.blocks_needed = None if latest.refusal is None else latest.refusal.needed
             elif self.in_schedule and (caller := sys._getframe(2)).f_code.co_name == "schedule":
                 wants = caller.f_locals.get("request")
                 preemption.for_request_id = getattr(wants, "request_id", None)
@@ -385,7 +375,7 @@ class Recorder:
         self.active = False
         self.writer.close()
 
-    def _end_of_call(self) -> list[Noted] | None:
+    def _end_of_call(self) -> list[Event] | None:
         """What the marks noted in the call that ends here, None if it was not watched; they rest now."""
         watched, self.in_schedule = self.in_schedule, False
         events, self.events = self.events, None

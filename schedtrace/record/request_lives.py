@@ -8,7 +8,7 @@ from schedtrace.record.capture import ALL, Result
 
 
 class _Tokens:
-    """One time for all requests that got their latest token in the same steps: shared, so set once a step."""
+    """Time shared by all requests that got their latest token in the same steps, so set once a step."""
 
     __slots__ = ("steps", "us")
 
@@ -19,8 +19,8 @@ class _Tokens:
 _ASKED = [name for name in Arrival.__struct_fields__ if name in Present.__struct_fields__]
 
 
-class Life:
-    """One request."""
+class RequestLife:
+    """Life of one request."""
 
     __slots__ = (
         "accepted", "cached", "came", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
@@ -30,7 +30,7 @@ class Life:
 
     def __init__(self, came: Arrival | Present | None) -> None:
         self.came = came
-        """None: nobody saw it come."""
+        """Arrival; None: nobody saw it."""
         self.prompt_tokens = 0 if came is None else came.prompt_tokens
         self.has_run = False
         """A step has had it."""
@@ -45,7 +45,7 @@ class Life:
         self.lost_tokens = 0
         self.num_preemptions: int | None = 0
         self.unseen = False
-        """It may have got tokens in steps that were dropped."""
+        """Whether it may have got tokens in steps that were dropped."""
         self.drafts = self.accepted = self.invalid = 0
 
     @property
@@ -54,7 +54,7 @@ class Life:
         return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
 
     def preempted(self, times: int | None) -> None:
-        """It lost its KV blocks; so often by vLLM's count, where it has one."""
+        """Note the loss of its KV blocks; ``times`` is vLLM's count of preemptions, where it has one."""
         self.computed_tokens = 0
         if times is not None:
             self.num_preemptions = times
@@ -62,7 +62,7 @@ class Life:
             self.num_preemptions += 1
 
 
-class Lives:
+class RequestLives:
     """All requests that have come and not gone; those never seen to arrive have a life, too.
 
     Args:
@@ -72,22 +72,22 @@ class Lives:
 
     def __init__(self, *, drafts: bool = False, invalid: bool = False) -> None:
         self._drafts, self._invalid = drafts, invalid
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, RequestLife] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
         self._rejected: deque[tuple[int, str, int]] = deque()
-        """Since when the scheduler knows that so many drafts of a request are void, until a step tells it."""
+        """Refused drafts until a step shows them: when the scheduler learned of them, request, number."""
         self._got: Sequence[str] = ()
         self._tokens = _Tokens(0)
 
-    def get(self, request_id: str) -> Life:
+    def get(self, request_id: str) -> RequestLife:
         """The life of a request."""
         life = self._lives.get(request_id)
         if life is None:
-            life = self._lives[request_id] = Life(None)
+            life = self._lives[request_id] = RequestLife(None)
         return life
 
-    def find(self, request_id: str) -> Life | None:
+    def find(self, request_id: str) -> RequestLife | None:
         """The life of a request, if it has one."""
         return self._lives.get(request_id)
 
@@ -95,7 +95,7 @@ class Lives:
         """A request came; another part of a streaming session changes nothing."""
         if arrival.streaming_update and arrival.request_id in self._lives:
             return
-        self._lives[arrival.request_id] = Life(arrival)
+        self._lives[arrival.request_id] = RequestLife(arrival)
         self.waits(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
@@ -106,7 +106,7 @@ class Lives:
             wanted_tokens: If it waits.
             in_flight: It may get tokens of a step that nobody recorded.
         """
-        life = self._lives[entry.request_id] = Life(entry)
+        life = self._lives[entry.request_id] = RequestLife(entry)
         life.has_run = entry.state != "waiting"
         life.lost_tokens, life.scheduled_us = entry.lost_tokens, entry.scheduled_us
         life.first_token_us, life.num_preemptions = entry.first_token_us, entry.num_preemptions
@@ -132,15 +132,15 @@ class Lives:
             finish.drafts, finish.drafts_accepted = life.drafts, life.accepted
             finish.drafts_invalid = life.invalid if self._invalid else None
 
-    def unseen(self) -> None:
-        """Steps were dropped: what those who had begun to run got in them is not known."""
+    def lose_sight(self) -> None:
+        """Note that steps were dropped: what the requests that had run got in them is not known."""
         self._got = ()
         for life in self._lives.values():
             if life.has_run:
                 life.tokens_before = life.output_tokens
                 life.unseen, life.last_tokens = True, None
 
-    def stand_still(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
+    def keep_tokens(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
         """Note the computed tokens of those who are in no step any more, and not preempted.
 
         Args:
@@ -157,7 +157,7 @@ class Lives:
                 life.computed_tokens = max(0, life.computed_tokens - tokens)
 
     def present(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
-        """Who is here: the running ones, the preempted, and those who wait in the order of their arrival.
+        """Yield the requests here: running ones, preempted ones, and waiting ones in order of arrival.
 
         Nobody knows what those asked for that were not seen to come: they are left out.
 
@@ -193,7 +193,7 @@ class Lives:
         self._waiting[request_id] = tokens
 
     def runs(self, request_id: str) -> None:
-        """It is in the queue no longer."""
+        """Note that a request is in the queue no longer."""
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def waiting_tokens(self, waiting: int) -> int | None:

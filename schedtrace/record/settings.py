@@ -54,9 +54,9 @@ class Rules:
     """Objectives whose violation is worth a snapshot; None: not judged."""
 
     ttft_s: float | None = None
-    """From the arrival of a request to its first token, or to its end if it got none."""
+    """Seconds from the arrival of a request to its first token, or to its end if it got none."""
     e2e_s: float | None = None
-    """From its arrival to its end."""
+    """Seconds from the arrival of a request to its end."""
     preemptions: tuple[int, float] | None = None
     """More than so many within so many seconds."""
 
@@ -64,7 +64,7 @@ class Rules:
         return self != Rules()
 
     def broken_by(self, finish: Any) -> str | None:
-        """Which latency objective a request has missed that is done, as it was given."""
+        """Return the latency objective that a finished request has missed, as it was written."""
         waited_until_us = finish.first_token_us if finish.output_tokens else finish.finished_us
         for name, limit_s, end_us in (
             ("ttft", self.ttft_s, waited_until_us),
@@ -100,7 +100,7 @@ def rules(text: str) -> Rules:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the recorder of this process writes, and how."""
+    """Place and manner of recording in this process."""
 
     run_dir: Path
     trial_ids: bool
@@ -108,11 +108,11 @@ class Settings:
     lines: str = "delta"
     """``delta`` or ``full``."""
     bounds: Bounds | None = None
-    """Of a trace in parts; None: one plain file."""
+    """Bounds of a trace in parts; None: one plain file."""
     in_memory: bool = False
     """These parts stay in memory until a snapshot is asked for."""
     snapshot_on: Rules = NO_RULES
-    """When one is written by itself."""
+    """Events at which a snapshot is written by itself."""
 
 
 def hashes_ids() -> bool:
@@ -170,7 +170,7 @@ def _understood(variable: str, text: str, parse: Callable[[str], _T]) -> _T:
 
 
 def trace_bounds() -> Bounds | None:
-    """How much of a trace is kept; a server that is not told otherwise keeps its last GiB.
+    """Return how much of a trace is kept; by default a server keeps its last GiB.
 
     Raises:
         NotUnderstoodError: a variable is not understood.

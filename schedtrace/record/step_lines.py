@@ -1,5 +1,7 @@
-"""How steps are written: each id once, requests and steps told by what changes (writer's thread)."""
+"""Written form of steps: each id once, requests and steps by what changes (writer's thread)."""
 
+from collections.abc import Iterable
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any
 
@@ -18,11 +20,11 @@ from schedtrace.model.trace import (
 from schedtrace.record.capture import Rows
 
 MOST_KEPT = 100_000
-"""Ids kept at most; more are requests of which the recorder never learned that they left."""
+"""Number of ids kept; more belong to requests of which the recorder never learned that they left."""
 
 
 class WrittenIds(dict[Any, str]):
-    """A cache: ``written[request_id]`` is what stands in the trace, by ``model.printable``.
+    """Cache of ids: ``written[request_id]`` is what stands in the trace, by ``model.printable``.
 
     The answer depends on the id alone, so an entry may be dropped at any time.
 
@@ -41,54 +43,64 @@ class WrittenIds(dict[Any, str]):
         written = self[request_id] = self._write(request_id)
         return written
 
+    def write(self, *rows: Iterable[Any]) -> None:
+        """Replace the ids of rows, where they have one."""
+        for row in chain(*rows):
+            if row.request_id is not None:
+                row.request_id = self[row.request_id]
+
+    def listed(self, request_ids: Iterable[Any]) -> list[str]:
+        """Return ids as they are written."""
+        return [self[request_id] for request_id in request_ids]
+
     def forget(self, request_id: Any) -> None:
         """Drop the entry of a request that has left."""
         self.pop(request_id, None)
 
 
 class LatestRows:
-    """The rows of a step; steady steps after it are only counted."""
+    """Rows of a step; steady steps after it are only counted."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        """One list object for a step and the steady steps after it."""
+        """Requests of the step; one list object for a step and the steady steps after it."""
         self._computed: list[int] = []
         self._scheduled: list[int] = []
         self._drafts: dict[str, int] = {}
         self.phases: dict[str, Phase] = {}
-        """Of those requests of the latest step that is not steady which are not ``running``."""
+        """Phases of the requests that are not ``running`` in the latest step that is not steady."""
         self.left: list[tuple[str, int]] = []
-        """Computed tokens of those who are not in that step and were in the one before."""
+        """Requests that are not in that step and were in the one before, with their computed tokens."""
         self._steady = 0
 
-    def goes_on(self) -> None:
-        """A steady step."""
+    def follow_steady(self) -> None:
+        """Count a steady step."""
         self._steady += 1
 
     def counts(self) -> tuple[list[int], list[int]]:
-        """Computed and scheduled tokens of each, in the latest step."""
+        """Return the computed and the scheduled tokens of each request in the latest step."""
         if not self._steady:
             return self._computed, self._scheduled
         return [tokens - 1 for tokens in self._expected()], [1] * len(self.ids)
 
     def next(self) -> list[tuple[str, int]]:
-        """Requests of the latest step, with the tokens that are computed after it."""
+        """Return the requests of the latest step, with the tokens that are computed after it."""
         return list(zip(self.ids, self._expected(), strict=True))
 
     def _expected(self) -> list[int]:
-        """Computed tokens of each in the next step, if it is steady."""
+        """Return the computed tokens of each request in the next step, if it is steady."""
         done = self._steady
         return [
             computed + scheduled + done
             for computed, scheduled in zip(self._computed, self._scheduled, strict=True)
         ]
 
-    def become(self, rows: Rows, phases: dict[str, Phase]) -> RowChanges | None:
-        """Go to the next step; returns what changed, or None if that cannot be told as changes.
+    def follow(self, rows: Rows, phases: dict[str, Phase]) -> RowChanges | None:
+        """Go to the next step; return what changed, or None if no ``RowChanges`` can express it.
 
         Args:
-            rows: Of the next step.
-            phases: Of those requests that are not ``running``.
+            rows: Rows of the next step.
+            phases: Phases of the requests that are not ``running``.
         """
         before, expected = self.ids, self._expected()
         self.ids = rows.ids + [request_id for request_id, _ in rows.new] if rows.new else rows.ids
@@ -96,15 +108,15 @@ class LatestRows:
         self._scheduled = list(map(rows.scheduled.__getitem__, self.ids))
         self._drafts, self.phases, self._steady = rows.drafts, phases, 0
         changes = RowChanges()
-        kept, self.left = before, []
+        remaining, self.left = before, []
         if self.ids[: len(before)] != before:
-            pairs = zip(before, expected, strict=True)
-            self.left = [(one, tokens) for one, tokens in pairs if one not in rows.scheduled]
-            changes.gone = [place for place, one in enumerate(before) if one not in rows.scheduled]
-            kept = [one for one in before if one in rows.scheduled]
-            expected = [tokens for one, tokens in zip(before, expected, strict=True) if one in rows.scheduled]
-        number = len(kept)
-        if self.ids[:number] != kept or any(phase_of in phases for phase_of in kept if phases):
+            stays = [request_id in rows.scheduled for request_id in before]
+            rest = zip(before, expected, stays, strict=True)
+            self.left = [(request_id, tokens) for request_id, tokens, stay in rest if not stay]
+            changes.gone = [place for place, stay in enumerate(stays) if not stay]
+            remaining, expected = list(compress(before, stays)), list(compress(expected, stays))
+        number = len(remaining)
+        if self.ids[:number] != remaining or (phases and not phases.keys().isdisjoint(remaining)):
             return None
         changes.added = self._requests(number)
         if rows.drafts or self._computed[:number] != expected or self._scheduled[:number].count(1) != number:
@@ -115,14 +127,14 @@ class LatestRows:
         drafts = self._drafts
         return [
             RowChange(place, computed, scheduled, drafts.get(self.ids[place], 0))
-            for place, (computed, scheduled, wanted) in enumerate(
+            for place, (computed, scheduled, steady) in enumerate(
                 zip(self._computed, self._scheduled, expected, strict=False)
             )
-            if computed != wanted or scheduled != 1 or self.ids[place] in drafts
+            if computed != steady or scheduled != 1 or self.ids[place] in drafts
         ]
 
     def requests(self) -> list[ScheduledRequest]:
-        """All rows of the latest step."""
+        """Return all rows of the latest step."""
         return self._requests(0)
 
     def _requests(self, first: int) -> list[ScheduledRequest]:
@@ -131,8 +143,12 @@ class LatestRows:
         computed, scheduled = self.counts()
         drafts, phases = ({}, {}) if self._steady else (self._drafts, self.phases)
         return [
-            ScheduledRequest(one, before, tokens, phases.get(one, "running"), drafts.get(one, 0))
-            for one, before, tokens in zip(self.ids[first:], computed[first:], scheduled[first:], strict=True)
+            ScheduledRequest(
+                request_id, before, tokens, phases.get(request_id, "running"), drafts.get(request_id, 0)
+            )
+            for request_id, before, tokens in zip(
+                self.ids[first:], computed[first:], scheduled[first:], strict=True
+            )
         ]
 
 
@@ -143,7 +159,7 @@ _NONE = RowChanges()
 
 
 class Deltas:
-    """The latest step, which the next delta refers to."""
+    """Latest step, which the next delta refers to."""
 
     def __init__(self) -> None:
         self._latest: Step | None = None
@@ -151,19 +167,19 @@ class Deltas:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a step that a delta could refer to."""
+        """Whether there is a step that a delta can refer to."""
         return self._latest is not None
 
     def follow(self, step: Step) -> None:
-        """This step has a line in full."""
+        """Take a step that has a line in full as the latest."""
         self._latest, self._carried = step, _carried(step)
 
     def delta(self, step: Step, changes: RowChanges | None) -> dict[str, Any]:
-        """The ``Delta`` of a step as a dict, ready to be encoded.
+        """Return the ``Delta`` of a step as a dict, ready to be encoded.
 
         Args:
-            step: Without its requests.
-            changes: Of the requests; None: there are none.
+            step: Step without its requests.
+            changes: Changes of the requests; None: there are none.
 
         Raises:
             ValueError: no step came before.

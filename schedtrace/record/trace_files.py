@@ -28,12 +28,12 @@ NO_FILE = -1
 """In place of a descriptor that is closed: its number may be somebody else's by now."""
 
 
-class Output(Protocol):
-    """Where the lines of a trace go."""
+class TraceOutput(Protocol):
+    """Place for the lines of a trace."""
 
     @property
     def path(self) -> Path:
-        """Of the trace."""
+        """Path of the trace."""
 
     def begins(self) -> Begins | None:
         """Asked before lines are written: whether a file begins now, which has to be readable alone.
@@ -65,7 +65,7 @@ class Output(Protocol):
 
 
 class PlainFile:
-    """One file without bounds.
+    """Trace in one file without bounds.
 
     Args:
         run_dir: The run folder.
@@ -109,7 +109,7 @@ class PlainFile:
         self._file, self._links, self._size = file, os.fstat(file).st_nlink, 0
 
     def write(self, lines: bytes) -> None:
-        """Append them."""
+        """Append lines."""
         append(self._file, lines)
         self._size += len(lines)
 
@@ -119,7 +119,7 @@ class PlainFile:
         os.close(file)
 
     def discard(self) -> None:
-        """Nothing of worth is in it."""
+        """Remove the file, which has nothing of worth."""
         self.close()
         self.path.unlink()
 
@@ -215,11 +215,11 @@ LEVEL = 1
 
 
 class Store(Protocol):
-    """Where parts go."""
+    """Place for parts."""
 
     @property
     def path(self) -> Path:
-        """Of the trace."""
+        """Path of the trace."""
 
     def begin(self, number: int) -> None:
         """The next frames belong to this part.
@@ -239,10 +239,10 @@ class Store(Protocol):
         """What somebody did to that part; None: it is as it was written."""
 
     def remove(self, number: int) -> None:
-        """A part goes."""
+        """Remove a part."""
 
     def close(self) -> None:
-        """There are no more."""
+        """Close the store: there are no more parts."""
 
 
 @dataclass
@@ -254,7 +254,7 @@ class _Part:
     """Bytes of its first frame, which says who is there."""
 
 
-class Parts:
+class TraceParts:
     """Lines to frames, and frames to parts within their bounds.
 
     Args:
@@ -328,7 +328,7 @@ class Parts:
             self._store.close()
 
     def discard(self) -> None:
-        """There is one part, and nothing of worth in it."""
+        """Remove the only part, which has nothing of worth."""
         self._store.remove(0)
         self._store.close()
 

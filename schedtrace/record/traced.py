@@ -14,8 +14,8 @@ from schedtrace.record import settings, switches
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
 from schedtrace.record.header import make_header
-from schedtrace.record.instrument import Instrumented, instrument
 from schedtrace.record.log import logger
+from schedtrace.record.marks.instrument import Instrumented, instrument
 from schedtrace.record.old_runs import remove_old_runs
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import Settings, from_environment
@@ -24,7 +24,7 @@ from schedtrace.record.writer import Writer
 recorder_by_id = RECORDERS.by_id
 
 
-def records(base: type) -> bool:
+def is_traced(base: type) -> bool:
     """Whether it is a traced class."""
     return hasattr(base, "_schedtrace_instrumented")
 
@@ -45,11 +45,11 @@ def hooks_for(base: type) -> list[type]:
 
 
 _METHODS = {
-    "Preemption": "_preempt_request",
-    "Free": "_free_request",
-    "Transfers": "_update_from_kv_xfer_finished",
-    "Pause": "set_pause_state",
-    "Reset": "reset_prefix_cache",
+    "PreemptionHook": "_preempt_request",
+    "FreeHook": "_free_request",
+    "TransfersHook": "_update_from_kv_xfer_finished",
+    "PauseHook": "set_pause_state",
+    "ResetHook": "reset_prefix_cache",
 }
 """The method that each of them is for."""
 
@@ -114,7 +114,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
                 recorder.close()
             return super().shutdown(*args, **kwargs)
 
-    class Preemption(root):  # type: ignore[misc]  # likewise
+    class PreemptionHook(root):  # type: ignore[misc]  # likewise
         """Hook on ``_preempt_request`` (vLLM 0.12 and newer)."""
 
         __slots__ = ()
@@ -128,7 +128,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
                 recorder.request_was_preempted()
             return result
 
-    class Free(root):  # type: ignore[misc]  # likewise
+    class FreeHook(root):  # type: ignore[misc]  # likewise
         """Hook on ``_free_request``: every way out of the scheduler leads through it."""
 
         __slots__ = ()
@@ -139,7 +139,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
                 recorder.request_freed(subject(args, kwargs))
             return super()._free_request(*args, **kwargs)
 
-    class Transfers(root):  # type: ignore[misc]  # likewise
+    class TransfersHook(root):  # type: ignore[misc]  # likewise
         """Hook on ``_update_from_kv_xfer_finished``: the workers' word on KV loads."""
 
         __slots__ = ()
@@ -150,7 +150,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
                 recorder.kv_loads_ended(self, subject(args, kwargs))
             return super()._update_from_kv_xfer_finished(*args, **kwargs)
 
-    class Pause(root):  # type: ignore[misc]  # likewise
+    class PauseHook(root):  # type: ignore[misc]  # likewise
         """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, sleep and their ends lead through it."""
 
         __slots__ = ()
@@ -162,7 +162,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
                 recorder.control(self, "pause_state", recorder.clock(), detail=state)
             return super().set_pause_state(*args, **kwargs)
 
-    class Reset(root):  # type: ignore[misc]  # likewise
+    class ResetHook(root):  # type: ignore[misc]  # likewise
         """Hook on ``reset_prefix_cache``: it may preempt everything that runs."""
 
         __slots__ = ()
@@ -179,7 +179,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
                 recorder.control(self, "reset_prefix_cache", began_ns, failed=done is not True, **before)
             return done
 
-    return Traced, Preemption, Free, Transfers, Pause, Reset
+    return Traced, PreemptionHook, FreeHook, TransfersHook, PauseHook, ResetHook
 
 
 @cache
@@ -192,7 +192,7 @@ def traced_class(base: type) -> type:
     if not isinstance(base, type):
         msg = f"{base!r} is no class; one made by a function cannot be recorded"
         raise TypeError(msg)
-    if records(base):
+    if is_traced(base):
         return base
     hooks, instrumented = hooks_for(base), instrument(base)
     try:
@@ -227,7 +227,7 @@ def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type
 
 
 def traced_scheduler(**kwargs: Any) -> Any:
-    """For ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, where plugins are disabled.
+    """Build the scheduler of ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, without plugins.
 
     Chooses between vLLM's ``AsyncScheduler`` and ``Scheduler`` as vLLM does without ``--scheduler-cls``
     (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the

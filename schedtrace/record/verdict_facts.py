@@ -14,12 +14,12 @@ from schedtrace.record import allocation, arrival_facts
 from schedtrace.record.allocation import blocks_of, managers_of
 from schedtrace.record.capture import Capture, Happened, State
 from schedtrace.record.engine_hooks import INPUTS, Inputs
-from schedtrace.record.exits import SITES, Noted
+from schedtrace.record.marks.exits import SITES, Event
 from schedtrace.record.vllms_own import is_own, is_own_class
 
 
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
-    """One for every request among vLLM's ``scheduled_new_reqs`` that was never scheduled before."""
+    """Return an admission for each of vLLM's ``scheduled_new_reqs`` that was never scheduled before."""
     requests = scheduler.requests
     found = ((new, requests.get(new.req_id)) for new in new_requests)
     return [
@@ -45,7 +45,7 @@ def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
 
 
 def _hashes(request: Any) -> Any:
-    """Of its full blocks; None before vLLM 0.10.2, where requests do not carry them."""
+    """Return the hashes of a request's full blocks; None before vLLM 0.10.2, where requests have none."""
     return getattr(request, "block_hashes", None)
 
 
@@ -94,15 +94,15 @@ class KvLoads:
 
     @property
     def parked(self) -> int | None:
-        """How many wait; None without a connector."""
+        """Number of requests that wait for a load; None without a connector."""
         return len(self._parked) if self.used else None
 
-    def begun(self, scheduler: Any, events: list[Noted], at_us: int) -> None:
+    def begun(self, scheduler: Any, events: list[Event], at_us: int) -> None:
         """Note the loads that a ``schedule()`` started, by its marks."""
-        for noted in events:
-            if Cause.KV_LOAD_STARTED in SITES[noted[0]].causes:
-                self._parked.add(noted[2])
-                self._note(scheduler, noted[2], "begun", at_us)
+        for event in events:
+            if Cause.KV_LOAD_STARTED in SITES[event.site].causes:
+                self._parked.add(event.request_id)
+                self._note(scheduler, event.request_id, "begun", at_us)
 
     def ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
         """Note those that vLLM is told of: ``KVConnectorOutput.finished_recving``."""
@@ -117,7 +117,7 @@ class KvLoads:
         self._parked.discard(request_id)
 
     def take(self) -> list[KvLoad]:
-        """Those noted since the last call."""
+        """Return the loads noted since the last call."""
         taken, self._events = self._events, []
         return taken
 
@@ -127,7 +127,7 @@ class KvLoads:
 
 
 def _failed(scheduler: Any, request_id: str) -> bool:
-    """To be computed here after all, or already ended in an error, as the policy is."""
+    """Return whether a load failed: its tokens are to be computed here, or the request ended in an error."""
     status = getattr(scheduler.requests.get(request_id), "status", None)
     again = getattr(scheduler, "failed_recving_kv_req_ids", ())
     return request_id in again or getattr(status, "name", None) == "FINISHED_ERROR"
@@ -203,8 +203,8 @@ class StateReader:
         )
 
 
-class Facts:
-    """One scheduler's.
+class SchedulerFacts:
+    """Facts of one scheduler.
 
     Args:
         scheduler: vLLM's, just built.
@@ -257,7 +257,7 @@ class Facts:
         if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
-    def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
+    def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Event]) -> None:
         """What the call that just ended, and the time before it, brought; mostly nothing."""
         state = self._reader.read(
             capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled

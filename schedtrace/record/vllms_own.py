@@ -1,4 +1,4 @@
-"""Which release of vLLM runs, and which objects are its own: only of these it is known what a call does.
+"""Release of vLLM, and whether an object is its own: only of such it is known what a call does.
 
 Recording may call nothing that has an effect. That was read in vLLM's source, release by release. A class
 from elsewhere, or one of vLLM's with a method from elsewhere, may do anything when it is asked, so it is not.

@@ -16,7 +16,7 @@ from schedtrace.record.disguise import Beside
 from schedtrace.record.hooks import Method, unwrap, wrap
 
 Execution = tuple[str, int, int]
-"""Which boot of which machine; begin and end in nanoseconds."""
+"""Machine's boot, and begin and end in nanoseconds of its monotonic clock."""
 
 EXECUTION = "_schedtrace_execution"
 """Attribute of a ``ModelRunnerOutput``."""
@@ -68,7 +68,7 @@ def unwrap_worker() -> None:
 
 
 def _reach_through(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """As ``WorkerWrapperBase.__getattr__`` does it."""
+    """Call the wrapped worker's method, as ``WorkerWrapperBase.__getattr__`` does."""
     return self.worker.sample_tokens(*args, **kwargs)
 
 
@@ -107,6 +107,6 @@ def _resolved(get_output: Callable[[], Any], began_ns: int) -> Any:
 
 
 def _put(output: Any, began_ns: int) -> None:
-    """Not on vLLM's one empty output, which many steps share, nor on what a pipeline stage hands on."""
+    """Put the times on an output, unless it is vLLM's shared empty one or a pipeline stage hands it on."""
     if getattr(output, "req_ids", None):
         setattr(output, EXECUTION, (machine(), began_ns, time.monotonic_ns()))

@@ -31,12 +31,12 @@ from schedtrace.model.trace_facts import Control, Stalled
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
-from schedtrace.record.flight_recorder import FlightRecorder, Ring
+from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
+from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
 from schedtrace.record.processes import CpuTimes
-from schedtrace.record.queue_copy import PresentRequests
 from schedtrace.record.settings import Settings, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, Output, PartFiles, Parts, PlainFile
+from schedtrace.record.trace_files import Begins, PartFiles, PlainFile, TraceOutput, TraceParts
 
 _T = TypeVar("_T")
 
@@ -54,8 +54,8 @@ MOST_REPEATED = 20
 """Notices that are repeated where another file begins."""
 
 CLOCK_SET_US = 20_000
-"""From where on the wall clock has been set: NTP sets it by a tenth of a second and more, else both clocks
-are slewed alike."""
+"""Microseconds from which on the wall clock counts as set: NTP sets it by a tenth of a second and more, and
+slews both clocks alike below that."""
 
 CLOSE_S = 10
 """Seconds for the thread to write what is left."""
@@ -65,7 +65,7 @@ MAX_PENDING = 50_000
 
 
 class Writer:
-    """One trace and the thread that fills it.
+    """Trace of one engine, and the thread that fills it.
 
     Args:
         chosen: Where to and how.
@@ -213,7 +213,7 @@ class Writer:
     def stops(self, why: str) -> None:
         """Note that recording ends though nobody has ended it; the first reason counts."""
         if self._stopped is None:
-            self._stopped = why, time.monotonic_ns(), self._assembler.next_step
+            self._stopped = why, time.monotonic_ns(), self._assembler.progress.next_step
 
     @property
     def stopped(self) -> str | None:
@@ -281,7 +281,7 @@ class Writer:
                 self.flight.close()
 
     def _work(self, *, last: bool) -> None:
-        """One round: outputs of early lines, then steps that are ready, then idle-time events."""
+        """Write one round: outputs of early lines, then steps that are ready, then idle-time events."""
         self._begin_if_needed()
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
@@ -376,12 +376,14 @@ class Writer:
             self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], message]
         self._header = msgspec.structs.replace(self._header, first_step=first)
         header = msgspec.structs.replace(self._header, notices=[*self._header.notices, *self._notices_so_far])
-        self._write([header, Events(at_us=at_us, trial=self._assembler.trial, present=present)])
+        self._write([header, Events(at_us=at_us, trial=self._assembler.progress.trial, present=present)])
 
     def _end(self) -> End:
         """Return the end line of a trace that ends now, once what was noticed before it is written."""
         self._write(self._noted())
-        return End(at_us=self._now_us(), steps=self._assembler.next_step, dropped_steps=self._dropped)
+        return End(
+            at_us=self._now_us(), steps=self._assembler.progress.next_step, dropped_steps=self._dropped
+        )
 
     def _give_up(self, error: BaseException) -> None:
         self.stops(self.describe(error))
@@ -410,15 +412,15 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
-def _output(chosen: Settings, header: Header) -> tuple[Output, FlightRecorder | None]:
-    """Where lines go, and what writes them where they stay in memory; raises OSError."""
+def _output(chosen: Settings, header: Header) -> tuple[TraceOutput, FlightRecorder | None]:
+    """Return where lines go, and what writes them if they stay in memory; raise OSError."""
     run_dir, rank = chosen.run_dir, header.engine_rank
     if chosen.bounds is None:
         return PlainFile(run_dir, rank), None
     if not chosen.in_memory:
-        return Parts(PartFiles(run_dir, rank), chosen.bounds), None
+        return TraceParts(PartFiles(run_dir, rank), chosen.bounds), None
     ring = Ring(run_dir, rank)
-    parts = Parts(ring, chosen.bounds)
+    parts = TraceParts(ring, chosen.bounds)
     return parts, FlightRecorder(run_dir, ring, parts, header, chosen.snapshot_on)
 
 

@@ -54,7 +54,7 @@ KINDS = (
 HUNG_US = 1_000_000
 """``schedule()`` takes milliseconds: what took it a second and more is a hang, and no slow step."""
 NOT_RETURNED = "schedule() has not returned"
-"""Beginning of the watchdog's sentence about such a call (``record/stall_causes.py``)."""
+"""Beginning of the watchdog's sentence about such a call (``record/live/stall_causes.py``)."""
 HUNG_FACTOR = 5.0
 """Factor of a usual call's length."""
 ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}

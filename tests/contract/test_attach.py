@@ -21,9 +21,10 @@ from schedtrace.cli.main import app
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
-from schedtrace.record import attachment
-from schedtrace.record.attachment import Attachment, RefusedError
-from schedtrace.record.between_steps import NotReachedError
+from schedtrace.record.live import attachment
+from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.live.between_steps import NotReachedError
+from schedtrace.record.live.class_swap import RefusedError
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
@@ -184,8 +185,8 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
     with pytest.raises(RefusedError, match="nothing is attached to it"):
         attached.detach()
     monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
-    attached._timer.cancel()
-    attached._end_after(0)
+    attached._alarm.cancel()
+    attached._alarm.set(0)
     assert attached._between_steps.over.wait(60)
     with attached._lock:
         assert is_plain(idle)
@@ -194,7 +195,7 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
 
 def test_a_timer_that_comes_too_late_ends_no_later_recording(idle, tmp_path):
     idle.attachment.attach(tmp_path / "run", 60, hash_ids=False)
-    late = idle.attachment._timer
+    late = idle.attachment._alarm.timer
     idle.attachment.detach()
     idle.attachment.attach(tmp_path / "again", None, hash_ids=False)
     late.function()
@@ -217,7 +218,7 @@ def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
 
 def test_it_ends_by_itself_and_says_so_to_who_asks_then(idle, tmp_path):
     path, _, _ = idle.attachment.attach(tmp_path / "run", 0.05, hash_ids=True)
-    idle.attachment._timer.join()
+    idle.attachment._alarm.timer.join()
     assert is_plain(idle)
     assert idle.attachment.detach()[0] == path
     with pytest.raises(RefusedError, match="nothing is attached to it"):

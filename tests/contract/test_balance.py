@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from schedtrace.balance import SCHEDULER_CLS, BalanceScheduler, balanced, closed
 from schedtrace.read.run import read_run
 from schedtrace.record import traced
-from schedtrace.record.instrument import Instrumented
+from schedtrace.record.marks.instrument import Instrumented
 from schedtrace.record.plugin import register
 from schedtrace.record.queues import seats
 from schedtrace.record.traced import traced_class

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.model.live import AskAttach, AskDetach, AskQueue, AskSnapshot, AskStatus, Refused
 from schedtrace.model.printable import hashed
-from schedtrace.record import attachment, control_answers, queue_copy
+from schedtrace.record.live import attachment, control_answers, queue_copy
 from schedtrace.simulate import Driver
 
 pytestmark = pytest.mark.vllm
@@ -91,7 +91,7 @@ def test_the_watchdog_touches_the_scheduler_only_if_it_was_asked_to(variable, to
         attachment.time, "sleep", lambda _s: kinds.add(type(engine.driver.scheduler).__name__)
     )
     asked = []
-    monkeypatch.setattr(control_answers, "watch", lambda *given, **_: asked.append(given[2]))
+    monkeypatch.setattr(control_answers, "make_watchdog", lambda *given, **_: asked.append(given[2]))
     control_answers._Engine(engine._core, 1)
     asked[0]()
     assert kinds == ({"TracedScheduler"} if touched else set())

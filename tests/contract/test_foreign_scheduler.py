@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.read.run import read_run
-from schedtrace.record.guards import Guard, registered_guards
+from schedtrace.record.marks.guards import Guard, registered_guards
 from schedtrace.record.traced import traced_class
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.simulate import Driver as Engine

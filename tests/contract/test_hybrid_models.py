@@ -15,7 +15,7 @@ import torch
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, SlidingWindowSpec
 
-from schedtrace.record import exits
+from schedtrace.record.marks import exits
 from schedtrace.record.traced import traced_class
 from tests.contract.causes.models import attention_spec, mamba_spec
 from tests.contract.deciding import Deciding, first_difference

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
-from schedtrace.record import exits
 from schedtrace.record.allocation import stand_in
+from schedtrace.record.marks import exits
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import LOAD, decisions, failing_from, first_difference
@@ -38,7 +38,7 @@ def whole(tmp_path_factory):
 def test_a_detail_that_cannot_be_noted_is_left_out_and_the_exit_is_told(
     broken, plain, whole, recording, warnings, monkeypatch
 ):
-    name = f"schedtrace.record.exits.{broken}"
+    name = f"schedtrace.record.marks.exits.{broken}"
     monkeypatch.setattr(name, failing_from(10, resolve_name(name), RuntimeError("broken")))
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     [trace] = read_run(recording).traces

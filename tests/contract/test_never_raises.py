@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
 from schedtrace.record import traced
-from schedtrace.record.instrument import Instrumented
+from schedtrace.record.marks.instrument import Instrumented
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.traced import traced_class, traced_scheduler
 from schedtrace.simulate import Driver as Engine
@@ -27,7 +27,7 @@ def num_steps(taken):
 ON_THE_ENGINES_THREAD = {
     "Queues.num_waiting": "before schedule()",
     "Writer.take_events": "before schedule()",
-    "Capture": "after schedule()",
+    "Capture": "before schedule()",
     "ended_loops": "after schedule()",
     "Queues.num_not_ready": "after schedule()",
     "SteadySteps.rows": "after schedule()",

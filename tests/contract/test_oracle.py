@@ -13,7 +13,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from schedtrace.read.run import read_run
-from schedtrace.record import exits
+from schedtrace.record.marks import exits
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, first_difference
 from tests.contract.loads import FAMILIES, SEEDS, STEPS, under_load

@@ -14,7 +14,7 @@ from schedtrace.model.trace_names import files_of, trace_of
 from schedtrace.read.run import read_run
 from schedtrace.record import trace_files, writer
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.queue_copy import copy_queues, present
+from schedtrace.record.live.queue_copy import copy_queues, present
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
@@ -49,7 +49,7 @@ class Twice:
             mine._anchor_ns,
             trial_ids=mine._trial_ids,
             hash_ids=False,
-            long_prefill_threshold=mine._long_prefill_threshold,
+            long_prefill_threshold=mine._exits.long_prefill_threshold,
             prefixes=mine._prefixes,
             drafts=mine._lives._drafts,
         )

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.model.trace import Exit
-from schedtrace.record.between_steps import NotReachedError
-from schedtrace.record.queue_copy import queue_now
+from schedtrace.record.live.between_steps import NotReachedError
+from schedtrace.record.live.queue_copy import queue_now
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.simulate import Driver
 from tests.contract.loads import FAMILIES, make_script, play

@@ -5,7 +5,7 @@ from types import CodeType, FunctionType
 
 import pytest
 
-from schedtrace.record.source import UnprovableError, prove
+from schedtrace.record.marks.source import UnprovableError, prove
 from tests.toys import TOY, module_of
 
 NOT_WHAT_RUNS = "is not what runs: it, or the function, was changed after the import"

@@ -10,12 +10,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.record import watchdog, writer
-from schedtrace.record.attachment import Attachment
-from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.stall_causes import Place, place_of_thread
+from schedtrace.record import writer
+from schedtrace.record.live import watchdog
+from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.stall_causes import ThreadPlace, place_of_thread
+from schedtrace.record.live.watchdog import Watchdog
 from schedtrace.record.traced import traced_class
-from schedtrace.record.watchdog import Watchdog
 from schedtrace.simulate import Driver, Simulation, VirtualClock
 from schedtrace.simulate.simulation import NoProgressError
 from tests.contract.causes.toy_connectors import KV
@@ -23,7 +24,7 @@ from tests.exam.answers import CASES
 
 pytestmark = pytest.mark.vllm
 
-ELSEWHERE = Place("other", "test.py:1 load", connector=False)
+ELSEWHERE = ThreadPlace("other", "test.py:1 load", connector=False)
 STEP_LINE = re.compile(rb'"type":"(?:step|delta)"')
 LIMIT_S = 60
 LONG_S = 13

@@ -26,8 +26,8 @@ from schedtrace.errors import SchedtraceError
 from schedtrace.model import live
 from schedtrace.model.live import Attached, Detached, Done, QueueNow, Refused, Snapshot, Stacks, Status
 from schedtrace.model.queue import EngineQueue, QueueEntry
-from schedtrace.record import control_client
-from schedtrace.record.control_client import Peer
+from schedtrace.record.live import control_client
+from schedtrace.record.live.control_client import Peer
 from schedtrace.watch.session import Session
 
 DEADLINE_S = 0.1

@@ -28,7 +28,7 @@ class Now:
 
 
 def engine_of(running, waiting=0):
-    from schedtrace.record.attachment import Attachment
+    from schedtrace.record.live.attachment import Attachment
     from schedtrace.simulate import Driver
 
     engine = Driver(num_blocks=running * 500, max_model_len=16_384, max_num_seqs=running)
@@ -81,7 +81,7 @@ def cycle(engine, attachment, folder):
 
 def held_by_queue(engine):
     """For how long a look at the queues holds the engine up, in microseconds."""
-    from schedtrace.record.queue_copy import queue_now
+    from schedtrace.record.live.queue_copy import queue_now
     from schedtrace.record.step_lines import WrittenIds
 
     config = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(model="tiny"))

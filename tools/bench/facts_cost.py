@@ -17,7 +17,7 @@ from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import Happened
 from schedtrace.record.header import engine_facts
 from schedtrace.record.processes import CpuTimes
-from schedtrace.record.verdict_facts import Facts, admissions
+from schedtrace.record.verdict_facts import SchedulerFacts, admissions
 from schedtrace.simulate import Driver
 
 ROUNDS, PROMPT = 7, 100
@@ -48,7 +48,7 @@ def costs(running: int) -> dict[str, float]:
     for _ in range(4):
         output = engine.step()
     scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
-    facts, prefixes = Facts(scheduler, lambda ns: ns // 1000), Prefixes()
+    facts, prefixes = SchedulerFacts(scheduler, lambda ns: ns // 1000), Prefixes()
     steady = SimpleNamespace(scheduled_new_reqs=[], num_scheduled_tokens=output.num_scheduled_tokens)
     capture = SimpleNamespace(running_after=running, waiting_after=0, end_ns=0)
     head = engine.make_request("head", prompt=4000, max_tokens=4)

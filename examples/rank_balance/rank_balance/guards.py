@@ -1,6 +1,6 @@
 """What schedtrace is to call the exits that only this scheduler has. Imported by schedtrace alone."""
 
-from schedtrace.record.guards import Guard
+from schedtrace import Guard
 
 GUARDS = [
     Guard(

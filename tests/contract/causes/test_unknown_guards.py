@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap
-from schedtrace.record import guards
+from schedtrace.record.marks import guards
 from schedtrace.record.traced import traced_class
 from tests.contract.causes import toy_scheduler
 from tests.contract.causes.scenes import nobody_is_left, waiting

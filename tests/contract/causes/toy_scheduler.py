@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schedtrace.record.guards import Guard
+from schedtrace.record.marks.guards import Guard
 
 GUARDS = [
     Guard(

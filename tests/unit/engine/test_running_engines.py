@@ -18,8 +18,8 @@ from schedtrace.errors import EngineError
 from schedtrace.model import live
 from schedtrace.model.live import Detached, QueueNow, Status
 from schedtrace.model.queue import EngineQueue
-from schedtrace.record import control_client
-from schedtrace.record.control_client import Peer
+from schedtrace.record.live import control_client
+from schedtrace.record.live.control_client import Peer
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,11 @@ from schedtrace.model.causes import (
 from schedtrace.model.message import CauseWord, Code, Number, Setting
 from schedtrace.model.vocabulary import FIGURES, advice, reason, reasoned_details
 from schedtrace.present.phrases import plain
-from schedtrace.record import guards
+from schedtrace.record.marks import guards
 from tests.makers import header
 
-RECORD = Path(guards.__file__).parent
-NODES = [node for file in RECORD.glob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+RECORD = Path(guards.__file__).parents[1]
+NODES = [node for file in RECORD.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
 ENTRIES = [
     *((str(cause), cause.entry) for cause in Cause),
     *((f"{cause}/{name}", entry) for cause in Cause for name, entry in cause.entry.details.items()),

@@ -5,8 +5,8 @@ import textwrap
 import pytest
 
 from schedtrace.record import vllms_own
-from schedtrace.record.marking import Marker
-from schedtrace.record.source import prove
+from schedtrace.record.marks.marking import Marker
+from schedtrace.record.marks.source import prove
 from tests.toys import module_of, told
 
 

@@ -24,7 +24,6 @@ from schedtrace.record.capture import (
     ALL,
     NOBODY,
     Came,
-    Capture,
     DummyPass,
     Happened,
     Result,
@@ -32,6 +31,7 @@ from schedtrace.record.capture import (
     Synced,
 )
 from schedtrace.record.verdict_facts import FIELDS
+from tests.toys import capture_of
 
 ANCHOR_NS = 7_000_000
 
@@ -68,7 +68,7 @@ def rows(got=None, new=None, computed=None, resumed=(), drafts=None):
 
 def capture(number, requests=None, *, full=False, events=None, came=NOBODY, waiting=(0, 0), **fields):
     """Step ``number``, begun 10 ms after the one before."""
-    taken = Capture(
+    return capture_of(
         step=number,
         start_ns=at(10_000 * number),
         end_ns=at(10_000 * number + 150) + 999,
@@ -86,10 +86,8 @@ def capture(number, requests=None, *, full=False, events=None, came=NOBODY, wait
         full=full,
         events=events,
         came=came,
+        **fields,
     )
-    for name, value in fields.items():
-        setattr(taken, name, value)
-    return taken
 
 
 def result(back_us, got=ALL, **fields):

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record import allocation, syntax, verdict_facts
+from schedtrace.record import allocation, verdict_facts
 from schedtrace.record.allocation import Refusal, stand_in, why_refused
 from schedtrace.record.header import cache_groups
+from schedtrace.record.marks import syntax
 from tests.toys import module_of
 
 SOURCE = """

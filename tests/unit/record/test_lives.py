@@ -4,12 +4,12 @@ import pytest
 
 from schedtrace.model.trace import Arrival, Finish
 from schedtrace.record.capture import ALL, Result
-from schedtrace.record.request_lives import Lives
+from schedtrace.record.request_lives import RequestLives
 
 
 def drafted(got, invalid=None):
     """``finish.drafts, .drafts_accepted, .drafts_invalid`` of request a, which had 3 drafts in one step."""
-    lives = Lives(drafts=True, invalid=True)
+    lives = RequestLives(drafts=True, invalid=True)
     lives.arrives(Arrival("a", 0, 0, 10))
     lives.got_drafts(Result(0, 0, got, invalid=invalid), {"a": 3, "gone": 2})
     finish = Finish("a", "STOPPED", 0, 10, 4)

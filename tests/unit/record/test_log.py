@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from schedtrace import record
-from schedtrace.record import watchdog
+from schedtrace.record.live import watchdog
+from schedtrace.record.live.stall_causes import StallCause, stacks_here
 from schedtrace.record.log import logger
-from schedtrace.record.stall_causes import Stall, stacks_here
 
 HOSTILE = "logs\nINFO all is well\x1b[2J\udcff"
 SHOWN = r"logs\nINFO all is well\x1b[2J\udcff"
@@ -25,7 +25,7 @@ def test_what_is_logged_is_one_visible_line(warnings):
 
 
 def test_nothing_else_is_used_for_it():
-    files = [file for file in Path(record.__file__).parent.glob("*.py") if file.name != "log.py"]
+    files = [file for file in Path(record.__file__).parent.rglob("*.py") if file.name != "log.py"]
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom | ast.Import):
@@ -40,7 +40,7 @@ def test_a_stall_is_told_line_by_line_whatever_is_in_it(monkeypatch, caplog):
     watched._stacks_s, watched._stacks, watched._ids = {}, lambda: {"1": [f"Thread {HOSTILE}"]}, dict
     watched._note, watched._unexplained = None, False
     monkeypatch.setattr(watchdog, "holders", lambda *_: [f"running: 1: {HOSTILE}"])
-    watched._report(Stall("worker", f"it waits for {HOSTILE}"), 11.0)
+    watched._report(StallCause("worker", f"it waits for {HOSTILE}"), 11.0)
     [told] = caplog.messages
     assert [line for line in told.splitlines() if SHOWN not in line] == []
     assert len(told.splitlines()) == 4

@@ -10,7 +10,7 @@ from zstandard import ZstdDecompressor
 
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record import trace_files
-from schedtrace.record.trace_files import PartFiles, Parts
+from schedtrace.record.trace_files import PartFiles, TraceParts
 
 
 class Clock:
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def made_of(tmp_path):
-    return lambda **bounds: Parts(PartFiles(tmp_path / "run", 0), Bounds(**bounds))
+    return lambda **bounds: TraceParts(PartFiles(tmp_path / "run", 0), Bounds(**bounds))
 
 
 def content(folder):
@@ -161,7 +161,7 @@ from pathlib import Path
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record import trace_files
 trace_files.FRAME_S = 0
-made = trace_files.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
+made = trace_files.TraceParts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
 made.write(b"head\\n")
 made.write(bytes(range(40)))
 Bounds.part_bytes = 1

@@ -16,10 +16,11 @@ from schedtrace.model.trace_bounds import Bounds
 from schedtrace.model.trace_facts import Control
 from schedtrace.record import assemble, trace_files, writer
 from schedtrace.record import capture as capture_module
-from schedtrace.record.capture import ALL, NOBODY, Came, Capture, DummyPass, Result, Rows, Synced
+from schedtrace.record.capture import ALL, NOBODY, Came, DummyPass, Result, Rows, Synced
 from schedtrace.record.settings import Settings
 from schedtrace.record.writer import Writer
 from tests.makers import header
+from tests.toys import capture_of
 
 HEADER = header(wall_anchor_us=2_000_000)
 
@@ -71,8 +72,11 @@ def work(made, *captures):
 def capture(number, *, ids=(), full=True, ended_ns=None, came=NOBODY):
     ended_ns = time.monotonic_ns() if ended_ns is None else ended_ns
     rows = Rows(list(ids), [0] * len(ids), dict.fromkeys(ids, 1), (), [], {})
-    state = (1000, 8, 0, 0, 0, 0, 0, 50, 40, 40)
-    return Capture(number, ended_ns - 1000, ended_ns, *state, rows, full, [], came)
+    return capture_of(
+        step=number, start_ns=ended_ns - 1000, end_ns=ended_ns, token_budget=1000, max_num_running_reqs=8,
+        running_before=0, running_after=0, waiting_before=0, waiting_after=0, not_ready_after=0,
+        kv_blocks_total=50, free_before=40, free_after=40, rows=rows, full=full, events=[], came=came,
+    )  # fmt: skip
 
 
 def done(taken, got=ALL):

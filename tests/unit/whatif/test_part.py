@@ -158,8 +158,10 @@ def test_a_part_of_several_ranks_is_on_the_first_ones_clock(base, kv_bound):
     rows = {"begin_us": [1_800_000], "end_us": [2_000_000]}
     waits = pl.DataFrame({**rows, "charge": [str(Cause.KV_BLOCKS)]})
     states = pl.DataFrame({"begin_us": [1_000_000], "end_us": [2_200_000]})
-    vars(first).update(charges=waits.clear(), request_states=states.clear())
-    vars(second).update(charges=waits, request_states=states)
+    first = replace(first, ready_tables=replace(first.tables, request_states=states.clear()))
+    second = replace(second, ready_tables=replace(second.tables, request_states=states))
+    vars(first).update(charges=waits.clear())
+    vars(second).update(charges=waits)
     time = _Time([first, second])
     assert time.later_us == [0, -1_000_000]
     assert time.shares(time.spans(kv_bound), [0, 800_000], [800_000, 1_000_000]) == [0.0, 1.0]

@@ -189,7 +189,7 @@ def flags(test: ast.expr) -> list[str]:
 
 
 def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
-    """Of ``index < len(queue)`` the queue and the index; two times None of anything else."""
+    """Return the queue and the index of ``index < len(queue)``; of anything else None twice."""
     match part:
         case ast.Compare(ast.Name() as index, [ast.Lt()], [ast.Call(ast.Name("len"), [queue])]) if is_pure(
             queue
@@ -239,7 +239,7 @@ _TAKES = frozenset({"peek_request", "pop_request"})
 
 
 def loop_of(node: ast.While | ast.For) -> Loop | None:
-    """Which of the scheduler's two loops this is; None: a helper's loop."""
+    """Return which of the scheduler's two loops this is; None: a helper's loop."""
     if not hands_out_tokens(node):
         return None
     condition = names(node.test if isinstance(node, ast.While) else node.iter)

@@ -45,7 +45,7 @@ class _Task:
 
 
 class BetweenSteps:
-    """Of one engine core.
+    """Way to the thread of an engine core between two of its steps.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -54,7 +54,7 @@ class BetweenSteps:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._tasks: set[_Task] = set()
-        """Those that the engine has not come to, cancelled ones among them."""
+        """Tasks that the engine has not come to, cancelled ones among them."""
         self._lock = threading.Lock()
         self._name = "_handle_client_request" if hasattr(engine, "input_queue") else "step_fn"
         self._had: Any = None

@@ -20,9 +20,9 @@ from loguru import logger
 
 from schedtrace.model import live
 from schedtrace.model.live import AskStatus, AskTimes, Done, Refused, SquattedError
-from schedtrace.record import control_answers, control_client, control_socket
-from schedtrace.record.control_client import ask
-from schedtrace.record.control_socket import ControlSocket
+from schedtrace.record.live import control_answers, control_client, control_socket
+from schedtrace.record.live.control_client import ask
+from schedtrace.record.live.control_socket import ControlSocket
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_a_socket_that_has_taken_its_place_stays(listener, monkeypatch):
 CHILD = """
 import sys
 from schedtrace.model.live import Stacks
-from schedtrace.record.control_socket import ControlSocket
+from schedtrace.record.live.control_socket import ControlSocket
 made = ControlSocket(lambda _: Stacks(text="Thread 1\\n  File x"))
 print(made.path, flush=True)
 sys.stdin.read()

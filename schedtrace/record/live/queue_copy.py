@@ -1,4 +1,4 @@
-"""Who is in a scheduler, copied between two steps: for a recording that begins, and for ``schedtrace queue``.
+"""Copies of a scheduler's requests between two steps, for a recording's beginning and ``schedtrace queue``.
 
 What changes with every step is copied on the engine's thread; what a request keeps for its life is read when
 the line or the answer is made.
@@ -16,8 +16,8 @@ from schedtrace.model.queue import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import arrival_facts, queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
-from schedtrace.record.between_steps import BetweenSteps, NotReachedError
 from schedtrace.record.header import engine_rank
+from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
 from schedtrace.record.step_lines import WrittenIds
 
 
@@ -42,10 +42,10 @@ class QueueCopy(NamedTuple):
     """What was copied of a scheduler between two steps, as it was found."""
 
     at_ns: int
-    """When, on the monotonic clock."""
+    """Monotonic time of the copy in nanoseconds."""
     requests: list[Any]
     statuses: list[Any]
-    """Of each, like what follows."""
+    """Status of each request, like the lists that follow."""
     computed_tokens: list[int]
     output_tokens: list[int]
     num_preemptions: list[int | None]
@@ -59,11 +59,11 @@ class QueueCopy(NamedTuple):
         """Everybody who runs or waits, the running ones first, in the scheduler's order where it is known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
         order = (*self.running, *queues.in_order(self.waiting), *self.requests)
-        numbers = dict.fromkeys(place[id(one)] for one in order if id(one) in place)
-        found = (self._one(number) for number in numbers)
-        return [one for one in found if one is not None]
+        numbers = dict.fromkeys(place[id(request)] for request in order if id(request) in place)
+        copied = (self._copied(number) for number in numbers)
+        return [request for request in copied if request is not None]
 
-    def _one(self, number: int) -> CopiedRequest | None:
+    def _copied(self, number: int) -> CopiedRequest | None:
         status, events = self.statuses[number], self.events[number]
         if status.name.startswith("FINISHED"):
             return None
@@ -83,11 +83,11 @@ class QueueCopy(NamedTuple):
 
 
 class PresentRequests(NamedTuple):
-    """Who was there when recording began."""
+    """Requests that were there when recording began."""
 
     queues: QueueCopy
     salt: arrival_facts.Salt
-    """Of the trace's hashes."""
+    """Salt of the trace's hashes."""
 
 
 _status, _events = attrgetter("status"), attrgetter("events")
@@ -136,8 +136,8 @@ def present(seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_
     lora = getattr(request, "lora_request", None)
     times = dict(_times(seen.events, anchor_ns))
     fields = arrival_facts.requested(request)
-    if (found := arrival_facts.sibling(request.request_id, salt)) is not None:
-        fields["sibling_index"], fields["parent"] = found
+    if (sibling := arrival_facts.sibling(request.request_id, salt)) is not None:
+        fields["sibling_index"], fields["parent"] = sibling
     return Present(
         request_id=request.request_id,
         state=seen.state,
@@ -162,11 +162,11 @@ def _times(events: Iterable[Any], anchor_ns: int) -> Iterable[tuple[str, int]]:
 
 
 MOST_WAITED_S = 5.0
-"""For the end of the step that runs; then it is read meanwhile."""
+"""Seconds to wait for the end of a step; after them the queues are read within it."""
 
 
 class Exits(Protocol):
-    """Those of an engine's latest call of ``schedule()``; empty: not known."""
+    """Exits of an engine's latest call of ``schedule()``; empty: not known."""
 
     def __call__(self, *, wait: bool) -> Sequence[Exit]:
         """``wait``: they are worth waiting for the end of a step."""
@@ -191,25 +191,26 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         nonlocal held_us
         began_ns = time.perf_counter_ns()
         in_flight = bool(getattr(engine, "batch_queue", None))
-        found = copy_queues(scheduler, in_flight=in_flight)
-        copied[:] = [(found, held_blocks(manager), free_blocks(manager))]
+        copy_ = copy_queues(scheduler, in_flight=in_flight)
+        copied[:] = [(copy_, held_blocks(manager), free_blocks(manager))]
         held_us += (time.perf_counter_ns() - began_ns) / 1000
 
-    known, reached = exits(wait=False), True
+    latest, reached = exits(wait=False), True
     try:
         between_steps.do(copy, MOST_WAITED_S)
-        if not known and (known := exits(wait=True)):
+        if not latest and (latest := exits(wait=True)):
             between_steps.do(copy, MOST_WAITED_S)
     except NotReachedError:
         reached = False
         copy()  # on this thread: each list is copied in one go
-    [(found, held, free)] = copied
+    [(copy_, held, free)] = copied
     now = time.time()
-    running, waiting = _parted(found.in_order())
+    running, waiting = _parted(copy_.in_order())
     entries = [
-        (one, _entry(one, now, held, ids)) for one in (*running[:MOST_ENTRIES], *waiting[:MOST_ENTRIES])
+        (request, _entry(request, now, held, ids))
+        for request in (*running[:MOST_ENTRIES], *waiting[:MOST_ENTRIES])
     ]
-    _refusals(entries, known)
+    _refusals(entries, latest)
     pause = queues.pause_name(scheduler)
     return EngineQueue(
         rank=engine_rank(engine.vllm_config.parallel_config),
@@ -224,12 +225,12 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         blocks_usable=usable_blocks(manager),
         blocks_free=free,
         pause=None if pause == "UNPAUSED" else pause,  # type: ignore[arg-type]  # one of vLLM's three words
-        running=[entry for one, entry in entries if one.state == "running"],
-        waiting=[entry for one, entry in entries if one.state != "running"],
+        running=[entry for request, entry in entries if request.state == "running"],
+        waiting=[entry for request, entry in entries if request.state != "running"],
         input_requests=queues.num_in_input_queue(engine),
         more_running=max(0, len(running) - MOST_ENTRIES),
         more_waiting=max(0, len(waiting) - MOST_ENTRIES),
-        exits=list(known),
+        exits=list(latest),
     )
 
 
@@ -259,9 +260,11 @@ def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds)
 
 
 def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
-    """Why each got nothing (as in ``timeline/pieces.py``): the exit that names it, else the loop's end."""
-    named: dict[tuple[str, str | None], str] = {(one.loop, one.request_id): one.cause for one in exits}
-    ends = [one.cause for one in exits if one.loop == "waiting" and one.kind != "continue"]
+    """Note why each got nothing (as in ``timeline/pieces.py``): the exit that names it, else the loop's end."""
+    named: dict[tuple[str, str | None], str] = {
+        (exit_.loop, exit_.request_id): exit_.cause for exit_ in exits
+    }
+    ends = [exit_.cause for exit_ in exits if exit_.loop == "waiting" and exit_.kind != "continue"]
     end = next((cause for cause in ends if cause != Cause.QUEUE_EMPTY), None)  # which explains no wait
     for seen, entry in entries:
         loop = "running" if seen.state == "running" else "waiting"

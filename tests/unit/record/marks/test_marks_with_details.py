@@ -2,7 +2,6 @@
 
 import pytest
 
-from schedtrace.record.exits import event_of
 from tests.toys import Queue, request
 
 IN_FLIGHT = """\
@@ -143,7 +142,7 @@ class Recorder:
         self.blocks, self.told = blocks, []
 
     def request_preempted(self, _scheduler, victim):
-        event = event_of(self.events[-1])
+        event = self.events[-1]
         self.told.append(
             (victim.request_id, victim.num_computed_tokens, event.request_id, [*self.blocks.gone])
         )
@@ -154,7 +153,7 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def _nobody_to_ask_why(monkeypatch):
-    monkeypatch.setattr("schedtrace.record.exits.why_refused", lambda *_: None)
+    monkeypatch.setattr("schedtrace.record.marks.exits.why_refused", lambda *_: None)
 
 
 def test_a_schedule_that_preempts_by_itself_tells_its_victims(run):

@@ -21,12 +21,12 @@ import msgspec
 from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskStatus, AskTimes, Done, Refused, Stacks
 from schedtrace.model.printable import json_of
-from schedtrace.record.control_client import AnswerError, ask, peer_of
+from schedtrace.record.live.control_client import AnswerError, ask, peer_of
 from schedtrace.record.log import logger
-from schedtrace.record.processes import process
+from schedtrace.record.processes import process_state
 
 STACKS_S = 1.0
-"""For a worker to say where its threads are."""
+"""Seconds for a worker to answer where its threads are."""
 _STATES = {
     "T": " (stopped by a signal)",
     "t": " (stopped by a debugger)",
@@ -34,16 +34,16 @@ _STATES = {
     "D": " (within the kernel)",
 }
 LONGEST_ASK = 2**16
-"""Bytes."""
+"""Bytes of a question."""
 END_S = 1.0
-"""For the thread that listens to end; it waits while no more may be asked at a time."""
+"""Seconds for the listening thread to end; it waits while as many are asked as may be."""
 MOST_S = 5.0
-"""For who connects to say what is asked, and as long again to take the answer."""
+"""Seconds for a client to ask, and as many again to take the answer."""
 AGAIN_S = 0.05
 """Seconds until it listens again after it could not, doubled each time."""
 LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
-"""Who are listened to; more wait until they are accepted."""
+"""Number of clients listened to; more wait until they are accepted."""
 _IS_CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 _decode = msgspec.json.Decoder(AnyAsk).decode
 
@@ -74,7 +74,7 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._socket.fileno() < 0:  # in a forked child, or closed before
             return
         self._closed.set()
@@ -221,14 +221,14 @@ def time_in_workers(*, on: bool) -> None:
 
     One that does not answer goes without: its steps lack ``execute_us``.
     """
-    for path in _of_workers():
+    for path in _worker_sockets():
         with contextlib.suppress(OSError, AnswerError):
             ask(path, AskTimes(on=on), Done, MOST_S)
 
 
 def stacks_of_workers() -> dict[str, list[str]]:
     """The stacks of the workers that this process has started, by worker; of a silent one, its state."""
-    return {path.stem: stacks for path in _of_workers() if (stacks := _stacks(path))}
+    return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 
 
 def _stacks(path: Path) -> list[str]:
@@ -238,18 +238,18 @@ def _stacks(path: Path) -> list[str]:
     except (OSError, AnswerError) as error:
         state = ""
         with contextlib.suppress(OSError):  # it is gone
-            state = _STATES.get(process(pid).state, "")
+            state = _STATES.get(process_state(pid).state, "")
         return [f"worker with pid {pid}{state} does not answer: {error}"]
     if isinstance(answer, Refused):
         return [f"worker with pid {pid}: {answer.why}"]
     return [f"worker with pid {pid}:", *answer.text.splitlines()]
 
 
-def _of_workers() -> list[Path]:
+def _worker_sockets() -> list[Path]:
     """The sockets of those that this process has started."""
     mine, found = os.getpid(), []
     for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):
-            if process(int(path.stem)).parent == mine:
+            if process_state(int(path.stem)).parent == mine:
                 found.append(path)
     return found

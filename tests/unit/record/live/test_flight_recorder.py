@@ -15,8 +15,9 @@ from schedtrace.model.trace_bounds import Bounds
 from schedtrace.model.trace_facts import Stalled
 from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
-from schedtrace.record import flight_recorder, writer
+from schedtrace.record import writer
 from schedtrace.record.capture import NOBODY, Came
+from schedtrace.record.live import flight_recorder
 from schedtrace.record.settings import Rules
 from tests.unit.record.test_writer import capture, done, work, writer_of  # noqa: F401  # a fixture
 

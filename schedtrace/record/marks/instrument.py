@@ -10,9 +10,9 @@ from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
-from schedtrace.record.exits import SITES, Marks
-from schedtrace.record.marking import MARK, Marker
-from schedtrace.record.source import UnprovableError, copy_of, prove
+from schedtrace.record.marks.exits import SITES, Marks
+from schedtrace.record.marks.marking import MARK, Marker
+from schedtrace.record.marks.source import UnprovableError, copy_of, prove
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,16 @@ import pytest
 from schedtrace.model.causes import Cause
 from schedtrace.model.printable import hashed
 from schedtrace.model.trace import Exit
-from schedtrace.record import watchdog as module
-from schedtrace.record.stall_causes import Place, holders, place_of, place_of_thread, stacks_here
+from schedtrace.record.live import watchdog as module
+from schedtrace.record.live.stall_causes import (
+    ThreadPlace,
+    holders,
+    place_of_frame,
+    place_of_thread,
+    stacks_here,
+)
+from schedtrace.record.live.watchdog import AFTER_S, Watchdog, after_s, explains, make_watchdog
 from schedtrace.record.step_lines import WrittenIds
-from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, explains, watch
 from tests.toys import Queue
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -59,7 +65,7 @@ class Watched:
 
     def __init__(self, engine, caplog, causes=(), **options):
         self.engine, self.caplog, self.now = engine, caplog, 100.0
-        self.at = Place("output", "vllm/v1/executor/x.py:1 get_response", connector=False)
+        self.at = ThreadPlace("output", "vllm/v1/executor/x.py:1 get_response", connector=False)
         self.calls = 0
         self.watchdog = Watchdog(
             engine,
@@ -173,7 +179,7 @@ def test_a_call_that_hangs_is_told_apart_from_calls_that_schedule_nothing(watche
         engine.input_queue.put((Some(name="ADD"), size))
     engine.input_queue.put((Some(name="ABORT"), "x"))
     seen.for_s(1, lambda: works(engine))
-    seen.at = Place("schedule", "mine.py:7 pick", connector=False)
+    seen.at = ThreadPlace("schedule", "mine.py:7 pick", connector=False)
     engine.scheduler.current_step += 1
     [(_, _, text)] = seen.for_s(11)
     assert text.splitlines()[:3] == [
@@ -264,7 +270,10 @@ def test_a_request_that_is_larger_than_the_cache_is_seen_from_outside(watched):
 def test_where_calls_are_not_counted_places_tell_whether_the_engine_steps(watched, places, kind):
     engine = Engine([], [request("big", status="WAITING")])
     del engine.scheduler.current_step
-    seen, turns = watched(engine, [REFUSED]), cycle(Place(at, "f.py:1 f", connector=False) for at in places)
+    seen, turns = (
+        watched(engine, [REFUSED]),
+        cycle(ThreadPlace(at, "f.py:1 f", connector=False) for at in places),
+    )
 
     def turn():
         seen.at = next(turns)
@@ -319,23 +328,23 @@ def test_no_livelock_while_others_end(watched):
 )
 def test_where_the_engines_thread_is(watched, at, kind, says):
     seen = watched(Engine([request("a")]))
-    seen.at = Place(at, "f.py:1 f", connector=False)
+    seen.at = ThreadPlace(at, "f.py:1 f", connector=False)
     [(_, _, text)] = seen.for_s(15)
     assert (f"[{kind}]" in text, says in text) == (True, True), text
     seen = watched(Engine([request("a")]))
-    seen.at = Place(at, "f.py:1 f", connector=True)
+    seen.at = ThreadPlace(at, "f.py:1 f", connector=True)
     assert "a connector does not return from f.py:1 f [connector]" in seen.for_s(15)[0][2]
 
 
 def test_a_pause_is_said_quietly_and_is_no_stall(watched):
     seen = watched(Engine([request("a")], _pause_state=Some(name="PAUSED_ALL")))
-    seen.at = Place("idle", "f.py:1 f", connector=False)
+    seen.at = ThreadPlace("idle", "f.py:1 f", connector=False)
     [(second, level, text)] = seen.for_s(60)
     assert (second, level) == (11, "INFO")
     assert text.endswith("the scheduler is paused (PAUSED_ALL): requests wait until somebody resumes it")
     assert seen.watchdog.stalled_s is None
     seen.engine.scheduler._pause_state.name = "UNPAUSED"
-    seen.at = Place("output", "f.py:1 f", connector=False)
+    seen.at = ThreadPlace("output", "f.py:1 f", connector=False)
     said = seen.for_s(15)
     assert [(second, level) for second, level, _ in said] == [(1, "INFO"), (11, "WARNING")]
 
@@ -344,7 +353,7 @@ def test_an_engine_that_sleeps(watched):
     engine = Engine([], [request("a", status="WAITING")])
     engine.model_executor.is_sleeping = True
     seen = watched(engine)
-    seen.at = Place("idle", "f.py:1 f", connector=False)
+    seen.at = ThreadPlace("idle", "f.py:1 f", connector=False)
     assert [level for _, level, text in seen.for_s(20) if "asleep" in text] == ["INFO"]
 
 
@@ -359,7 +368,7 @@ def test_a_message_that_the_engine_does_not_take(watched):
     engine = Engine()
     engine.input_queue.put(("ADD", 1))
     seen = watched(engine)
-    seen.at = Place("request", "vllm/v1/engine/core.py:9 sleep", connector=False)
+    seen.at = ThreadPlace("request", "vllm/v1/engine/core.py:9 sleep", connector=False)
     [(second, _, text)] = seen.for_s(20)
     assert (second, "does what a client asked for" in text) == (11, True)
 
@@ -399,7 +408,7 @@ def test_the_variable(monkeypatch, text, seconds, explaining):
 @pytest.mark.parametrize("text", ["soon", "0.5s", "nan", "-3", "off,30s", "30s,40s"])
 def test_a_variable_that_says_nothing(monkeypatch, text):
     monkeypatch.setenv("SCHEDTRACE_WATCHDOG", text)
-    assert watch(Engine(), 1, list) is None
+    assert make_watchdog(Engine(), 1, list) is None
 
 
 def looking(look):
@@ -460,17 +469,17 @@ def innermost(file, *functions):
     ],
 )
 def test_places_by_the_names_of_functions(functions, at):
-    found = place_of(innermost("/x/site-packages/other.py", *functions))
+    found = place_of_frame(innermost("/x/site-packages/other.py", *functions))
     assert (found.at, found.connector) == (at, False)
     assert found.within == f"other.py:{2 * len(functions)} {functions[-1]}"
 
 
 def test_places_by_files(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", Some(__file__="/x/vllm/__init__.py"))
-    found = place_of(innermost("/x/vllm/v1/executor/ray.py", "a", "get_response"))
-    assert found == Place("output", "vllm/v1/executor/ray.py:4 get_response", connector=False)
+    found = place_of_frame(innermost("/x/vllm/v1/executor/ray.py", "a", "get_response"))
+    assert found == ThreadPlace("output", "vllm/v1/executor/ray.py:4 get_response", connector=False)
     file = "/x/vllm/distributed/kv_transfer/kv_connector/v1/nixl.py"
-    assert place_of(innermost(file, "schedule", "get_num_new_matched_tokens")).connector
+    assert place_of_frame(innermost(file, "schedule", "get_num_new_matched_tokens")).connector
 
 
 def test_stacks_have_the_names_of_threads():

@@ -1,4 +1,4 @@
-"""From noted tuples to exits and caps, on sites made by hand."""
+"""From events to exits and caps, on sites made by hand."""
 
 from types import SimpleNamespace
 
@@ -6,9 +6,9 @@ import pytest
 
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import AlsoSkipped, ChunkCap, Exit, one_by_one
-from schedtrace.record import exit_lines, guards
-from schedtrace.record.exit_lines import ended_loops, is_preemption, to_lines
-from schedtrace.record.exits import Site
+from schedtrace.record.marks import exit_lines, guards
+from schedtrace.record.marks.exit_lines import ended_loops, is_preemption, to_lines
+from schedtrace.record.marks.exits import Event, Site
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def site(kind, *causes, loop="waiting", guard="guard"):
     return Site(loop, kind, causes, guard, "scheduler.py:7")
 
 
-def exit_of(noted, remaining=5):
-    [line], caps = to_lines([noted], remaining, 0)
+def exit_of(event, remaining=5):
+    [line], caps = to_lines([event], remaining, 0)
     assert caps == []
     return line
 
@@ -34,17 +34,17 @@ def exit_of(noted, remaining=5):
 def test_an_exit_has_what_was_noted_there(sites):
     sites(site("break", Cause.MAX_NUM_SEQS))
     expected = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 3, location="scheduler.py:7", via="source")
-    assert exit_of((0, 3, "a")) == expected
+    assert exit_of(Event(0, 3, request_id="a")) == expected
 
 
 def test_where_no_budget_is_in_sight_it_is_what_was_left(sites):
     sites(site("break", Cause.MAX_NUM_SEQS))
-    assert exit_of((0, None, "a"), remaining=9).budget_left == 9
+    assert exit_of(Event(0, None, request_id="a"), remaining=9).budget_left == 9
 
 
 def test_only_an_unknown_guard_is_quoted(sites):
     sites(site("break", Cause.OTHER, guard="self.odd"), site("break", Cause.LORA_CAP, guard="loras"))
-    exits, _ = to_lines([(0, 3, "a"), (1, 3, "a")], 5, 0)
+    exits, _ = to_lines([Event(0, 3, request_id="a"), Event(1, 3, request_id="a")], 5, 0)
     assert [line.guard for line in exits] == ["self.odd", None]
 
 
@@ -59,7 +59,7 @@ def test_only_an_unknown_guard_is_quoted(sites):
 )
 def test_a_pause_takes_the_whole_budget(sites, cause, pause, expected):
     sites(site("condition", cause))
-    line = exit_of((0, 0, None, None, 0, 0, SimpleNamespace(name=pause)))
+    line = exit_of(Event(0, 0, pause=SimpleNamespace(name=pause)))
     assert (line.cause, line.detail) == expected
 
 
@@ -76,36 +76,39 @@ def test_a_pause_takes_the_whole_budget(sites, cause, pause, expected):
 @pytest.mark.parametrize("cause", [guards.QUEUE_OR_INPUT_BUDGET, Cause.QUEUE_EMPTY])
 def test_a_queue_that_says_it_holds_nobody(sites, cause, queued, pause, request_id, expected):
     sites(site("break", cause))
-    line = exit_of((0, 3, request_id, None, 0, queued, SimpleNamespace(name=pause)))
+    line = exit_of(Event(0, 3, request_id=request_id, queued=queued, pause=SimpleNamespace(name=pause)))
     assert (line.cause, line.detail) == expected
 
 
 @pytest.mark.parametrize(
-    ("which", "expected"),
+    ("part", "expected"),
     [
         (0, (Cause.PP_STAGGER, None)),
         (1, (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only")),
         (2, (Cause.OTHER, None)),
     ],
 )
-def test_the_part_of_a_condition_that_was_false(sites, which, expected):
+def test_the_part_of_a_condition_that_was_false(sites, part, expected):
     sites(site("continue", guards.NOT_ELIGIBLE), site("condition", Cause.LORA_CAP, Cause.PREFILL_THROTTLED))
-    line = exit_of((0, 3, "a", None, which))
+    line = exit_of(Event(0, 3, part, request_id="a"))
     assert (line.cause, line.detail) == expected
-    assert exit_of((1, 3, "a", None, 1)).cause == Cause.PREFILL_THROTTLED
+    assert exit_of(Event(1, 3, 1, request_id="a")).cause == Cause.PREFILL_THROTTLED
 
 
 def test_a_status_that_is_not_ready(sites):
     sites(site("continue", guards.BLOCKED_STATUS))
-    line = exit_of((0, 3, "a", SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")))
+    line = exit_of(Event(0, 3, request_id="a", status=SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")))
     assert (line.cause, line.detail) == (Cause.REMOTE_KV_PENDING, "WAITING_FOR_REMOTE_KVS")
-    assert exit_of((0, 3, "a", SimpleNamespace(name="WAITING_FOR_GODOT"))).cause == Cause.OTHER
+    assert (
+        exit_of(Event(0, 3, request_id="a", status=SimpleNamespace(name="WAITING_FOR_GODOT"))).cause
+        == Cause.OTHER
+    )
 
 
 def test_zero_tokens_are_explained_by_the_cap_before_of_the_same_request(sites):
     sites(site(None, Cap.ENCODER_BUDGET), site("break", guards.ZERO_TOKENS))
-    capped = (0, 3, "a", None, 0, 0, None, 9, 0)
-    exits, caps = to_lines([capped, (1, 3, "a"), (1, 3, "b")], 5, 0)
+    capped = Event(0, 3, request_id="a", tokens_before=9, tokens_after=0)
+    exits, caps = to_lines([capped, Event(1, 3, request_id="a"), Event(1, 3, request_id="b")], 5, 0)
     assert caps == [ChunkCap("a", Cap.ENCODER_BUDGET, 9, 0, "scheduler.py:7")]
     assert [(line.cause, line.detail) for line in exits] == [
         (Cause.ENCODER_BUDGET, Cap.ENCODER_BUDGET),
@@ -126,14 +129,15 @@ def test_zero_tokens_are_explained_by_the_cap_before_of_the_same_request(sites):
 )
 def test_a_cap(sites, cap, budget, now, threshold, expected):
     sites(site(None, cap))
-    _, [line] = to_lines([(0, budget, "a", None, 0, 0, None, 9, now)], 5, threshold)
+    _, [line] = to_lines([Event(0, budget, request_id="a", tokens_before=9, tokens_after=now)], 5, threshold)
     assert (line.cap, line.statement) == expected
     assert (line.wanted_tokens, line.capped_tokens) == (9, now)
 
 
 def test_after_64_exits_alike_the_65th_stands_for_the_rest(sites):
     sites(site("continue", Cause.LORA_CAP))
-    exits = one_by_one(to_lines([(0, 3, f"r{number}") for number in range(70)], 5, 0)[0])
+    events = [Event(0, 3, request_id=f"r{number}") for number in range(70)]
+    exits = one_by_one(to_lines(events, 5, 0)[0])
     assert [line.request_id for line in exits[63:]] == ["r63", None]
     assert [line.count for line in exits[63:]] == [1, 6]
 
@@ -141,7 +145,14 @@ def test_after_64_exits_alike_the_65th_stands_for_the_rest(sites):
 def test_requests_skipped_in_a_row_share_an_entry_and_each_has_its_budget(sites):
     skip = site("continue", Cause.OUTPUT_IN_FLIGHT, loop="running")
     sites(skip, site("continue", Cause.LORA_CAP, loop="running"))
-    exits, _ = to_lines([(0, 9, "a"), (0, 9, "b"), (0, 7, "c"), (1, 7, "d"), (0, 6, "e")], 5, 0)
+    exits, _ = to_lines(
+        [
+            Event(site, budget, request_id=name)
+            for site, budget, name in [(0, 9, "a"), (0, 9, "b"), (0, 7, "c"), (1, 7, "d"), (0, 6, "e")]
+        ],
+        5,
+        0,
+    )
     words = {"location": "scheduler.py:7", "via": "source"}
     in_flight, lora = ("running", "continue", Cause.OUTPUT_IN_FLIGHT), ("running", "continue", Cause.LORA_CAP)
     assert exits == [
@@ -160,13 +171,16 @@ def test_requests_skipped_in_a_row_share_an_entry_and_each_has_its_budget(sites)
 
 def test_exits_with_facts_of_their_own_share_no_entry(sites):
     sites(site("continue", Cause.KV_BLOCKS), site("continue", Cause.OTHER, guard="self.odd"))
-    exits, _ = to_lines([(0, 3, "a"), (0, 3, "b"), (1, 3, "c"), (1, 3, "d")], 5, 0)
+    taken = [(0, "a"), (0, "b"), (1, "c"), (1, "d")]
+    exits, _ = to_lines(
+        [Event(site, 3, request_id=name) for site, name in [(0, "a"), (0, "b"), (1, "c"), (1, "d")]], 5, 0
+    )
     assert [line.request_id for line in exits] == ["a", "b", "c", "d"]
 
 
 def test_a_loop_that_looked_at_everybody_has_no_exit(sites):
     sites(site("condition", guards.LOOP_DONE, loop="running"))
-    assert to_lines([(0, 3)], 5, 0) == ([], [])
+    assert to_lines([Event(0, 3)], 5, 0) == ([], [])
 
 
 def test_what_ends_a_loop(sites):
@@ -177,7 +191,7 @@ def test_what_ends_a_loop(sites):
         site("break", Cause.KV_BLOCKS),
         site(None),
     )
-    assert ended_loops([(0, 3), (1, 3), (4, None)]) == set()
-    assert ended_loops([(2, 3)]) == {"running"}
-    assert ended_loops([(2, 3), (3, 3)]) == {"running", "waiting"}
-    assert [is_preemption((number, 3)) for number in range(5)] == [False, False, False, False, True]
+    assert ended_loops([Event(0, 3), Event(1, 3), Event(4, None)]) == set()
+    assert ended_loops([Event(2, 3)]) == {"running"}
+    assert ended_loops([Event(2, 3), Event(3, 3)]) == {"running", "waiting"}
+    assert [is_preemption(Event(number, 3)) for number in range(5)] == [False, False, False, False, True]

@@ -20,11 +20,11 @@ from schedtrace.model.trace import End, Header
 from schedtrace.model.trace_names import part_name
 from schedtrace.record.log import logger
 from schedtrace.record.settings import Rules, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, Parts
+from schedtrace.record.trace_files import Begins, TraceParts
 
 
 class Ring:
-    """Where parts go that are kept in memory.
+    """Store of parts that are kept in memory.
 
     Args:
         run_dir: The folder that the run would have.
@@ -57,11 +57,11 @@ class Ring:
             self._parts[max(self._parts)].append(frame)
 
     def lost(self) -> Begins | None:
-        """Nobody else can reach it."""
+        """Return None: nobody else can reach the memory."""
         return None
 
     def remove(self, number: int) -> None:
-        """A part goes."""
+        """Remove a part."""
         with self._lock:
             self._parts.pop(number, None)
 
@@ -126,14 +126,14 @@ class Asked(Future[Path]):
 EVERY_S = 300.0
 """Between two snapshots that nobody asked for."""
 MOST = 10
-"""Of them: a server that is always slow does not fill the disk."""
+"""Number of such snapshots: a server that is always slow does not fill the disk."""
 ASK = "schedtrace snapshot writes one"
 WAIT_S = 30.0
-"""For the writer's thread: it may be in a round, and a disk may be slow."""
+"""Seconds to wait for the writer's thread: it may be in a round, and a disk may be slow."""
 
 
 class FlightRecorder:
-    """One engine's.
+    """Flight recorder of one engine.
 
     Args:
         run_dir: What the run is called; snapshots lie beside it, under its name and what happened.
@@ -143,7 +143,7 @@ class FlightRecorder:
         rules: What to write a snapshot at.
     """
 
-    def __init__(self, run_dir: Path, ring: Ring, parts: Parts, header: Header, rules: Rules) -> None:
+    def __init__(self, run_dir: Path, ring: Ring, parts: TraceParts, header: Header, rules: Rules) -> None:
         self._run_dir, self._ring, self._parts, self._header = run_dir, ring, parts, header
         self._rules = rules
         self._asked: deque[tuple[Path, Asked]] = deque()
@@ -173,7 +173,7 @@ class FlightRecorder:
         return future
 
     def close(self) -> None:
-        """Nobody writes any more: who waits, and who asks from now on, is told so."""
+        """Tell all who wait, and who ask from now on, that nothing is written any more."""
         self._closed = True
         with suppress(IndexError):  # emptied by the other thread
             while True:

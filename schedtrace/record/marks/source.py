@@ -24,11 +24,11 @@ class Proven:
 
     function: FunctionType
     module: ast.Module
-    """With the bodies of all other functions left out."""
+    """Module with the bodies of all other functions left out."""
     node: ast.FunctionDef
     """The function, a part of ``module``; whoever changes it must compile ``module`` afterwards."""
     file: str
-    """As it is told to people: ``vllm/v1/core/sched/scheduler.py``."""
+    """File as it is shown to people: ``vllm/v1/core/sched/scheduler.py``."""
 
     def compiled(self) -> CodeType:
         """The function's code as ``module`` stands now."""

@@ -113,7 +113,7 @@ def test_the_limit_is_asked_for_right_after_the_call_that_failed(lines, expected
         asked.append((tokens, keywords))
         return Refusal("free", 3, 1)
 
-    monkeypatch.setattr("schedtrace.record.exits.why_refused", why_refused)
+    monkeypatch.setattr("schedtrace.record.marks.exits.why_refused", why_refused)
     body = "\n    ".join(("for request in self.running:", "tokens = 2", *lines))
     _, [line], _ = run(body, running=ONE, kv_cache_manager=NO_ROOM, late=True, turns=[1])
     assert asked == expected

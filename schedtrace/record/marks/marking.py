@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import guards, syntax
-from schedtrace.record.conditions import Decided, explained, held
-from schedtrace.record.exits import Site
-from schedtrace.record.source import Proven, UnprovableError
+from schedtrace.record.marks import guards, syntax
+from schedtrace.record.marks.conditions import DecidedCondition, explained, held
+from schedtrace.record.marks.exits import Site
+from schedtrace.record.marks.source import Proven, UnprovableError
 
 MARK = "schedtrace mark"
 BEFORE = "_schedtrace_tokens_before"
@@ -31,7 +31,7 @@ _Limit = ast.Assign | ast.AugAssign
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where a statement stands."""
+    """Surroundings of a statement."""
 
     loop: Loop | None = None
     nested: bool = False
@@ -43,7 +43,7 @@ class _Scope:
     bound: frozenset[str] = frozenset()
     """Names that are surely bound."""
     fresh: frozenset[str] = frozenset()
-    """Those of them that were bound in this turn of the loop."""
+    """Names of these that were bound in this turn of the loop."""
     allocation: ast.Call | None = None
     """The call of ``allocate_slots`` that surely came before in this turn, with the same arguments."""
 
@@ -93,10 +93,10 @@ class Marker:
         self._blocks = syntax.allocated_blocks(function)
         self._victims = syntax.preempted(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
-        self._decided: dict[int, Decided] = {}
+        self._decided: dict[int, DecidedCondition] = {}
         """Conditions whose parts are told apart, by their identity."""
         self._conditions: set[int] = set()
-        """Those that can be rewritten: of an ``if`` or ``while``."""
+        """Conditions that can be rewritten, by their identity: of an ``if`` or ``while``."""
         self._outcomes = frozenset[str]()
         """Flags that say how the loop of allocations before has ended."""
         self._unbound = syntax.unbinds(function)
@@ -213,12 +213,12 @@ class Marker:
         if (decided := self._decided.get(id(node.test))) is not None:
             node.test = syntax.at(node.test, decided.test)
 
-    def _decide(self, condition: ast.expr, *, holds: bool) -> Decided | None:
+    def _decide(self, condition: ast.expr, *, holds: bool) -> DecidedCondition | None:
         """Its parts; None where it cannot be rewritten, or has been to tell the opposite."""
         if id(condition) not in self._conditions:
             return None
         number = len(self._decided)
-        decided = self._decided.setdefault(id(condition), Decided(condition, number, holds=holds))
+        decided = self._decided.setdefault(id(condition), DecidedCondition(condition, number, holds=holds))
         return decided if decided.holds is holds else None
 
     def _try(self, node: ast.Try | ast.TryStar, scope: _Scope) -> None:
@@ -244,7 +244,7 @@ class Marker:
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
             return [self._mark(node, known, "refused", budget, request, arguments)]
         queue = self._name("request_queue", scope.fresh)
-        site, details = self._of_parts(known, test, loop, scope, holds=not negated)
+        site, details = self._with_causes_of_parts(known, test, loop, scope, holds=not negated)
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
 
     def _request_of(self, scope: _Scope) -> ast.expr:
@@ -253,7 +253,7 @@ class Marker:
         name = next((name for name in (self._request, *self._peeked) if name in bound), "")
         return self._name(name, bound)
 
-    def _of_parts(
+    def _with_causes_of_parts(
         self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
     ) -> tuple[Site, list[ast.expr]]:
         """A site whose condition has parts that are told apart, and what the mark gets for that."""
@@ -272,7 +272,9 @@ class Marker:
         )
         return self._with_parts(replace(site, causes=causes), test, decided)
 
-    def _with_parts(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
+    def _with_parts(
+        self, site: Site, test: ast.expr, decided: DecidedCondition
+    ) -> tuple[Site, list[ast.expr]]:
         """The site with the texts of its parts, and what its mark gets: which one decided, and its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
@@ -302,7 +304,7 @@ class Marker:
     def _ends(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> list[ast.stmt]:
-        """Likewise, but a mark for each part of it."""
+        """Return one mark for each part of a condition that did not hold."""
         site, _, queue = self._false(loop, kind, condition)
         decided, number = self._decided[id(condition)], self._add(node, site)
         marks: list[ast.stmt] = []

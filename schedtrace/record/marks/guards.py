@@ -1,4 +1,4 @@
-"""From the guard that stands before an exit to its cause: by the names in the guard, never by its line.
+"""Causes of exits, found by the names in the guard before the exit, never by its line.
 
 The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard that holds nothing but names, and
 numbers other than 0, that it knows: a condition that a newer vLLM, or somebody else's scheduler, has added
@@ -35,7 +35,7 @@ Names = frozenset[str]
 
 @dataclass(frozen=True)
 class Guard:
-    """How the author of a scheduler names the cause behind a guard, or a cap, of that scheduler.
+    """Name that a scheduler's author gives to the cause behind a guard, or a cap, of that scheduler.
 
     Args:
         module: The module that it stands in, as in ``schedule.__module__``.
@@ -221,7 +221,7 @@ def cause_of_end(module: str, loop: Loop, names: Names) -> str:
 
 
 def cap_of(module: str, loop: Loop, names: Names) -> str:
-    """Which limit a statement applies that makes a number of tokens smaller."""
+    """Return which limit a statement applies that makes a number of tokens smaller."""
     if (named := registered(module, names)) is not None:
         return named
     for helper, cap in _CAPPING_HELPERS.items():

@@ -31,28 +31,29 @@ from schedtrace.model.live import (
 )
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
-from schedtrace.record.attachment import Attachment, RefusedError
-from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.control_socket import ControlSocket
-from schedtrace.record.dormant import ENGINE_LOOP, LOOPS
-from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method
+from schedtrace.record.live.attachment import Attachment
+from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.class_swap import RefusedError
+from schedtrace.record.live.control_socket import ControlSocket
+from schedtrace.record.live.dormant import ENGINE_LOOP, LOOPS
+from schedtrace.record.live.flight_recorder import WAIT_S, FlightRecorder
+from schedtrace.record.live.queue_copy import queue_now
+from schedtrace.record.live.stall_causes import paused, stacks_here
+from schedtrace.record.live.watchdog import explains, make_watchdog
 from schedtrace.record.log import logger
-from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues, num_in_input_queue
 from schedtrace.record.settings import KEEP
-from schedtrace.record.stall_causes import paused, stacks_here
 from schedtrace.record.switches import SWITCH, is_switched_off
 from schedtrace.record.vllms_own import vllm_version
-from schedtrace.record.watchdog import explains, watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
 
 _forever = ExitStack()
-"""Of a process that was made to listen; its socket goes with it."""
+"""Socket of a process that was made to listen; both end together."""
 _listens = False
-"""Whether it has such a socket."""
+"""Whether this process has such a socket."""
 _in_loop: dict[int, "_Engine"] = {}
 """Engines whose loop runs in this process, by the id of vLLM's ``EngineCore``: each has one watchdog."""
 _made_once = threading.Lock()
@@ -142,7 +143,7 @@ class _Engine:
         self._attachment = Attachment(core, self._between_steps)
         attached = self._attachment
         causes = partial(attached.latest_exits, glance=explains())
-        self._watchdog = watch(
+        self._watchdog = make_watchdog(
             core, thread, causes, self._snapshot_at, ids=lambda: attached.ids, note=self._note_stall
         )
 
@@ -175,10 +176,10 @@ class _Engine:
                 return self._status()
             case AskAttach():
                 self._refuse_if_held_up()
-                path, present, held_us = self._attachment.attach(
+                begun = self._attachment.attach(
                     Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
                 )
-                return Attached(path=str(path), present=present, held_us=held_us)
+                return Attached(path=str(begun.path), present=begun.present, held_us=begun.held_us)
             case AskDetach():
                 ended = self._attachment.detach()
                 return Detached(path=str(ended.path), held_us=ended.held_us, stopped=ended.stopped)
@@ -271,7 +272,7 @@ class _Worker:
         self._worker = worker
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
-        """What it says."""
+        """Answer a question."""
         match ask:
             case AskStatus():
                 return Status(

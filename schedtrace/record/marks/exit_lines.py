@@ -1,12 +1,12 @@
-"""From the events of one ``schedule()`` call to the lines of the trace, off the scheduler's path."""
+"""Lines of the trace from the events of one ``schedule()`` call, off the scheduler's path."""
 
 from collections import Counter
 from collections.abc import Iterable
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
 from schedtrace.model.trace import AlsoSkipped, ChunkCap, Exit, Loop
-from schedtrace.record import guards
-from schedtrace.record.exits import SITES, Event, Noted, Site, event_of
+from schedtrace.record.marks import guards
+from schedtrace.record.marks.exits import SITES, Event, Site
 
 MOST_PER_SITE = 64
 """Exits of one site and cause in one call that are told one by one; what is more is told by its number."""
@@ -25,7 +25,7 @@ _NOT_ELIGIBLE: tuple[tuple[Cause, str | None], ...] = (
     (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only"),
     (Cause.OTHER, None),
 )
-"""By what ``exits.py`` has found at the exit."""
+"""Cause and detail by the constant of ``exits.py`` that the mark noted."""
 
 _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
     guards.ONE_STEP_IN_FLIGHT: (Cause.OUTPUT_IN_FLIGHT, "pipeline_parallel"),
@@ -33,15 +33,15 @@ _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
 }
 
 
-def ended_loops(events: Iterable[Noted]) -> set[Loop]:
+def ended_loops(events: Iterable[Event]) -> set[Loop]:
     """The loops that have said how they ended, or that the gate before them was closed."""
-    sites = (SITES[noted[0]] for noted in events)
+    sites = (SITES[event.site] for event in events)
     return {site.loop for site in sites if site.kind not in (None, "continue")}
 
 
-def is_preemption(noted: Noted) -> bool:
-    """Whether it was noted right before a preemption."""
-    site = SITES[noted[0]]
+def is_preemption(event: Event) -> bool:
+    """Return whether it was noted right before a preemption."""
+    site = SITES[event.site]
     return site.kind is None and not site.causes
 
 
@@ -51,12 +51,12 @@ def sees_preemptions(sites: Iterable[int]) -> bool:
 
 
 def places(sites: Iterable[int]) -> int:
-    """How many of the marks are at an exit or a cap."""
+    """Return how many of the marks are at an exit or a cap."""
     return sum(bool(SITES[site].causes) for site in sites)
 
 
 def to_lines(
-    events: list[Noted], remaining_budget: int, long_prefill_threshold: int
+    events: list[Event], remaining_budget: int, long_prefill_threshold: int
 ) -> tuple[list[Exit], list[ChunkCap]]:
     """What a step's line says of its exits and caps, in the order in which they were taken.
 
@@ -70,11 +70,11 @@ def to_lines(
     counts: Counter[tuple[int, str, str | None]] = Counter()
     latest: dict[tuple[int, str, str | None], Exit] = {}
     zeroed: tuple[str | None, str] | None = None
-    for event in map(event_of, events):
+    for event in events:
         site = SITES[event.site]
         if site.kind is None and site.causes:
             caps.append(_cap(event, site, long_prefill_threshold))
-            if event.now == 0:
+            if event.tokens_after == 0:
                 zeroed = (event.request_id, caps[-1].cap)
             continue
         if site.kind is None:
@@ -102,7 +102,7 @@ def to_lines(
             request_id=event.request_id if counts[alike] <= MOST_PER_SITE else None,
             budget_left=_budget_left(event, remaining_budget),
             detail=detail,
-            guard=site.condition(event.which) if cause == Cause.OTHER else None,
+            guard=site.condition(event.part) if cause == Cause.OTHER else None,
             values=_values(event, site) if cause == Cause.OTHER else None,
             location=site.location,
             via="source",
@@ -124,15 +124,15 @@ def _budget_left(event: Event, remaining_budget: int) -> int:
 
 def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
     cap = site.causes[0]
-    if cap == Cap.TOKEN_BUDGET and event.budget is not None and event.now < event.budget:
+    if cap == Cap.TOKEN_BUDGET and event.budget is not None and event.tokens_after < event.budget:
         cap = Cap.INPUT_BUDGET  # the smaller of the two is what was left of the slots for drafts
-    if cap == Cap.LONG_PREFILL and event.now > long_prefill_threshold:
+    if cap == Cap.LONG_PREFILL and event.tokens_after > long_prefill_threshold:
         cap = Cap.LONG_PREFILL_ADAPTIVE
     return ChunkCap(
         request_id=event.request_id,
         cap=cap,
-        wanted_tokens=event.before,
-        capped_tokens=event.now,
+        wanted_tokens=event.tokens_before,
+        capped_tokens=event.tokens_after,
         location=site.location,
         statement=site.guard if cap == Cap.OTHER else None,
     )
@@ -140,13 +140,13 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
     """The cause and its detail; some guards lead to several, and what was noted there decides."""
-    cause = site.cause(event.which)
+    cause = site.cause(event.part)
     found: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
         case guards.NOT_ELIGIBLE:
-            found = _NOT_ELIGIBLE[event.which]
+            found = _NOT_ELIGIBLE[event.part]
         case guards.BLOCKED_STATUS:
-            found = WAITING_STATUS_CAUSES.get(event.status or "", Cause.OTHER), event.status
+            found = WAITING_STATUS_CAUSES.get(event.status_name or "", Cause.OTHER), event.status_name
         case guards.QUEUE_OR_INPUT_BUDGET | Cause.QUEUE_EMPTY:
             found = _queue_cause(event)
         case guards.ZERO_TOKENS:
@@ -154,8 +154,8 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
             found = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
             if cap is not None and guards.is_registered(cap):
                 found = cap, None
-        case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause == "PAUSED_ALL" or cause == Cause.PAUSED:
-            found = Cause.PAUSED, event.pause  # that state sets the token budget to 0
+        case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause_word == "PAUSED_ALL" or cause == Cause.PAUSED:
+            found = Cause.PAUSED, event.pause_word  # that state sets the token budget to 0
         case Cause.MAX_NUM_SEQS if event.held_back:
             found = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
@@ -165,16 +165,16 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:
     """The queue that is looked at holds nobody, or says so."""
-    if event.pause == "PAUSED_NEW" and (event.queued or event.request_id is not None):
-        return Cause.PAUSED, event.pause  # somebody waits, in a queue that is closed
+    if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
+        return Cause.PAUSED, event.pause_word  # somebody waits, in a queue that is closed
     return Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
 
 
 def _values(event: Event, site: Site) -> str | None:
     """What an unknown condition compared, and how that stood."""
-    if site.asks_queue(event.which):
+    if site.asks_queue(event.part):
         return f"{event.queued} waiting requests"
-    pairs = zip(site.compared(event.which), event.values, strict=False)
+    pairs = zip(site.compared(event.part), event.values, strict=False)
     return "; ".join(f"{text} = {value}" for text, value in pairs) or None
 
 
@@ -184,7 +184,7 @@ def _limit_in(guard: str) -> str | None:
 
 
 def unknown_guards(sites: Iterable[int]) -> list[str]:
-    """Those of the sites whose cause this version cannot name."""
+    """Return the sites whose cause this version cannot name, as texts."""
     return [
         f"{SITES[site].location}: {SITES[site].condition(place)}"
         for site in sites

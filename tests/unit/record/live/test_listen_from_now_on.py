@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.model import live
-from schedtrace.record import control_answers
-from schedtrace.record.control_answers import engine_loop, listen_from_now_on
+from schedtrace.record.live import control_answers
+from schedtrace.record.live.control_answers import engine_loop, listen_from_now_on
 
 
 class Core:

@@ -22,19 +22,19 @@ from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
 from schedtrace.record import queues
-from schedtrace.record.control_socket import stacks_of_workers
-from schedtrace.record.log import logger
-from schedtrace.record.queues import Queues
-from schedtrace.record.settings import hides_ids
-from schedtrace.record.stall_causes import (
-    Place,
-    Stall,
+from schedtrace.record.live.control_socket import stacks_of_workers
+from schedtrace.record.live.stall_causes import (
+    StallCause,
+    ThreadPlace,
     holders,
     is_paused,
     place_of_thread,
     stacks_here,
     stall,
 )
+from schedtrace.record.log import logger
+from schedtrace.record.queues import Queues
+from schedtrace.record.settings import hides_ids
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.switches import NO, YES, value
 
@@ -43,18 +43,18 @@ EXPLAIN = "explain"
 AFTER_S = 10.0
 EVERY_S = 1.0
 END_S = 1.0
-"""For a look that goes on while the engine ends."""
+"""Seconds for a look to end that goes on while the engine ends."""
 ABSENT_S = 3 * EVERY_S
 """Between two looks, from which on the watchdog itself was held up: the process was stopped, for instance."""
 MOST_FAILED = 60
-"""Looks in a row."""
+"""Number of failed looks in a row after which the watchdog ends."""
 STACKS_EVERY_S = 600.0
 """Stacks of a process in one kind of stall are not repeated before that while they are at the same place: an
 engine may stall with every long prompt."""
 SAME_FRAMES = 3
 """Innermost functions of a process's main thread that tell two of its places apart."""
 MOST_STACK_LINES = 400
-"""In a trace."""
+"""Lines of stacks in a trace."""
 LOOKS_WITHOUT_CALL = 2
 """In a row, from which on ``schedule()`` counts as not called any more."""
 MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
@@ -71,7 +71,7 @@ Note = Callable[[Stalled], None]
 
 
 def after_s() -> float | None:
-    """How long without progress is a stall; None: there is to be no watchdog.
+    """Return the seconds without progress that make a stall; None: there is to be no watchdog.
 
     Raises:
         ValueError: the variable says neither ``off``, ``explain`` nor a number of seconds.
@@ -101,7 +101,7 @@ def _asked() -> list[str]:
 
 
 class Watchdog:
-    """Of one engine; ``look`` is to be called about once a second.
+    """Watchdog of one engine; ``look`` is to be called about once a second.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -117,7 +117,7 @@ class Watchdog:
     def __init__(
         self,
         engine: Any,
-        place: Callable[[], Place | None],
+        place: Callable[[], ThreadPlace | None],
         causes: Causes,
         after_s: float = AFTER_S,
         snapshot: Snapshot | None = None,
@@ -131,13 +131,13 @@ class Watchdog:
         self._queues = Queues(engine.scheduler)
         self._movement = Movement()
         self._ids = ids or _as_the_server_asks
-        self._places: list[Place] = []
+        self._places: list[ThreadPlace] = []
         """At each look since the latest progress."""
         self._calls = Calls()
         self._moved_s: float | None = None
         self._looked_s = 0.0
         self._paused = False
-        self._reported: Stall | None = None
+        self._reported: StallCause | None = None
         self._reported_since_s = 0.0
         self._reported_hashed = False
         """Whether the ids in the reported sentence are hashes."""
@@ -173,7 +173,7 @@ class Watchdog:
 
     @property
     def stalled_s(self) -> float | None:
-        """How long the stall has lasted that was said; None: there is none, or the engine is paused."""
+        """Seconds that the reported stall has lasted; None: there is none, or the engine is paused."""
         if self._reported is None or self._reported.kind == "paused":
             return None
         return self._looked_s - self._reported_since_s
@@ -225,7 +225,7 @@ class Watchdog:
             self._reported, self._reported_since_s = cause(), since_s
             self._report(self._reported, now_s)
 
-    def _cause(self) -> Stall:
+    def _cause(self) -> StallCause:
         calls = self._calls
         steps = calls.goes_on if calls.number is not None else _varies(self._places)
         exits: list[Exit] = []
@@ -245,7 +245,7 @@ class Watchdog:
             ids=self._ids(),
         )
 
-    def _report(self, stall: Stall, now_s: float) -> None:
+    def _report(self, stall: StallCause, now_s: float) -> None:
         begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
         if stall.kind == "paused":
             log.info("%s", visible(f"{begin}{stall.sentence}"))
@@ -275,7 +275,7 @@ class Watchdog:
             logger.trace("schedtrace: a stall is described without stacks: {!r}", error)
             return {}
 
-    def _noted(self, stall: Stall, held: list[str], stacks: dict[str, list[str]]) -> None:
+    def _noted(self, stall: StallCause, held: list[str], stacks: dict[str, list[str]]) -> None:
         """Have the stall written into the trace."""
         with suppress(Exception):  # the log has it
             scheduler = self._engine.scheduler
@@ -293,7 +293,7 @@ class Watchdog:
             assert self._note is not None  # noqa: S101  # who calls has seen to that
             self._note(stalled)
 
-    def _as_now_asked(self, stall: Stall, held: list[str]) -> tuple[str, list[str]]:
+    def _as_now_asked(self, stall: StallCause, held: list[str]) -> tuple[str, list[str]]:
         """Return the sentence and the holders; without ids if these are to be hashed by now and are not."""
         if self._ids().hash_ids and not self._reported_hashed:
             return f"no step makes progress ({stall.kind})", []
@@ -318,7 +318,7 @@ class Watchdog:
         log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._reported_since_s, reported.kind)
 
 
-def watch(
+def make_watchdog(
     engine: Any,
     thread: int,
     causes: Causes,
@@ -401,7 +401,7 @@ class Calls:
         return None if self.number is None else now_s - self._moved_s
 
 
-def _varies(places: list[Place]) -> bool:
+def _varies(places: list[ThreadPlace]) -> bool:
     return len({place.at for place in places}) > 1 or any(place.at == "between" for place in places)
 
 
@@ -428,17 +428,17 @@ class Circle:
 
     output_tokens: int
     preemptions: int
-    """When it was first seen so."""
+    """Number of preemptions when it was first seen to start again."""
     since_s: float
     seen_s: float
     restarts: int = 0
     """Preemptions since then."""
 
-    def stall(self, request_id: str) -> Stall:
-        """It starts again and again."""
+    def stall(self, request_id: str) -> StallCause:
+        """Return the stall of a request that starts again and again."""
         often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
         ended = "without an output token, and no request has ended"
-        return Stall("livelock", f"request {request_id} {often} {ended}")
+        return StallCause("livelock", f"request {request_id} {often} {ended}")
 
 
 _computed = attrgetter("request_id", "num_computed_tokens")
@@ -456,7 +456,7 @@ class Movement:
         self._seen: dict[str, int] = {}
         """Computed tokens of who ran at the last look."""
         self._ran: list[Any] = []
-        """Who ran then, while somebody may go round in a circle: the requests tell whether they ended."""
+        """Requests that ran then, while some may go round in a circle: each tells whether it has ended."""
         self.circles: dict[str, Circle] = {}
 
     def look(self, scheduler: Any, now_s: float) -> bool:

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from schedtrace.record.conditions import explained
+from schedtrace.record.marks.conditions import explained
 
 FLOWS = {
     "one": (("flag = a > 1", "if flag:", "    pass"), "flag = a > 1"),

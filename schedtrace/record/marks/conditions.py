@@ -14,12 +14,12 @@ import ast
 import copy
 from collections.abc import Iterable, Sequence
 
-from schedtrace.record import syntax
+from schedtrace.record.marks import syntax
 
 PREFIX = "_schedtrace_"
 
 
-class Decided:
+class DecidedCondition:
     """A condition, and the parts of it of which one decides.
 
     Args:
@@ -32,10 +32,10 @@ class Decided:
         self._name = f"{PREFIX}{number}"
         self.holds = holds
         self.parts = _parts(condition, holds=holds)
-        """As the source has them."""
+        """Parts as the source has them."""
         self._flagged = [copy.deepcopy(part) for part in self.parts]
         self._operands: list[list[tuple[str, str]]] = [[] for _ in self.parts]
-        """Of each part: the text of what it compares, and the variable that keeps it."""
+        """Operands of each part: the text, and the variable that keeps the value."""
 
     def keep_values(self, place: int) -> None:
         """Have a part keep what it compares, where no part of it may be left out."""
@@ -91,19 +91,19 @@ class Decided:
     @property
     def which(self) -> ast.expr:
         """The number of the part that decided."""
-        return self._of_part([ast.Constant(place) for place in range(len(self.parts))])
+        return self._choice([ast.Constant(place) for place in range(len(self.parts))])
 
     @property
     def values(self) -> ast.expr:
         """What the part that decided compared."""
-        return self._of_part(self.kept)
+        return self._choice(self.kept)
 
     @property
     def operands(self) -> tuple[tuple[str, ...], ...]:
-        """Of each part, the texts of what it compares."""
+        """Texts of the operands of each part."""
         return tuple(tuple(text for text, _ in operands) for operands in self._operands)
 
-    def _of_part(self, choices: Sequence[ast.expr]) -> ast.expr:
+    def _choice(self, choices: Sequence[ast.expr]) -> ast.expr:
         chosen = choices[-1]
         for place in reversed(range(len(choices) - 1)):
             flag = ast.Name(self._flag(place), ast.Load())

@@ -70,7 +70,9 @@ LIGHT = [
     *("schedtrace", "schedtrace.record", "schedtrace.record.plugin", "schedtrace.record.switches"),
     "schedtrace.version",
 ]
-WAITING = sorted([*LIGHT, "schedtrace.record.dormant", "schedtrace.record.hooks"])
+WAITING = sorted(
+    [*LIGHT, "schedtrace.record.live", "schedtrace.record.live.dormant", "schedtrace.record.hooks"]
+)
 
 
 def ran(folder, *arguments, **variables):

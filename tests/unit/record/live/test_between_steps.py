@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from schedtrace.record.between_steps import BetweenSteps, NotReachedError
+from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
 
 SHORT_S = 0.05
 

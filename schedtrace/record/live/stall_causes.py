@@ -17,8 +17,9 @@ from tempfile import TemporaryFile
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from schedtrace.model.causes import CAUSES, Cause, Entry
+from schedtrace.model.causes import CONNECTOR_CAUSES, Cause, is_refusal, reason
 from schedtrace.model.kv_need import KvNeed
+from schedtrace.model.numbers import counted
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
@@ -37,12 +38,12 @@ _RANKS = {"_has_global_unfinished_reqs", "sync_dp_state", "has_unfinished_dp", "
 _EXECUTE = {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids"}
 _EXECUTOR_FILES = ("v1/executor/", "v1/worker/")
 _LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120  # compared with the names in frames
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 _CONNECTOR_FILES = ("kv_transfer", "kv_connector", "ec_transfer", "ec_connector")
 
 
-class Place(NamedTuple):
-    """Of a thread, at one moment, by the names of functions and files on its stack."""
+class ThreadPlace(NamedTuple):
+    """Place of a thread at one moment, by the names of functions and files on its stack."""
 
     at: At
     within: str
@@ -51,28 +52,28 @@ class Place(NamedTuple):
     """Whether a KV connector's code is on the stack."""
 
 
-def place_of_thread(thread_id: int) -> Place | None:
-    """Where a thread of this process is; None: it is not there any more."""
+def place_of_thread(thread_id: int) -> ThreadPlace | None:
+    """Return where a thread of this process is; None: it has ended."""
     frame = sys._current_frames().get(thread_id)
-    return None if frame is None else place_of(frame)
+    return None if frame is None else place_of_frame(frame)
 
 
-def place_of(frame: FrameType) -> Place:
-    """Where the thread is whose innermost frame this is."""
+def place_of_frame(frame: FrameType) -> ThreadPlace:
+    """Return where the thread is whose innermost frame this is."""
     stack: list[tuple[str, int, str]] = []
     walked: FrameType | None = frame
     while walked is not None:
         stack.append((walked.f_code.co_filename, walked.f_lineno, walked.f_code.co_name))
         walked = walked.f_back
     root = _vllms_folder()
-    file, line, function = next((one for one in stack if one[0].startswith(root)), stack[0])
+    file, line, function = next((entry for entry in stack if entry[0].startswith(root)), stack[0])
     if "schedule" in (names := [name for _, _, name in stack]):  # maybe of a scheduler that is not vLLM's
         below = stack[: names.index("schedule") + 1]
-        file, line, function = next((one for one in below if not _is_beneath(one[0])), below[-1])
+        file, line, function = next((entry for entry in below if not _is_beneath(entry[0])), below[-1])
     shown = f"vllm/{file.removeprefix(root)}" if file.startswith(root) else file.rpartition("/")[2]
-    files = [one.removeprefix(root) for one, _, _ in stack]
-    connector = any(part in one for one in files for part in _CONNECTOR_FILES)
-    return Place(_at(names, files), f"{shown}:{line} {function}", connector)
+    files = [name.removeprefix(root) for name, _, _ in stack]
+    connector = any(part in name for name in files for part in _CONNECTOR_FILES)
+    return ThreadPlace(_at(names, files), f"{shown}:{line} {function}", connector)
 
 
 def _is_beneath(file: str) -> bool:
@@ -82,19 +83,19 @@ def _is_beneath(file: str) -> bool:
 
 
 def _vllms_folder() -> str:
-    """With a slash at its end."""
+    """Return vLLM's folder, with a slash at its end."""
     file = getattr(sys.modules.get("vllm"), "__file__", None) or "/vllm/__init__.py"
     return str(file).removesuffix("__init__.py")
 
 
 def _at(functions: list[str], files: list[str]) -> At:
-    """Of functions from the innermost on, and their files within vLLM."""
+    """Return a place by the functions on a stack, innermost first, and their files within vLLM."""
     names = set(functions)
     asks_a_future = "result" in names and bool(names & {"step", "step_with_batch_queue"})
     executes = (
         asks_a_future or bool(names & _EXECUTE) or any(file.startswith(_EXECUTOR_FILES) for file in files)
     )
-    found: dict[At, bool] = {
+    places: dict[At, bool] = {
         "ranks": bool(names & _RANKS),
         "request": "_handle_client_request" in names,
         "idle": "_process_input_queue" in names,
@@ -102,7 +103,7 @@ def _at(functions: list[str], files: list[str]) -> At:
         "output": executes,
         "between": functions[0] == "_process_engine_step",
     }
-    return next((at for at, is_there in found.items() if is_there), "other")
+    return next((at for at, is_there in places.items() if is_there), "other")
 
 
 def stacks_here() -> str:
@@ -112,19 +113,13 @@ def stacks_here() -> str:
         file.seek(0)
         text = file.read().decode(errors="replace")
     names = {thread.ident: " ".join(thread.name.split())[:MOST_OF_NAME] for thread in threading.enumerate()}
-    named = _THREAD.sub(lambda found: f"{found[0]} {names.get(int(found[1], 16), '')}", text)
+    named = _THREAD.sub(lambda match: f"{match[0]} {names.get(int(match[1], 16), '')}", text)
     threads = named.strip().split("\n\n")  # the newest first
-    return "\n".join(one for one in reversed(threads) if " schedtrace-" not in one.splitlines()[0])
+    return "\n".join(lines for lines in reversed(threads) if " schedtrace-" not in lines.splitlines()[0])
 
 
 Kind = Literal["scheduler", "worker", "ranks", "connector", "engine", "paused", "livelock"]
 MOST_NAMED = 8
-_CONNECTORS = {
-    Cause.REMOTE_KV_PENDING,
-    Cause.CONNECTOR_UNDECIDED,
-    Cause.CONNECTOR_FREES_PENDING,
-    Cause.ENCODER_TRANSFER_PENDING,
-}
 _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "output": (
         "worker",
@@ -140,11 +135,11 @@ _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "between": ("engine", "the engine's thread is elsewhere: {within}"),
     "other": ("engine", "the engine's thread is elsewhere: {within}"),
 }
-"""Where the engine's thread may be held up, unless in a connector."""
+"""Kind and sentence for each place where the engine's thread may be held up, unless in a connector."""
 _REMOTE = "WAITING_FOR_REMOTE_KVS"
 
 
-class Stall(NamedTuple):
+class StallCause(NamedTuple):
     """What is known of an engine that does not get on."""
 
     kind: Kind
@@ -161,14 +156,14 @@ def is_paused(engine: Any) -> bool:
 
 def stall(
     engine: Any,
-    places: Sequence[Place],
+    places: Sequence[ThreadPlace],
     *,
     steps: bool,
     exits: Sequence[Exit],
     ids: WrittenIds,
     calls: int | None = None,
     call_s: float | None = None,
-) -> Stall:
+) -> StallCause:
     """Why nothing moves.
 
     Args:
@@ -186,13 +181,13 @@ def stall(
     if steps:
         return _refused(engine, exits, ids, calls)
     if latest is None:
-        return Stall("engine", "the engine's thread is gone")
+        return StallCause("engine", "the engine's thread is gone")
     if latest.connector:
-        return Stall("connector", f"a connector does not return from {latest.within}")
+        return StallCause("connector", f"a connector does not return from {latest.within}")
     kind, sentence = _ELSEWHERE[latest.at]
     running = counted(len(engine.scheduler.running), "request")
     call = "" if call_s is None else f" for {call_s:.0f} s"
-    return Stall(kind, sentence.format(running=running, within=latest.within, call=call))
+    return StallCause(kind, sentence.format(running=running, within=latest.within, call=call))
 
 
 def paused(engine: Any) -> str | None:
@@ -202,34 +197,38 @@ def paused(engine: Any) -> str | None:
     return None if running and not asleep else _paused(engine).sentence
 
 
-def _paused(engine: Any) -> Stall:
+def _paused(engine: Any) -> StallCause:
     pause = queues.pause_name(engine.scheduler)
     if getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True:
-        return Stall("paused", "the engine is asleep: requests wait for /wake_up")
-    return Stall("paused", f"the scheduler is paused ({pause}): requests wait until somebody resumes it")
+        return StallCause("paused", "the engine is asleep: requests wait for /wake_up")
+    return StallCause("paused", f"the scheduler is paused ({pause}): requests wait until somebody resumes it")
 
 
-def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | None) -> Stall:
+def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | None) -> StallCause:
     scheduler = engine.scheduler
-    connecting = [one for one in exits if one.cause in _CONNECTORS]
+    connecting = [exit_ for exit_ in exits if exit_.cause in CONNECTOR_CAUSES]
     if connecting:
         cause = connecting[0].cause
-        who = [one.request_id for one in connecting if one.cause == cause and one.request_id is not None]
-        reason = _reason(scheduler, connecting[0])
-        return Stall("connector", f"a connector does not answer: {reason}: {_named(who, len(who))}")
+        who = [
+            exit_.request_id for exit_ in connecting if exit_.cause == cause and exit_.request_id is not None
+        ]
+        why = _reason(scheduler, connecting[0])
+        return StallCause("connector", f"a connector does not answer: {why}: {_named(who, len(who))}")
     decisive = _decisive(exits)
     if decisive is None:
-        parked = [one.request_id for one in _waiting(scheduler) if one.status.name == _REMOTE]
+        parked = [request.request_id for request in _waiting(scheduler) if request.status.name == _REMOTE]
         if parked and not scheduler.running:
-            waiting = _named((ids[one] for one in parked), len(parked))
-            return Stall("connector", f"a connector does not answer: KV blocks of {waiting} have not arrived")
+            waiting = _named((ids[name] for name in parked), len(parked))
+            return StallCause(
+                "connector", f"a connector does not answer: KV blocks of {waiting} have not arrived"
+            )
         often = "" if calls is None else f" {counted(calls, 'time')}"
-        return Stall(
+        return StallCause(
             "scheduler",
             f"the scheduler was called{often} and scheduled nothing; {_seen_from_outside(engine, ids)}",
         )
     about = "" if decisive.request_id is None else f" (request {decisive.request_id})"
-    return Stall(
+    return StallCause(
         "scheduler", f"the scheduler refuses: {_reason(scheduler, decisive)}{about}{_need(engine, decisive)}"
     )
 
@@ -248,44 +247,34 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
     """What keeps those that run from going on; else what ended the waiting loop; else what skipped most."""
-    refusals = [one for one in exits if _entry(one.cause) is None or _row(one).refusal]
-    running = [one for one in refusals if one.loop == "running"]
-    ended = [one for one in refusals if one.loop == "waiting" and one.kind != "continue"]
+    refusals = [exit_ for exit_ in exits if is_refusal(exit_.cause, exit_.detail)]
+    running = [exit_ for exit_ in refusals if exit_.loop == "running"]
+    ended = [exit_ for exit_ in refusals if exit_.loop == "waiting" and exit_.kind != "continue"]
     if running or ended:
         return (running or ended)[0]
-    skipped = Counter(one.cause for one in refusals)
+    skipped = Counter(exit_.cause for exit_ in refusals)
     most = skipped.most_common(1)
-    return next((one for one in refusals if one.cause == most[0][0]), None) if most else None
+    return next((exit_ for exit_ in refusals if exit_.cause == most[0][0]), None) if most else None
 
 
-def _entry(cause: str) -> Entry | None:
-    return CAUSES[cause].entry if cause in CAUSES else None
-
-
-def _row(one: Exit) -> Entry:
-    entry = CAUSES[one.cause].entry
-    return entry.details.get(one.detail or "", entry)
-
-
-def _reason(scheduler: Any, one: Exit) -> str:
-    """As ``model/vocabulary.py`` has it of a trace, here of the running engine."""
-    if (entry := _entry(one.cause)) is None:
-        return f"cause {one.cause}"
-    if one.cause == Cause.OTHER:
-        return f"a condition that schedtrace does not know, at {one.location}: {one.guard or ''}"
-    text = _row(one).reason(one.loop) or entry.reason(one.loop)
+def _reason(scheduler: Any, exit_: Exit) -> str:
+    """Return the table's reason for an exit, with the figures of the running engine."""
+    if exit_.cause == Cause.OTHER:
+        return f"a condition that schedtrace does not know, at {exit_.location}: {exit_.guard or ''}"
+    if not (text := reason(exit_.cause, exit_.detail, exit_.loop)):
+        return f"cause {exit_.cause}"
     active = getattr(scheduler.scheduler_config, "max_num_active_seqs", 0)
     setting = "max_num_active_seqs" if active else "max_num_seqs"
     budget = scheduler.max_num_scheduled_tokens
     return text.format(seats=queues.seats(scheduler), seats_setting=setting, token_budget=budget)
 
 
-def _need(engine: Any, one: Exit) -> str:
+def _need(engine: Any, exit_: Exit) -> str:
     """What it is about in blocks."""
-    if one.cause != Cause.KV_BLOCKS:
+    if exit_.cause != Cause.KV_BLOCKS:
         return ""
     manager = engine.scheduler.kv_cache_manager
-    needed, usable = one.blocks_needed or _whole(engine, one.request_id), usable_blocks(manager)
+    needed, usable = exit_.blocks_needed or _whole(engine, exit_.request_id), usable_blocks(manager)
     if usable is None or needed is None:
         return ""
     need = f"; it needs {counted(needed, 'KV block')}, {free_blocks(manager):,} are free"
@@ -307,22 +296,22 @@ def _whole(engine: Any, request_id: str | None) -> int | None:
 def holders(engine: Any, ids: WrittenIds) -> list[str]:
     """Lines about seats, the waiting queue and the KV cache: who holds how much, and in what state."""
     scheduler = engine.scheduler
-    running = [ids[one.request_id] for one in list(scheduler.running)]
+    running = [ids[request.request_id] for request in list(scheduler.running)]
     lines = [f"running: {len(running):,} of {queues.seats(scheduler):,} seats{_after(running)}"]
     if inputs := queues.num_in_input_queue(engine):
         lines.append(
             f"in the engine's input queue: {counted(inputs, 'request')} that its thread has not taken"
         )
     by_status: dict[str, list[str]] = {}
-    for one in _waiting(scheduler):
-        by_status.setdefault(one.status.name, []).append(ids[one.request_id])
-    lines += [f"{_worded(name)}: {len(found):,}{_after(found)}" for name, found in by_status.items()]
+    for request in _waiting(scheduler):
+        by_status.setdefault(request.status.name, []).append(ids[request.request_id])
+    lines += [f"{_worded(name)}: {len(waiting):,}{_after(waiting)}" for name, waiting in by_status.items()]
     held, usable = held_blocks(scheduler.kv_cache_manager), usable_blocks(scheduler.kv_cache_manager)
     if usable is None:
         return lines
     free = f"KV blocks: {free_blocks(scheduler.kv_cache_manager):,} of {usable:,} free"
-    most = [(one, blocks) for one, blocks in held.most_common(MOST_NAMED) if blocks]
-    named = [f"{ids[one]} {blocks:,} ({_state(scheduler, one)})" for one, blocks in most]
+    most = [(name, blocks) for name, blocks in held.most_common(MOST_NAMED) if blocks]
+    named = [f"{ids[name]} {blocks:,} ({_state(scheduler, name)})" for name, blocks in most]
     others = sum(1 for blocks in held.values() if blocks) - len(named)
     more = f" and {others:,} more" if others > 0 else ""
     return [*lines, f"{free}; held by {', '.join(named)}{more}" if named else free]
@@ -342,15 +331,10 @@ def _waiting(scheduler: Any) -> list[Any]:
     return queues.in_order(queues.waiting_now(scheduler))
 
 
-def _after(found: Collection[str]) -> str:
-    return f": {_named(found, len(found))}" if found else ""
+def _after(names: Collection[str]) -> str:
+    return f": {_named(names, len(names))}" if names else ""
 
 
-def _named(found: Iterable[str], number: int) -> str:
-    shown = [one for one, _ in zip(found, range(MOST_NAMED), strict=False)]
+def _named(names: Iterable[str], number: int) -> str:
+    shown = [name for name, _ in zip(names, range(MOST_NAMED), strict=False)]
     return ", ".join(shown) + (f" and {number - len(shown):,} more" if number > len(shown) else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 request``, ``2 requests``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

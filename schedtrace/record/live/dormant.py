@@ -51,7 +51,7 @@ def _worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> An
 def _listening(name: str) -> Callable[..., Any]:
     """Around a loop; where schedtrace cannot be imported, nothing."""
     try:
-        from schedtrace.record import control_answers
+        from schedtrace.record.live import control_answers
 
         around: Callable[..., Any] = getattr(control_answers, name)
     except Exception:

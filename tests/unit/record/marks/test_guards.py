@@ -2,8 +2,8 @@
 
 import pytest
 
-from schedtrace.record import guards
-from schedtrace.record.guards import Guard, Registered, cause_of_end, cause_of_exit
+from schedtrace.record.marks import guards
+from schedtrace.record.marks.guards import Guard, Registered, cause_of_end, cause_of_exit
 
 NAMES = frozenset({"self", "running_on_ranks", "max_running_per_rank"})
 

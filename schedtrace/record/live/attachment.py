@@ -1,0 +1,263 @@
+"""Recordings of a running engine: a client's, which may end by itself, and glances, which stay in memory.
+
+Both exchange the scheduler's class (``class_swap.py``), one at a time.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from schedtrace.model.live import LONGEST_S
+from schedtrace.model.trace import Exit
+from schedtrace.model.trace_bounds import PLAIN, bounds, kept
+from schedtrace.record.disguise import RECORDERS
+from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.class_swap import BegunRecording, ClassSwap, EndedRecording, RefusedError
+from schedtrace.record.log import logger
+from schedtrace.record.recorder import Recorder
+from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, lines
+from schedtrace.record.step_lines import WrittenIds
+
+MOST_WAITED_S = 30.0
+"""Seconds to wait for the end of a step: a prefill of a long prompt on a slow device may take some."""
+
+AGAIN_S = 3.0
+"""Seconds until another try to end a recording that the engine did not let go."""
+
+GLANCE_WAITED_S = 5.0
+"""Seconds to wait for the end of a step, at both ends of a glance."""
+GLANCE_S = 0.3
+"""Length of a glance in seconds; an engine that schedules nothing calls ``schedule()`` once a millisecond."""
+GLANCE = kept("60s")
+
+
+class Alarm:
+    """Timer that can be set again.
+
+    Args:
+        lock: Held while it rings.
+        ring: Called when the time is over, unless the alarm was set again or cancelled meanwhile.
+    """
+
+    def __init__(self, lock: threading.Lock, ring: Callable[[], None]) -> None:
+        self._lock, self._ring = lock, ring
+        self.timer: threading.Timer | None = None
+
+    def set(self, seconds: float) -> None:
+        """Ring in so many seconds."""
+        self.timer = threading.Timer(seconds, self._run)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def cancel(self) -> None:
+        """Stop the timer."""
+        timer, self.timer = self.timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _run(self) -> None:
+        with self._lock:  # who asks meanwhile waits for what there is to say
+            if self.timer is threading.current_thread():  # else another has ended it, and may have begun one
+                self._ring()
+
+
+class Attachment:
+    """Recordings of one engine that come and go.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+        between_steps: Way to its thread.
+    """
+
+    def __init__(self, engine: Any, between_steps: BetweenSteps) -> None:
+        self._engine = engine
+        self._between_steps = between_steps
+        self._lock = threading.Lock()
+        self._recording: ClassSwap | None = None
+        """Recording that a client began; it may have given up since."""
+        self._glance: ClassSwap | None = None
+        """Recording of ``latest_exits``, which nobody else sees."""
+        self._end_s: float | None = None
+        """Monotonic time at which the recording ends by itself."""
+        self._alarm = Alarm(self._lock, self._end_by_itself)
+        self._ended: EndedRecording | None = None
+        """Result of a recording that ended by itself, until somebody asks."""
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Recorder of the scheduler, active or not, whoever began it; None while only a glance records."""
+        return None if self._glance is not None else RECORDERS.get(self._engine.scheduler)
+
+    @property
+    def trace(self) -> Path | None:
+        """Trace that is written now, by this attachment or since the engine's start."""
+        recorder = self.recorder
+        return recorder.writer.path if recorder is not None and recorder.active else None
+
+    @property
+    def attached(self) -> bool:
+        """Whether a client's recording is on the scheduler."""
+        return self._recording is not None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the recording ends by itself; None: it does not."""
+        end_s = self._end_s
+        return None if end_s is None else max(0.0, end_s - time.monotonic())
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the scheduler's recording ended though nobody has ended it."""
+        recorder = self.recorder
+        return None if recorder is None or recorder.active else recorder.writer.stopped
+
+    @property
+    def ids(self) -> WrittenIds:
+        """Request ids as the recorder writes them; where there is none, as the server asks for."""
+        recorder = RECORDERS.get(self._engine.scheduler)
+        return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
+
+    def attach(
+        self, run_dir: Path, for_s: float | None, *, hash_ids: bool, trace: str = PLAIN
+    ) -> BegunRecording:
+        """Record from the next step on.
+
+        Args:
+            run_dir: Run folder.
+            for_s: Detach after so many seconds.
+            hash_ids: Write request ids as hashes, which the server may ask for as well.
+            trace: How much is kept.
+
+        Raises:
+            RefusedError: it is recorded already, or cannot be.
+        """
+        if for_s is not None and not 0 <= for_s <= LONGEST_S:
+            msg = f"{for_s:g} s is no time to record for: at most {LONGEST_S:g} s"
+            raise RefusedError(msg)
+        with self._lock:
+            self._refuse_if_recorded()
+            if self._recording is not None or self._glance is not None:
+                self._end(MOST_WAITED_S)  # it has given up, or a glance has not ended yet
+            chosen = _chosen(run_dir, hash_ids=hash_ids, trace=trace)
+            self._recording = ClassSwap(self._engine, self._between_steps, chosen)
+            try:
+                begun = self._recording.begin(MOST_WAITED_S)
+            except RefusedError:
+                self._recording = None
+                raise
+            rank, self._ended = self._recording.recorder.writer.engine_rank, None
+            if for_s is not None:
+                self._end_s = time.monotonic() + for_s
+                self._alarm.set(for_s)
+        logger.info("schedtrace: attached to engine {}: {}", rank, begun.path)
+        return begun
+
+    def detach(self) -> EndedRecording:
+        """Record no more.
+
+        Raises:
+            RefusedError: nothing is attached, or the engine does not come to the end of its step.
+        """
+        with self._lock:
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                return ended
+            if self._recording is None:
+                path = self.trace
+                why = f"; it has been recorded since it began, to {path}" if path else ""
+                msg = f"nothing is attached to it{why}"
+                raise RefusedError(msg)
+            rank = self._recording.recorder.writer.engine_rank
+            ended = self._end(MOST_WAITED_S)
+        logger.info("schedtrace: detached from engine {}: {}", rank, ended.path)
+        return ended
+
+    def latest_exits(self, *, glance: bool = True) -> list[Exit]:
+        """Return why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
+
+        An engine that nobody records is attached to for a moment, with a trace that stays in memory: so the
+        causes come from vLLM's own conditions, and need no second opinion about the scheduler's state.
+
+        Args:
+            glance: Attach for a moment where nobody records, which waits for the end of a step.
+
+        Raises:
+            RefusedError: it cannot be recorded, or is within one step.
+        """
+        recorder = RECORDERS.get(self._engine.scheduler)
+        if recorder is not None and recorder.active:
+            return list(recorder.writer.latest_exits)
+        if not glance:
+            return []
+        with self._lock:
+            if self._recording is not None or self._glance is not None:  # it has given up, or has not ended
+                return []
+            recorder = self._glance_for(GLANCE_S)
+        return list(recorder.writer.latest_exits)
+
+    def _glance_for(self, seconds: float) -> Recorder:
+        """Record in memory for a moment; if the engine does not let go, end it later."""
+        chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), bounds=GLANCE, in_memory=True)
+        self._glance = glance = ClassSwap(self._engine, self._between_steps, chosen)
+        try:
+            glance.begin(GLANCE_WAITED_S)
+        except RefusedError:
+            self._glance = None
+            raise
+        time.sleep(seconds)
+        try:
+            self._end(GLANCE_WAITED_S)
+        except RefusedError:
+            glance.recorder.active = False
+            self._alarm.set(AGAIN_S)
+        return glance.recorder
+
+    def _refuse_if_recorded(self) -> None:
+        """Raise RefusedError if a trace is being written, or kept in memory."""
+        if (path := self.trace) is None:
+            return
+        if RECORDERS[self._engine.scheduler].writer.flight is not None:
+            msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
+            raise RefusedError(msg)
+        msg = f"it is recorded already, to {path}"
+        raise RefusedError(msg)
+
+    def _end(self, timeout_s: float) -> EndedRecording:
+        """End the recording or the glance; raise RefusedError if the engine does not let it go."""
+        swap = self._recording or self._glance
+        assert swap is not None  # noqa: S101  # callers have seen to that
+        held_us = swap.undo(timeout_s)
+        self._recording, self._end_s = None, None
+        self._alarm.cancel()
+        swap.close()
+        self._glance = None
+        return EndedRecording(swap.recorder.writer.path, held_us, swap.recorder.writer.stopped)
+
+    def _end_by_itself(self) -> None:
+        """End the recording whose time is over; try again later if the engine does not let it go."""
+        glance = self._glance
+        try:
+            ended = self._end(MOST_WAITED_S)
+        except RefusedError:
+            self._alarm.set(AGAIN_S)
+            return
+        if glance is None:
+            self._ended = ended
+            logger.info("schedtrace: detached by itself: {}", ended.path)
+
+
+def _chosen(run_dir: Path, *, hash_ids: bool, trace: str) -> Settings:
+    """Return the settings of a client's recording; raise RefusedError if the server's are not understood."""
+    try:
+        return Settings(
+            run_dir,
+            trial_ids=False,
+            hash_ids=hashes_ids() or hash_ids,
+            lines=lines(),
+            bounds=bounds(trace),
+        )
+    except NotUnderstoodError as error:
+        msg = f"its server was started with {error}"
+        raise RefusedError(msg) from None

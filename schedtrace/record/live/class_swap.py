@@ -1,0 +1,162 @@
+"""Exchange of a running scheduler's class for the traced one, and back, each between two steps.
+
+All that takes long is done before, beside the engine: the marked copy of ``schedule()``, the header, the
+file. What is left for the engine's thread is to note which requests are there and to assign the class.
+Afterwards nothing of schedtrace is on the scheduler or its engine.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from schedtrace.model.printable import described
+from schedtrace.record.disguise import RECORDERS, plain_class, set_class
+from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
+from schedtrace.record.live.between_steps import BetweenSteps
+from schedtrace.record.live.control_socket import time_in_workers
+from schedtrace.record.live.queue_copy import copy_queues
+from schedtrace.record.settings import Settings
+from schedtrace.record.traced import is_traced, prepared_recorder, traced_class
+from schedtrace.record.vllms_own import put_on
+from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
+
+_SWAPS: "set[ClassSwap]" = set()
+"""Swaps of this process that are not undone; a caller may have several engines."""
+
+
+class RefusedError(Exception):
+    """Request that cannot be met; the text gives the reason, for a person."""
+
+
+class BegunRecording(NamedTuple):
+    """Recording that has begun."""
+
+    path: Path
+    """Trace of the recording."""
+    present: int
+    """Number of requests that were there."""
+    held_us: float
+    """Microseconds for which the engine was held up."""
+
+
+class EndedRecording(NamedTuple):
+    """Recording that has ended."""
+
+    path: Path
+    """Trace of the recording."""
+    held_us: float
+    """Microseconds for which the engine was held up."""
+    stopped: str | None
+    """Why it had ended before, or is not whole; None: it is whole."""
+
+
+class ClassSwap:
+    """Scheduler of one engine, prepared to be traced for a while: ``begin``, ``undo``, ``close``.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+        between_steps: Way to its thread.
+        chosen: Where to record, and how.
+
+    Raises:
+        RefusedError: the scheduler cannot be recorded.
+    """
+
+    def __init__(self, engine: Any, between_steps: BetweenSteps, chosen: Settings) -> None:
+        self._engine, self._between_steps = engine, between_steps
+        scheduler = engine.scheduler
+        plain: Any = type(scheduler)  # hashable, as every class
+        self._plain = plain
+        try:
+            _SWAPS.add(self)
+            _require_class_method(scheduler)
+            self._traced = traced_class(plain)
+            wrap_engine()
+            wrap_worker()
+            time_in_workers(on=True)
+            self.recorder = prepared_recorder(scheduler, self._traced, chosen, attached=True)
+        except Exception as error:
+            self._unwrap()
+            msg = f"it cannot be recorded: {described(error)}"
+            raise RefusedError(msg) from error
+
+    def begin(self, timeout_s: float) -> BegunRecording:
+        """Give the scheduler the traced class between two steps.
+
+        Raises:
+            RefusedError: it did not get it; the swap is closed.
+        """
+        scheduler, plain, recorder = self._engine.scheduler, self._plain, self.recorder
+        held_us, present = 0.0, 0
+
+        def begin() -> None:
+            nonlocal held_us, present
+            began_ns = time.perf_counter_ns()
+            in_flight = bool(getattr(self._engine, "batch_queue", None))
+            copied = copy_queues(scheduler, in_flight=in_flight)
+            present = len(copied.running) + recorder.num_waiting(scheduler)
+            recorder.note_present(copied)
+            if type(scheduler) is not plain:
+                msg = f"its scheduler is a {type(scheduler).__name__} now, and was a {plain.__name__}"
+                raise RefusedError(msg)
+            try:
+                RECORDERS.put(scheduler, recorder)
+                set_class(scheduler, self._traced)  # the last that can fail
+                held_us = (time.perf_counter_ns() - began_ns) / 1000
+            except BaseException:
+                set_class(scheduler, plain)
+                raise
+
+        try:
+            self._between_steps.do(begin, timeout_s)
+        except Exception as error:
+            self.close()
+            msg = f"it was not attached to: {error}"
+            raise RefusedError(msg) from error
+        return BegunRecording(recorder.writer.path, present, held_us)
+
+    def undo(self, timeout_s: float) -> float:
+        """Give the scheduler its own class back between two steps; return the microseconds that this took.
+
+        Raises:
+            RefusedError: the engine does not come to the end of its step.
+        """
+        scheduler, held_us = self._engine.scheduler, 0.0
+
+        def undo() -> None:
+            nonlocal held_us
+            began_ns = time.perf_counter_ns()
+            self.recorder.active = False
+            if type(scheduler) is self._traced:  # else it has given itself another class
+                set_class(scheduler, plain_class(self._traced))
+            held_us = (time.perf_counter_ns() - began_ns) / 1000
+
+        try:
+            self._between_steps.do(undo, timeout_s)
+        except Exception as error:
+            msg = f"it was not detached: {error}"
+            raise RefusedError(msg) from error
+        return held_us
+
+    def close(self) -> None:
+        """Close the trace, and take away all that was put into the process."""
+        scheduler = self._engine.scheduler
+        self.recorder.close()
+        if not is_traced(type(scheduler)):
+            RECORDERS.drop(scheduler)
+            self._unwrap()
+
+    def _unwrap(self) -> None:
+        """Take the hooks away unless another engine of this process needs them."""
+        _SWAPS.discard(self)
+        if not _SWAPS:
+            unwrap_engine(self._engine)
+            unwrap_worker()
+            time_in_workers(on=False)
+
+
+def _require_class_method(scheduler: Any) -> None:
+    """Raise TypeError where calls of ``schedule()`` do not come to the scheduler's class."""
+    if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
+        msg = "schedule() was put on the scheduler itself, past its class: set SCHEDTRACE_DIR at its start"
+        raise TypeError(msg)

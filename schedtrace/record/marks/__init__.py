@@ -1,0 +1,1 @@
+"""Marked copy of ``schedule()``: where its exits are, what leads to each, and what is noted there."""

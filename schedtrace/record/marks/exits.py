@@ -1,0 +1,337 @@
+"""Events that the marks in ``schedule()`` note; ``exit_lines.py`` makes trace lines of them later.
+
+A mark notes plain values at once, since vLLM's objects change after the exit. It never raises. A worked
+example: sites 5 and 6 are two caps in a row, site 7 is the waiting loop's condition, site 8 an exit in it::
+
+    num_new_tokens = min(num_new_tokens, threshold)          # site 5: Cap.LONG_PREFILL
+    num_new_tokens = min(num_new_tokens, token_budget)       # site 6: Cap.TOKEN_BUDGET
+    while self.waiting and token_budget > 0:                 # site 7: part 0 queue_empty, part 1 token_budget
+        if len(self.running) == self.max_num_running_reqs:
+            break                                            # site 8: max_num_seqs; refuses the head
+
+==================================  ===================================  ==================================
+what the marked code calls          event                                line
+==================================  ===================================  ==================================
+``exit(self, 8, 112, None, queue)``  site 8, budget 112, request_id w-3   ``Exit``: break, max_num_seqs,
+                                    (head of the queue)                  request w-3, budget_left 112
+``end(self, 7, 0, None, None, 1)``  site 7, budget 0, part 1             ``Exit``: condition, token_budget,
+                                                                         budget_left 0
+``cap(self, 5, 64, request, 500,    site 6, budget 64, request_id w-3,   ``ChunkCap``: w-3, token_budget,
+500, 64)``                          tokens_before 500, tokens_after 64   500 to 64 tokens
+==================================  ===================================  ==================================
+
+A request may not decode yet while its ``next_decode_eligible_step`` lies ahead, for one of two reasons. With
+pipeline parallelism vLLM (0.23 and newer) lets it wait its turn between two decodes. A read-only request of a
+diffusion model (0.31 and newer) waits, at any pipeline size, once all its denoising steps are in flight: it
+ends with their output.
+"""
+
+import sys
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import ExitKind, Loop
+from schedtrace.record import queues
+from schedtrace.record.allocation import Refusal, why_refused
+from schedtrace.record.disguise import RECORDERS
+from schedtrace.record.marks import guards
+
+recorder_by_id = RECORDERS.by_id
+
+PP_STAGGER, READ_IN_FLIGHT, NOT_KNOWN_WHY = range(3)
+
+_DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
+
+
+def why_not_eligible(scheduler: Any, request: Any) -> int:
+    """Return one of the three constants; ``READ_IN_FLIGHT`` also if it awaits its turn as well."""
+    diffusion = sys.modules.get(_DIFFUSION)
+    if diffusion is not None and issubclass(type(scheduler), diffusion.DiffusionAsyncScheduler):
+        width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
+        if diffusion._read_in_flight(request, width):
+            return READ_IN_FLIGHT
+    return PP_STAGGER if getattr(scheduler, "use_pp", False) else NOT_KNOWN_WHY
+
+
+_QUEUE_CAUSES = frozenset({Cause.QUEUE_EMPTY, guards.QUEUE_OR_INPUT_BUDGET})
+
+
+@dataclass(frozen=True)
+class Site:
+    """Marked place in the source of a ``schedule()``."""
+
+    loop: Loop
+    kind: ExitKind | None
+    """Kind of the exit; None: a cap or a preemption."""
+    causes: tuple[str, ...]
+    """Cause of the exit; where parts of a condition lead to several, one for each, in order of evaluation."""
+    guard: str
+    """Condition as the source has it; if it is not known, what was true of it."""
+    location: str
+    """Place in the source, as ``file:line``."""
+    refuses_head: bool = False
+    """Whether it refuses the head of the queue before a request was taken from it."""
+    parts: tuple[str, ...] = ()
+    """Conditions that were true of the parts, one for each of several causes."""
+    operands: tuple[tuple[str, ...], ...] = ()
+    """Texts of the operands that each unknown cause compares; the mark notes their values."""
+
+    def asks_queue(self, part: int) -> bool:
+        """Return whether the part that decided claims that a queue is empty."""
+        return self.cause(part) in _QUEUE_CAUSES
+
+    def cause(self, part: int) -> str:
+        """Return the cause behind the part that decided."""
+        return self.causes[part if len(self.causes) > 1 else 0]
+
+    def condition(self, part: int) -> str:
+        """Return what was true of the part that decided."""
+        return self.parts[part] if len(self.parts) > 1 else self.guard
+
+    def compared(self, part: int) -> tuple[str, ...]:
+        """Return the texts of the operands that the part that decided compares."""
+        return self.operands[part] if self.operands else ()
+
+
+SITES: list[Site] = []
+"""All marked places of this process; an event names its place by its number here."""
+
+LONGEST_TEXT = 40
+"""Characters kept of a text that a condition compares."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """Passage of one mark.
+
+    What most marks note comes first: on the scheduler's path a struct is made twice as fast from positions.
+    """
+
+    site: int
+    """Number of the place in ``SITES``."""
+    budget: Any
+    """Tokens left of the budget (int); None where it is not in sight."""
+    part: int = 0
+    """Number of the part of the condition that decided."""
+    pause: Any = None
+    """vLLM's ``PauseState``."""
+    request_id: Any = None
+    """Request in question (str); None: none, or not known."""
+    status: Any = None
+    """vLLM's ``RequestStatus`` of that request."""
+    queued: int = 0
+    """Requests that wait although the queue claims to be empty."""
+    tokens_before: int = 0
+    """Tokens before a cap."""
+    tokens_after: int = 0
+    """Tokens after a cap."""
+    refusal: Refusal | None = None
+    """Reason of a failed allocation."""
+    values: tuple[str, ...] = ()
+    """Values of the operands of an unknown condition (``Site.operands``)."""
+    held_back: bool = False
+    """Whether other ranks keep requests out of the free seats (``queues.held_back``)."""
+
+    @property
+    def status_name(self) -> str | None:
+        """Name of the request's status; None: not known."""
+        return getattr(self.status, "name", None)
+
+    @property
+    def pause_word(self) -> str:
+        """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
+        return getattr(self.pause, "name", "UNPAUSED")
+
+
+class Marks:
+    """Object that the marks call; ``instrument.py`` puts it in place of a constant of the code.
+
+    ``scheduler`` is the one that is scheduling; its recorder keeps the events of the call that runs.
+    """
+
+    @staticmethod
+    def exit(
+        scheduler: Any,
+        site: int,
+        budget: Any,
+        request: Any,
+        queue: Any,
+        part: int = 0,
+        values: tuple[Any, ...] = (),
+    ) -> None:
+        """Note that a ``break`` or ``continue`` is about to be taken."""
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or (events := recorder.events) is None:
+            return
+        event: Event | None = None
+        try:
+            if request is not None:
+                event = Event(site, budget, part, None, request.request_id, request.status)
+            elif not SITES[site].refuses_head:
+                event = Event(site, budget, part)
+            else:
+                event = Event(site, budget, part, queues.pause_state(scheduler))
+                if recorder.queued:  # or nobody waits, and no queue need be read
+                    head = queues.first_of(queue)
+                    _note_head(event, scheduler, events, queues.head(scheduler) if head is None else head)
+                event.held_back = queues.held_back(scheduler)
+            if values:
+                event.values = _texts(values)
+        except Exception as error:
+            _failed(scheduler, error)
+        events.append(event or Event(site, budget, part))
+
+    @staticmethod
+    def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
+        """Note that ``allocate_slots`` has returned None, and the loop is about to be left."""
+        _note_refusal(scheduler, site, budget, request, arguments)
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or request is None or recorder.events is None:
+            return
+        try:
+            recorder.facts.head_refused(scheduler, request, arguments)
+        except Exception as error:
+            recorder.mark_failed(error)
+
+    @staticmethod
+    def end(
+        scheduler: Any,
+        site: int,
+        budget: Any,
+        queue: Any,
+        index: Any,
+        part: int = 0,
+        values: tuple[Any, ...] = (),
+    ) -> None:
+        """Note that a loop's condition, or the gate before a loop, was false.
+
+        ``queue`` and ``index``: the list that the loop walks, and where it has got to.
+        """
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or (events := recorder.events) is None:
+            return
+        event: Event | None = None
+        try:
+            event = Event(site, budget, part, queues.pause_state(scheduler))
+            if type(queue) is list and index < len(queue):
+                left_out = queue[index]
+                event.request_id, event.status = left_out.request_id, left_out.status
+            elif recorder.queued and SITES[site].loop == "waiting":
+                _note_head(event, scheduler, events, queues.head(scheduler))
+            if values:
+                event.values = _texts(values)
+        except Exception as error:
+            _failed(scheduler, error)
+        events.append(event or Event(site, budget, part))
+
+    @staticmethod
+    def cap(scheduler: Any, site: int, budget: Any, request: Any, *tokens: int) -> None:
+        """Note that some of the limits from ``site`` on have made the number of tokens smaller.
+
+        ``tokens``: before the first of these sites, and after each of them.
+        """
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is None or (events := recorder.events) is None:
+            return
+        request_id, status = None, None
+        try:
+            if request is not None:
+                request_id, status = request.request_id, request.status
+        except Exception as error:
+            _failed(scheduler, error)
+        try:
+            for place, (before, after) in enumerate(pairwise(tokens), start=site):
+                if after < before:
+                    event = Event(place, budget, 0, None, request_id, status)
+                    event.tokens_before, event.tokens_after = before, after
+                    events.append(event)
+        except Exception as error:
+            _failed(scheduler, error)
+            events.append(Event(site, budget, request_id=request_id, status=status))
+
+    @staticmethod
+    def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
+        """Note that ``allocate_slots`` has returned None and a victim is to be preempted for ``request``."""
+        _note_refusal(scheduler, site, None, request, arguments)
+
+    @staticmethod
+    def preempting(scheduler: Any, victim: Any) -> None:
+        """Note a victim before ``schedule()`` itself preempts it, as up to vLLM 0.11."""
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is not None and recorder.events is not None:
+            recorder.request_preempted(scheduler, victim)
+
+    @staticmethod
+    def preempted(scheduler: Any) -> None:
+        """Note that ``schedule()`` has freed the victim's blocks."""
+        recorder = recorder_by_id(id(scheduler))
+        if recorder is not None and recorder.events is not None:
+            recorder.request_was_preempted()
+
+    @staticmethod
+    def why_not_eligible(scheduler: Any, request: Any) -> int:
+        """Return the reason for a ``next_decode_eligible_step`` ahead: the ``part`` of the exit."""
+        try:
+            return why_not_eligible(scheduler, request)
+        except Exception as error:
+            _failed(scheduler, error)
+            return NOT_KNOWN_WHY
+
+
+def _note_head(event: Event, scheduler: Any, events: list[Event], head: Any) -> None:
+    """Note which request is next; if a queue claims to be empty, how many it may hold back.
+
+    vLLM's own queues are empty then. Another one may hold requests back: all that neither run, nor are done,
+    nor were skipped in this call.
+    """
+    event.request_id = getattr(head, "request_id", None)
+    if head is not None or not SITES[event.site].asks_queue(event.part) or queues.readable(scheduler):
+        return
+    sites = (SITES[earlier.site] for earlier in events)
+    skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in sites)
+    event.queued = max(0, RECORDERS[scheduler].num_waiting(scheduler) - skipped)
+
+
+def _texts(values: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the operands' values as texts; a single bool says no more than the condition does."""
+    return () if len(values) == 1 and isinstance(values[0], bool) else tuple(map(plain_text, values))
+
+
+def plain_text(value: Any) -> str:
+    """Return a value as text, asking no object but Python's own; of others only the class is named."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float):
+        return repr(value)
+    if kind is str:
+        return repr(value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}...")
+    if issubclass(kind, Enum):
+        return f"{kind.__name__}.{value._name_}"
+    if kind in (list, tuple, dict, set, frozenset, deque):
+        return f"{kind.__name__} of {len(value)}"
+    return f"a {kind.__name__}"
+
+
+def _note_refusal(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
+    """Note a failed allocation with the limit behind it."""
+    recorder = recorder_by_id(id(scheduler))
+    if recorder is None or (events := recorder.events) is None:
+        return
+    event = Event(site, budget)
+    try:
+        if request is not None:
+            event.request_id, event.status = request.request_id, request.status
+        event.refusal = why_refused(scheduler.kv_cache_manager, arguments)
+    except Exception as error:
+        _failed(scheduler, error)
+    events.append(event)
+
+
+def _failed(scheduler: Any, error: Exception) -> None:
+    """Have the trace warn that an event lacks what could not be read."""
+    if (recorder := recorder_by_id(id(scheduler))) is not None:
+        recorder.mark_failed(error)
