@@ -40,6 +40,7 @@ from schedtrace.model import (
     trace,
     trace_facts,
 )
+from schedtrace.model.message import Message
 
 DOCS = Path(__file__).parent
 MODULES = {
@@ -70,7 +71,6 @@ SCHEMAS = {
     "sweep": (sweep_result.Sweep, "What schedtrace sweep --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MESSAGE_TEXT = "The sentence as text, made from the template and its arguments."
 WORDS = re.compile(r"(<!-- words: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SAYS = re.compile(r"(<!-- says: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 EXAMPLE = re.compile(r"(^```\n\$ schedtrace ([^\n]*)\n)(.*?)(^```$)", re.DOTALL | re.MULTILINE)
@@ -268,6 +268,8 @@ def type_of(hint: Any) -> str:
         return "any"
     if hint is type(None):
         return "null"
+    if hint is Message:
+        return "str"
     return "object" if origin is dict else str(hint.__name__)
 
 
@@ -279,14 +281,26 @@ def unit_of(name: str) -> str | None:
 def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
     """The JSON Schema of ``kind``, with the meaning of every field."""
     document = msgspec.json.schema(kind)
-    if "Message" in document["$defs"]:
-        document["$defs"]["Message"]["properties"]["text"] = {"type": "string", "description": MESSAGE_TEXT}
+    document = _with_text_for_messages(document)
     for name, definition in document["$defs"].items():
         for field, text in every.get(name, {}).items():
             if field in definition.get("properties", {}):
                 definition["properties"][field]["description"] = text
     first = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return json.dumps(first | document, indent=2) + "\n"
+
+
+def _with_text_for_messages(schema: Any) -> Any:
+    """Return the schema with a string wherever a ``Message`` stands: JSON has its text."""
+    if isinstance(schema, list):
+        return [_with_text_for_messages(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {name: _with_text_for_messages(item) for name, item in schema.items() if name != "Message"}
+    if changed.get("$ref") == "#/$defs/Message":
+        del changed["$ref"]
+        return {"type": "string"} | changed | ({"default": ""} if "default" in changed else {})
+    return changed
 
 
 def generated() -> Iterator[tuple[Path, str]]:

@@ -7,7 +7,7 @@ import msgspec
 from schedtrace.model.message import Message
 from schedtrace.model.statistics import Percentiles
 
-SWEEP_SCHEMA_VERSION = 1
+SWEEP_SCHEMA_VERSION = 2
 Latency = Literal["ttft", "tpot", "e2e"]
 """Of a request: time to its first token, per output token after that, and from arrival to its last token."""
 
@@ -110,7 +110,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace sweep``."""
 
     schema_version: int = SWEEP_SCHEMA_VERSION
-    """Of this format; 1."""
+    """Version of this format; 2."""
     label: str
     """Of the run or the workload."""
     requests: int

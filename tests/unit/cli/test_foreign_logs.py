@@ -61,7 +61,7 @@ def test_two_logs_are_compared_in_what_both_tell(cli):
     [first] = [metric for metric in comparison["metrics"] if metric["name"] == "first-step requests"]
     assert (first["base"]["mean"], first["new"]["mean"]) == (2, 5)
     assert any(
-        note["text"].startswith("base and new: log of a patched schedule()") for note in comparison["notes"]
+        note.startswith("base and new: log of a patched schedule()") for note in comparison["notes"]
     )
 
 
@@ -78,7 +78,7 @@ def test_logs_whose_names_tell_other_workloads_are_said_to_differ(cli, tmp_path)
     other.write_bytes(OTHER.read_bytes())
     comparison = json.loads(cli("diff", FIRST, other, "--format", "json")[1])
     said = "different workloads: base batch size 16, 1,024 + 64 tokens, new batch size 4, 1,024 + 64 tokens"
-    assert said in {note["text"] for note in comparison["notes"]}
+    assert said in comparison["notes"]
     assert cli("diff", FIRST, other)[0] == 0
 
 
