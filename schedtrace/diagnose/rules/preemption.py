@@ -22,16 +22,20 @@ class RepeatVictim(msgspec.Struct, kw_only=True):
     """One request that was preempted more than once."""
 
     request_id: str
+    """vLLM's id of the request."""
     times: int
+    """Number of its preemptions."""
 
 
 class PreemptionExample(StepExample, kw_only=True):
-    """One preemption."""
+    """One preemption of a request."""
 
     request_id: str
+    """Request that was preempted."""
     for_request_id: str | None
+    """Request that it was preempted for; None: not recorded."""
     lost_tokens: int
-    num_preemptions: int | None
+    """Computed tokens that it lost."""
 
     @property
     def whom(self) -> Message:
@@ -45,13 +49,19 @@ class Preemptions(Evidence, kw_only=True):
     """Preempted requests and their tokens."""
 
     victims: int
+    """Number of different preempted requests."""
     repeat_victims: list[RepeatVictim]
-    for_another_request: int
+    """Up to ten requests that were preempted more than once, most often preempted first."""
     for_itself: int
+    """Number of preemptions in which the victim is the request whose allocation failed."""
     lost_tokens: int
+    """Computed tokens that were lost."""
     recomputed_tokens: int
+    """Tokens that were computed again."""
     computed_tokens: int
+    """All computed tokens."""
     examples: list[PreemptionExample]
+    """Preemptions that lost most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -65,7 +75,6 @@ def _find(timeline: Timeline) -> Findings:
     evidence = Preemptions(
         victims=lost["request_id"].n_unique(),
         repeat_victims=repeated[:MOST_VICTIMS],
-        for_another_request=lost.filter(pl.col("for_request_id") != pl.col("request_id")).height,
         for_itself=lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
         lost_tokens=int(lost["lost_tokens"].sum()),
         recomputed_tokens=recomputed,

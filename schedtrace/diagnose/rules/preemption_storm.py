@@ -24,30 +24,44 @@ class StormExample(StepExample, kw_only=True):
     """One preemption and how long its victim was away."""
 
     request_id: str
-    for_request_id: str | None
+    """Request that was preempted."""
     num_preemptions: int | None
+    """Number of its preemptions, this one included."""
     lost_tokens: int
+    """Computed tokens that it lost."""
     lasted_steps: int | None
+    """Steps from its admission to the preemption."""
     resumed_step: int | None
+    """Step that admitted it again; None: none did."""
     away_us: int
+    """Time from the start of the step that preempted it to that of the step that admitted it again; to its
+    end, or to the trace's last output, if none did."""
 
 
 class Storm(Evidence, kw_only=True):
     """Who was preempted how often, what was computed again, and where it began."""
 
     victims: int
+    """Number of different preempted requests."""
     repeat_victims: list[RepeatVictim]
+    """Up to ten requests that were preempted more than once, most often preempted first."""
     cycles: int
+    """Number of preemptions within ``cycle_steps`` of an admission."""
     cycle_steps: int
+    """Number of steps that makes a cycle."""
     recomputed_tokens: int
+    """Tokens that were computed again."""
     recomputed_frac: float
+    """Share of all prefill."""
     first_step: int
+    """First step that preempted."""
     first_running: int
+    """Number of running requests before it."""
     first_used_frac: float | None
-    fewest_running: int
-    away_ms: float
-    longest_away_ms: float
+    """Share of KV blocks in use before it: ``1 - kv_blocks_free_before / (kv_blocks_total - 1)`` (one block
+    is vLLM's null block); None: not known."""
     examples: list[StormExample]
+    """Longest absences, of those hit most often if any was hit again."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -97,9 +111,6 @@ def _evidence(
         first_step=first["step"],
         first_running=first["num_running_before"],
         first_used_frac=_used_frac(first),
-        fewest_running=int(steps["num_running_before"].min()),  # type: ignore[arg-type]  # an integer column
-        away_ms=int(lost["away_us"].sum()) / 1e3,
-        longest_away_ms=int(lost["away_us"].max() or 0) / 1e3,  # type: ignore[arg-type]  # likewise
         examples=_examples(lost, repeated),
     )
 

@@ -369,7 +369,6 @@ TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
     "prefix-cache": (lambda: cached(10), lambda: cached(16)),
     "blocked-budget": (lambda: few_seats(2), lambda: few_seats(5)),
     "preemption": (lambda: together(2, 60, 20, num_blocks=9), lambda: together(2, 60, 20, num_blocks=12)),
-    "budget-saturated": (lambda: together(4, 200, 4), lambda: together(4, 64, 4)),
     "kv-bound": (lambda: together(8, 60, 24, num_blocks=25), lambda: together(8, 60, 24)),
     "max-num-seqs-bound": (lambda: together(8, 30, 16, max_num_seqs=2), lambda: together(8, 30, 16)),
     "token-budget-bound": (lambda: together(12, 200, 16), lambda: together(4, 60, 16)),

@@ -120,7 +120,7 @@ SAID = {
             finding("appeared", "preemption", new=(1, [2])),
             finding("went", cause="lora_cap", base=(1234, [1, 2])),
             finding("went", "arrival-limited", "queue_empty", base=(1, [])),
-            finding("stayed", "budget-saturated", "token_budget", base=(1, []), new=(9, [])),
+            finding("stayed", "decode-starves-prefill", "token_budget", base=(1, []), new=(9, [])),
         ],
         "gone: blocked-budget lora_cap and 1 more; new: preemption",
     ),

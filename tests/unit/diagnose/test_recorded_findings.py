@@ -90,7 +90,7 @@ FIGURES = {
     # 1,500 tokens in six steps of at most 256; only a replay tells what helps.
     "long-prompt": (
         {"gain": None, "advice.0.setting": None, "advice.0.value": None},
-        {"request_id": "long", "prompt_tokens": 1500, "steps": 6, "requests": 3, "threshold": 0},
+        {"request_id": "long", "prompt_tokens": 1500, "steps": 6, "requests": 3},
     ),
     # Three loads hold 5 blocks each.
     "parked-loads": ({}, {"parked_requests": 3, "parked_blocks": 15}),
@@ -122,8 +122,6 @@ FIGURES = {
     ),
     # 8 blocks of 16: both outgrow 64 tokens, the second one loses all of its.
     "preemption": ({"count": 1, "tokens": 64, "steps": [5]}, {"examples.0.for_request_id": "r0"}),
-    # 256 of 800 tokens a step: two prompts of 200 wait behind the first two.
-    "budget-saturated": ({"steps": [0, 1], "tokens": 400}, {}),
     # At 60 ms two of five requests are done; one had 17 of its 20 output tokens, two had no seat yet.
     "aborted-requests": (
         {},
