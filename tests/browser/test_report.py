@@ -17,7 +17,7 @@ from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
 
 RECORDED = Path(__file__).parent.parent / "data" / "findings"
-FINDINGS = ("kv-bound", "preemption-storm", "priority-inversion", "rank-imbalance", "spec-decode")
+FINDINGS = ("kv-bound", "preemption", "priority-inversion", "rank-imbalance", "spec-decode")
 HOSTILE = (
     "<script>document.title='owned'</script>",
     '"><img src=x onerror="document.title=\'owned\'">',
