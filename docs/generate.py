@@ -5,9 +5,11 @@
 stands between ``<!-- fields: module.Struct -->`` and ``<!-- end -->``. A field's meaning is the docstring
 below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``. Those of a delta are
 the step's. The tables between ``<!-- words: causes -->`` and ``<!-- end -->`` are the rows of
-``schedtrace/model/causes.py``; each row can be linked to. Between ``<!-- says: <code> -->`` and ``<!-- end
--->`` stands what a finding says of its recorded sample. An example that begins with ``$ schedtrace`` is what
-that command prints at 80 columns; those of the README beside ``docs/`` are filled in, too.
+``schedtrace/model/causes.py``; each row can be linked to. Between ``<!-- evidence: <code> -->`` and
+``<!-- end -->`` stand the fields of a finding's evidence, with the docstrings below them in its rule; between
+``<!-- says: <code> -->`` and ``<!-- end -->`` what a finding says of its recorded sample. An example that
+begins with ``$ schedtrace`` is what that command prints at 80 columns; those of the README beside ``docs/``
+are filled in, too.
 """
 
 import ast
@@ -26,7 +28,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from schedtrace.diagnose import catalogue
+from schedtrace.diagnose import catalogue, rules
+from schedtrace.diagnose.rules import common
 from schedtrace.model import (
     causes,
     comparison,
@@ -40,6 +43,7 @@ from schedtrace.model import (
     trace,
     trace_facts,
 )
+from schedtrace.model.message import Message
 
 DOCS = Path(__file__).parent
 MODULES = {
@@ -70,10 +74,12 @@ SCHEMAS = {
     "sweep": (sweep_result.Sweep, "What schedtrace sweep --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MESSAGE_TEXT = "The sentence as text, made from the template and its arguments."
 WORDS = re.compile(r"(<!-- words: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+EVIDENCE = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SAYS = re.compile(r"(<!-- says: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 EXAMPLE = re.compile(r"(^```\n\$ schedtrace ([^\n]*)\n)(.*?)(^```$)", re.DOTALL | re.MULTILINE)
+SHARED = (common.Waited, common.LongestWaited)
+"""Bases of evidence of many rules."""
 SAMPLES = DOCS.parent / "tests" / "data" / "findings"
 SAYS_WIDTH = 120
 UNITS = [
@@ -113,11 +119,50 @@ def structs() -> dict[str, Struct]:
     }
 
 
+def evidence_of(code: str) -> list[Struct]:
+    """Return the kinds of evidence that the rule of this code makes."""
+    module = vars(rules)[code.replace("-", "_")]
+    kinds = [kind for kind in vars(module).values() if inspect.isclass(kind)]
+    return [
+        kind for kind in kinds if issubclass(kind, report.Evidence) and kind not in (report.Evidence, *SHARED)
+    ]
+
+
+def nested(hint: Any) -> Struct | None:
+    """Return the struct in a type: itself, or as an item of a list."""
+    if inspect.isclass(hint) and issubclass(hint, msgspec.Struct):
+        return hint
+    return next((struct for part in get_args(hint) if (struct := nested(part))), None)
+
+
+def evidence_rows(struct: Struct, before: str = "") -> Iterator[list[str]]:
+    """Yield a row for each field of evidence, those of structs within it by ``field.name``."""
+    meaning = docstrings(struct)
+    for field in msgspec.structs.fields(struct):
+        kind, inner = type_of(field.type), nested(field.type)
+        unit = unit_of(field.name) if re.search(r"int|float", kind) else None
+        shown = kind.replace(inner.__name__, "object") if inner else kind
+        name, text = f"`{before}{field.name}`", _as_json(meaning[field.name]).replace("|", "\\|")
+        yield [name, f"{shown}, {unit}" if unit else shown, text]
+        if inner:
+            yield from evidence_rows(inner, f"{before}{field.name}.")
+
+
+def evidence_tables(code: str) -> str:
+    """Return a table of fields for each kind of evidence of a finding."""
+    tables = []
+    for struct in evidence_of(code):
+        about = _as_json(str(struct.__doc__).splitlines()[0])
+        tables.append(f"{about}\n\n" + _rows(["field", "type", "meaning"], [*evidence_rows(struct)]))
+    return "\n".join(tables)
+
+
 def docstrings(struct: Struct) -> dict[str, str]:
-    """The strings that stand below the fields of ``struct``."""
+    """Return the strings that stand below the fields of ``struct``, inherited fields included."""
+    inherited = [docstrings(base) for base in struct.__bases__ if base not in (msgspec.Struct, object)]
     body = ast.parse(inspect.getsource(struct)).body[0]
     assert isinstance(body, ast.ClassDef)  # noqa: S101  # the source of a class is one
-    found = {}
+    found = {name: text for texts in inherited for name, text in texts.items()}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)
@@ -264,11 +309,11 @@ def type_of(hint: Any) -> str:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is list:
         return f"list of {type_of(arguments[0])}"
-    if hint is Any:
-        return "any"
-    if hint is type(None):
-        return "null"
-    return "object" if origin is dict else str(hint.__name__)
+    if hint in (Any, type(None)):
+        return "any" if hint is Any else "null"
+    if origin is dict:
+        return "object"
+    return "str" if hint is Message else str(hint.__name__)
 
 
 def unit_of(name: str) -> str | None:
@@ -279,14 +324,53 @@ def unit_of(name: str) -> str | None:
 def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
     """The JSON Schema of ``kind``, with the meaning of every field."""
     document = msgspec.json.schema(kind)
-    if "Message" in document["$defs"]:
-        document["$defs"]["Message"]["properties"]["text"] = {"type": "string", "description": MESSAGE_TEXT}
+    document = _with_text_for_messages(document)
+    if kind is report.Report:
+        every = every | _add_evidence(document["$defs"])
     for name, definition in document["$defs"].items():
         for field, text in every.get(name, {}).items():
             if field in definition.get("properties", {}):
                 definition["properties"][field]["description"] = text
     first = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return json.dumps(first | document, indent=2) + "\n"
+
+
+def _add_evidence(definitions: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Define every kind of evidence in the schema, and return the meanings of its fields by its name."""
+    kinds = {kind: code for code in rules.KINDS for kind in evidence_of(code)}
+    _, added = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    del definitions["Evidence"]
+    if both := definitions.keys() & added.keys():
+        sys.exit(f"two structs of one name: {', '.join(sorted(both))}")
+    definitions |= added
+    definitions["Finding"]["properties"]["evidence"] = {
+        "anyOf": [{"$ref": f"#/$defs/{kind.__name__}", "title": code} for kind, code in kinds.items()]
+    }
+    return {
+        struct.__name__: {name: _as_json(text) for name, text in docstrings(struct).items()}
+        for kind in kinds
+        for struct in _with_nested(kind)
+    }
+
+
+def _with_nested(struct: Struct) -> Iterator[Struct]:
+    yield struct
+    for field in msgspec.structs.fields(struct):
+        if inner := nested(field.type):
+            yield from _with_nested(inner)
+
+
+def _with_text_for_messages(schema: Any) -> Any:
+    """Return the schema with a string wherever a ``Message`` stands: JSON has its text."""
+    if isinstance(schema, list):
+        return [_with_text_for_messages(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {name: _with_text_for_messages(item) for name, item in schema.items() if name != "Message"}
+    if changed.get("$ref") == "#/$defs/Message":
+        del changed["$ref"]
+        return {"type": "string"} | changed | ({"default": ""} if "default" in changed else {})
+    return changed
 
 
 def generated() -> Iterator[tuple[Path, str]]:
@@ -306,8 +390,11 @@ def generated() -> Iterator[tuple[Path, str]]:
 
     for page in [*sorted(DOCS.rglob("*.md")), DOCS.parent / "README.md"]:
         text = page.read_text()
-        if any(kind.search(text) for kind in (MARKED, WORDS, SAYS, EXAMPLE)):
+        if any(kind.search(text) for kind in (MARKED, WORDS, EVIDENCE, SAYS, EXAMPLE)):
             filled = WORDS.sub(lambda match: f"{match[1]}\n{words_table(match[2])}\n{match[3]}", text)
+            filled = EVIDENCE.sub(
+                lambda match: f"{match[1]}\n{evidence_tables(match[2])}\n{match[3]}", filled
+            )
             filled = SAYS.sub(lambda match: f"{match[1]}\n{sentences(match[2])}\n{match[3]}", filled)
             filled = EXAMPLE.sub(lambda match: f"{match[1]}{printed(match[2])}{match[4]}", filled)
             yield page, MARKED.sub(fill, filled)

@@ -1,17 +1,14 @@
 """What the commands print of recorded samples, to compare two checkouts.
 
 ``python tools/outputs.py DIR [code ...]``; without codes of all samples, which takes three minutes.
-Each output is a file in DIR. In JSON a sentence is its text: its template and arguments are left out, so two
-checkouts that say the same differ in nothing (``diff -r BEFORE AFTER``), however they make it.
+Each output is a file in DIR, for ``diff -r BEFORE AFTER``.
 """
 
 import contextlib
 import io
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 os.environ.update(COLUMNS="100", NO_COLOR="1")
 
@@ -33,24 +30,6 @@ def printed(*arguments: str) -> str:
         except Exception as error:  # noqa: BLE001  # whatever it is, it is what the command ended with
             code = f"{type(error).__name__}: {error}"
     return f"{text.getvalue()}exit: {code}\n"
-
-
-def without_templates(text: str) -> str:
-    """JSON with each sentence as its text; anything else as it is."""
-    document, _, code = text.rpartition("exit: ")
-    try:
-        content = json.loads(document)
-    except ValueError:
-        return text
-    return json.dumps(_plain(content), indent=1, ensure_ascii=False) + f"\nexit: {code}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.get("is") == "message":
-            return value["text"]
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def main(out: Path, codes: list[str]) -> None:
@@ -77,7 +56,7 @@ def main(out: Path, codes: list[str]) -> None:
             for at in {0, len(ids) // 2, len(ids) - 1} if len(ids) else ():
                 commands[f"request{at}.json"] = ["request", run, str(ids[at]), "--format", "json"]
             for command, arguments in commands.items():
-                (out / f"{name}.{command}").write_text(without_templates(printed(*arguments)))
+                (out / f"{name}.{command}").write_text(printed(*arguments))
 
 
 if __name__ == "__main__":

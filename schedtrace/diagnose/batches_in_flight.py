@@ -22,10 +22,11 @@ class Cohort(msgspec.Struct, kw_only=True):
     cohort: int
     """Number of its steps modulo the batches in flight."""
     mean_requests: float
+    """Mean number of requests in uneven cycles."""
     request_ids: list[str]
-    """Some of those that were in it, in their order."""
+    """First ten requests that were in it, in their order; none where a tenth of them change their batch."""
     requests: int
-    """How many were in it over the time; 0 where requests change their batch."""
+    """Number of requests that were in it over the time; 0 where requests change their batch."""
 
 
 def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:

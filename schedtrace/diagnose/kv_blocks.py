@@ -4,11 +4,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.kv_need import kv_need as need_of_engine
-from schedtrace.model.report import Evidence
 from schedtrace.model.trace import Header
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline
@@ -149,7 +149,7 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
     return longest["step"], longest["holders"][0], sum(group[0] for group in longest["held"] if group)
 
 
-class GroupUse(Evidence, kw_only=True):
+class GroupUse(msgspec.Struct, kw_only=True):
     """One KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
 
     kind: str
@@ -157,9 +157,9 @@ class GroupUse(Evidence, kw_only=True):
     block_size: int
     """Tokens in a block of this group."""
     blocks_per_request: float
-    """Blocks that one of the named holders has in this group, null blocks aside."""
+    """Mean number of blocks that a holder has in this group, null blocks aside."""
     tokens_need_blocks: float
-    """Blocks that the tokens of such a request fill: ``ceil(tokens / block_size)``."""
+    """Mean number of blocks that the tokens of such a request fill: ``ceil(tokens / block_size)``."""
     share_of_pool: float | None
     """Blocks of all holders in this group as a share of all KV blocks; shared blocks count for each holder.
     None: the pool's size is not recorded."""

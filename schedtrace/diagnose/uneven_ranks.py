@@ -17,25 +17,29 @@ class RankFigures(msgspec.Struct, kw_only=True):
     """One rank; means of requests are over the time in which any rank had one."""
 
     rank: int
+    """Data-parallel rank."""
     requests: int
-    """That reached its scheduler."""
+    """Number of requests that reached its scheduler."""
     chosen: int
-    """Of these: the client asked for this rank."""
+    """Number of these for which the client asked for this rank."""
     mean_prompt_tokens: float | None
+    """Mean length of the prompts of requests that ended; None: none did."""
     mean_output_tokens: float | None
-    """Of those that ended; null: none did."""
+    """Mean length of the outputs of requests that ended; None: none did."""
     prefill_tokens: int
-    """Computed, with those that a preemption had thrown away."""
+    """Prefill tokens computed, with those that a preemption had thrown away."""
     decode_tokens: int
+    """Decode tokens computed."""
     mean_running: float
+    """Mean number of running requests, over the time in which any rank had one."""
     mean_waiting: float
-    """Refused requests."""
+    """Mean number of refused requests."""
     kv_used_frac: float | None
-    """Mean share of the KV blocks in use after its steps; null: not recorded."""
+    """Mean share of the KV blocks in use after its steps; None: not recorded."""
     waited_ms: float
     """Time that its requests were refused."""
     avoidable_ms: float
-    """Of that: while another rank had a seat and nobody waiting."""
+    """Part of that while another rank had a seat and no waiting request."""
 
 
 def rank_figures(ranks: Ranks, loads: RankLoads) -> list[RankFigures]:
@@ -98,40 +102,47 @@ class WaitExample(msgspec.Struct, kw_only=True):
     """One of the longest waits on the rank."""
 
     request_id: str
+    """vLLM's id of the request."""
     step: int
-    """The first step that refused it."""
+    """First step that refused it."""
     trial: int | None
+    """Trial of the step; None for a trace without trials."""
     waited_us: int
+    """Time that it waited."""
 
 
 class RankImbalance(Evidence, kw_only=True):
     """The ranks side by side, and why they differ."""
 
     largest: int
-    """The rank that the finding names."""
+    """Rank that the finding names."""
     measure: str
     """What it is about: avoidable ``waits``, ``requests`` in the scheduler, or ``tokens`` computed."""
     unevenness_frac: float
     """``1 - mean / max`` over the ranks, of their mean numbers of requests or, for ``tokens``, of these."""
     since_s: float | None
-    """From the first request of the run to the first part of it in which this rank had far more."""
+    """Time from the run's first request to the first part of the run in which this rank was above the mean
+    by a quarter of its load and one request; None: never."""
     uneven_frac: float
-    """Share of the run in which it had far more."""
+    """Share of the run in which it was."""
     avoidable_ms: float
-    """Time that requests of all ranks were refused while another rank had a seat and nobody waiting."""
+    """Time that requests of all ranks were refused while another rank had a seat and no waiting request."""
     avoidable_frac: float
-    """Of all requests' time."""
+    """Share of all requests' time."""
     lockstep_frac: float | None
-    """Share of the requests' time that even batches would save in common steps; null: none, or not known."""
+    """Share of the requests' time that even batches would save in common steps; None: nothing, or not
+    known."""
     why: str
-    """``client`` (it chose the rank), ``requests`` (the rank got more of them), ``lengths`` (they are longer)
-    or ``unknown``."""
+    """``client`` (it chose the rank), ``requests`` (the rank got more of them), ``lengths`` (they are
+    longer) or ``unknown``."""
     strip: list[float]
     """The rank's mean number of requests, or its tokens, in equal parts of the run."""
     mean_strip: list[float]
-    """The mean of all ranks in these parts."""
+    """Mean of all ranks in these parts."""
     ranks: list[RankFigures]
+    """Figures of each rank."""
     examples: list[WaitExample]
+    """Longest waits on the rank."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,9 @@ class ClassTime(msgspec.Struct, kw_only=True):
     """One priority class in some steps."""
 
     priority: int
+    """Priority; lower is more urgent."""
     running: float
-    """Requests of it that got tokens, on average."""
+    """Mean number of its requests that got tokens."""
 
 
 def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:

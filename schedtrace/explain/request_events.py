@@ -163,8 +163,8 @@ def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
         "scheduled [again {again:?}][at once{waited:!}][after {waited:ms} in the queue][ since the recording "
         "began{begun:?}][: {causes}]",
         again=again,
-        begun=begun,
-        waited=waited and waited.wait_ms,
+        begun=bool(begun),
+        waited=waited.wait_ms if waited else None,
         causes=_causes_of(waited) if waited else NOTHING,
     )
 

@@ -7,7 +7,7 @@ import msgspec
 
 from schedtrace.model.message import NOTHING, Message
 
-COMPARISON_SCHEMA_VERSION = 3
+COMPARISON_SCHEMA_VERSION = 4
 
 
 class ConfigChange(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from schedtrace.model.message import Message
 
-LIFE_SCHEMA_VERSION = 3
+LIFE_SCHEMA_VERSION = 4
 
 
 class LifeState(msgspec.Struct, kw_only=True):

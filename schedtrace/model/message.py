@@ -145,6 +145,9 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
                     yield argument
 
 
+Worded = Value | Message | str | float | bool | None
+"""What a place of a template takes: an argument, or a plain value whose kind the template says."""
+
 NOTHING = Message("")
 
 

@@ -35,7 +35,7 @@ class EffectiveSetting(msgspec.Struct, kw_only=True):
     """Where the value comes from, what it does not do, and how much of it this run used."""
 
 
-REPORT_SCHEMA_VERSION = 3
+REPORT_SCHEMA_VERSION = 4
 
 
 class Severity(IntEnum):

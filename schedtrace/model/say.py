@@ -34,6 +34,7 @@ from schedtrace.model.message import (
     Share,
     Steps,
     Value,
+    Worded,
 )
 
 _KINDS: dict[str, Callable[[Any], Value]] = {
@@ -71,8 +72,8 @@ class Part(NamedTuple):
 Pieces = tuple[str | Place | Part, ...]
 
 
-def say(template: str, evidence: object = None, /, **values: Any) -> Message:
-    """A sentence.
+def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
+    """Return a sentence.
 
     Args:
         template: In the language above.

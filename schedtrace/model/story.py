@@ -4,7 +4,7 @@ import msgspec
 
 from schedtrace.model.message import Message
 
-STORY_SCHEMA_VERSION = 3
+STORY_SCHEMA_VERSION = 4
 
 
 class Newcomer(msgspec.Struct, kw_only=True):

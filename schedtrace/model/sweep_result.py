@@ -7,7 +7,7 @@ import msgspec
 from schedtrace.model.message import Message
 from schedtrace.model.statistics import Percentiles
 
-SWEEP_SCHEMA_VERSION = 1
+SWEEP_SCHEMA_VERSION = 2
 Latency = Literal["ttft", "tpot", "e2e"]
 """Latency of a request: time to first token, time per output token after it, and end-to-end latency."""
 
@@ -111,7 +111,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace sweep``."""
 
     schema_version: int = SWEEP_SCHEMA_VERSION
-    """Version of this format; 1."""
+    """Version of this format; 2."""
     label: str
     """Label of the run or the workload."""
     requests: int

@@ -31,7 +31,7 @@ def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analy
         assert written.code == 0, written.err
         (folder,) = (workplace / f"asked-{number}").iterdir()
         assert f"next: schedtrace analyze {folder}" in written.out
-        said = [one["text"] for one in analyzed(folder)["problems"]]
+        said = analyzed(folder)["problems"]
         assert all("begins at step " in text or "requests were there when" in text for text in said), said
         last.append(read_run(folder).traces[0].steps["step"][-1])
         time.sleep(0.5)

@@ -32,24 +32,38 @@ class AbortExample(msgspec.Struct, kw_only=True):
     """One aborted request."""
 
     request_id: str
+    """vLLM's id of the request."""
     age_ms: float
+    """Time from its arrival to its abort."""
     output_tokens: int
+    """Tokens that it had generated."""
     retried_as: str | None
+    """Id of the request that repeats it; None: it did not come again."""
 
 
 class Aborts(Evidence, kw_only=True):
     """All aborted requests."""
 
     aborted: int
+    """Number of aborted requests."""
     requests: int
+    """Number of all requests."""
     time_ms: float
+    """Time that the aborted requests had taken, added up."""
     computed_tokens: int
+    """Tokens scheduled for them."""
     output_tokens: int
+    """Output among these tokens."""
     median_age_ms: float
+    """Median time from arrival to abort."""
     same_age: bool
+    """Whether most were aborted at about the same age."""
     retries: int
+    """Number of aborted requests that came again."""
     by_content: bool
+    """Whether retries were recognized by the hashes of their prompts."""
     examples: list[AbortExample]
+    """Requests with most output."""
 
     @property
     def again(self) -> bool:

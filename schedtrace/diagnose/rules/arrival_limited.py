@@ -21,11 +21,17 @@ class LateExample(StepExample, kw_only=True):
     """One step and what it missed."""
 
     scheduled_requests: int
+    """Number of requests that the step scheduled."""
     scheduled_tokens: int
+    """Tokens that it scheduled."""
     remaining_budget: int
+    """Tokens of its budget that were left."""
     late_requests: int
+    """Number of requests that it missed."""
     late_tokens: int
+    """Prompt tokens of these requests."""
     late_us_max: int
+    """Latest of their arrivals at the front end, since the end of ``schedule()``."""
 
     @property
     def requests(self) -> int:
@@ -37,14 +43,18 @@ class LateRequests(Evidence, kw_only=True):
     """Requests that came too late for a step."""
 
     late_requests: int
-    late_us_min: int
+    """Number of requests that came too late for a step."""
     late_us_max: int
-    """By when they reached the front end, since the end of ``schedule()``."""
+    """Latest of their arrivals at the front end, since the end of the ``schedule()`` that missed them.
+    Negative: the request was at the front end before, but not in the scheduler."""
     on_their_way: int
-    """Which it had then."""
+    """Number of late requests that were at the front end when ``schedule()`` ended."""
     extra_steps: int
+    """Number of later steps that first scheduled late requests; they may have run other requests, too."""
     extra_steps_us: int
+    """Time of these steps from start to output, added up."""
     examples: list[LateExample]
+    """Steps with most late requests."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -156,7 +166,6 @@ def _evidence(timeline: Timeline, late: pl.DataFrame) -> LateRequests:
     lateness = late["late_us"]
     return LateRequests(
         late_requests=late.height,
-        late_us_min=int(lateness.min()),  # type: ignore[arg-type]  # an integer column with rows
         late_us_max=int(lateness.max()),  # type: ignore[arg-type]  # likewise
         on_their_way=late.filter(pl.col("late_us") <= 0).height,
         extra_steps=extra.height,

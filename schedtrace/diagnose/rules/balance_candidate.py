@@ -18,30 +18,36 @@ class AlonePrefill(StepExample, kw_only=True):
     """One common step in which one rank alone prefilled, with that rank's step."""
 
     rank: int
+    """Rank that prefilled."""
     prefill_tokens: int
+    """Tokens that it prefilled."""
     excess_us: int
+    """Time that the common step took longer than common steps without prefill."""
 
 
 class BalanceCandidate(Evidence, kw_only=True):
     """The bound, and what it is made of."""
 
     prefill_passes: int
-    """In which a rank prefilled."""
+    """Number of common steps in which a rank prefilled."""
     alone_passes: int
-    """In which exactly one did."""
+    """Number of common steps in which exactly one rank prefilled."""
     prefill_ms: float
-    """How much longer the prefill passes took than passes without prefill."""
+    """Time that common steps with a prefill took longer than those without."""
     aligned_ms: float
-    """The same if every rank prefilled the same chunks at the same time: at least what those of the rank with
-    the most of it took."""
+    """The same if every rank prefilled the same chunks at the same time: at least what those of the rank
+    with most of it took."""
     saved_ms: float
-    """The difference: at most saved."""
+    """Difference of the two, which is the most that can be saved."""
     most_gain_frac: float
-    """By how much throughput would rise at most."""
+    """Rise of throughput, at most."""
     most_running: int
-    """Requests that ran at a time on one rank, at most."""
+    """Most requests that ran at a time on one rank."""
     seats: int
+    """``max_num_seqs``. Balance scheduling closes its gate only if a rank has ``seats - 1`` requests
+    running."""
     examples: list[AlonePrefill]
+    """Longest such steps."""
 
 
 def _find(ranks: Ranks) -> Findings:

@@ -24,8 +24,11 @@ class GateExample(StepExample, kw_only=True):
     """A step in which the gate was closed."""
 
     rank: int
+    """Rank of the step."""
     running: int
+    """Number of running requests."""
     waiting: int
+    """Number of waiting requests."""
     cause: ClassVar[str] = CAUSE
 
 
@@ -33,16 +36,19 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
     """What the gate did."""
 
     scheduler_class: str
+    """The scheduler's class."""
     ranks: int
-    """Engines of the run, which step independently."""
+    """Number of engines in the run, which step independently."""
     seats: int
+    """``max_num_seqs``."""
     most_running: int
-    """Requests that ran at a time on one engine, at most."""
+    """Most requests that ran at a time on one engine."""
     closed_steps: int
-    """In which the gate refused requests."""
+    """Number of steps in which the gate refused requests."""
     waited_ms: float
-    """Time that requests were refused by it."""
+    """Time that the gate refused requests."""
     examples: list[GateExample]
+    """Steps in which the gate was closed."""
 
     @property
     def several(self) -> bool:

@@ -24,13 +24,19 @@ class BatchedPrefill(Evidence, kw_only=True):
     """Steps that ended several prompts, and what these waited for each other."""
 
     prefill_frac: float
+    """All prefill as a share of all requests' time."""
     others_frac: float
+    """Time that prompts waited for others of their step, as a share of all requests' time."""
     steps: int
+    """Number of steps that completed two prompts or more."""
     mean_prompts: float
+    """Mean number of prompts that such a step completed."""
     step: int
-    """The one whose prompts waited longest for each other, in all."""
+    """Number of the step whose prompts waited longest for each other, in total."""
     prompts: int
+    """Number of prompts that this step completed."""
     busy_ms: float
+    """Time that this step took."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -15,9 +15,10 @@ class BetterSetting(Evidence, kw_only=True):
     """A change that was replayed."""
 
     settings: dict[str, Any]
-    """Arguments of vLLM to their new values: one or two."""
+    """Arguments of vLLM to their new values; two of them where the two together gain more than either."""
     saved_frac: float | None
-    """Of the requests' time, or of the run's; None: not known."""
+    """Share of the requests' time that is saved, or of the run's where the engine or its clients set the
+    pace; None: there may be no saving."""
 
 
 def finding(

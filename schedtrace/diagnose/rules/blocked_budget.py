@@ -20,11 +20,17 @@ class BlockedStep(StepExample, kw_only=True):
     """One step that left budget while requests waited."""
 
     request_id: str | None
+    """Request that the exit names; None: it names none."""
     budget_left: int
+    """Tokens of the budget that were left."""
     num_waiting_after: int
+    """Number of requests that waited after the step."""
     num_running_after: int
+    """Number of requests that ran after the step."""
     kv_blocks_free_after: int | None
+    """KV blocks that were free after the step; None: not recorded."""
     location: str | None
+    """``file:line`` of the exit in the installed vLLM."""
 
     @property
     def free(self) -> Message:
@@ -38,10 +44,15 @@ class BlockedBudget(Evidence, kw_only=True):
     """Budget left, requests waiting, and the exits taken."""
 
     mean_budget_left_frac: float
+    """Mean of ``remaining_budget / token_budget`` over these steps."""
     mean_waiting: float
+    """Mean of ``num_waiting_after``."""
     details: list[str]
+    """Up to five different ``detail`` texts of the exits."""
     guards: list[str]
+    """Up to five different guards; for ``other`` the condition that stands in the scheduler's code."""
     examples: list[BlockedStep]
+    """Steps with the largest ``min(remaining_budget, waiting_tokens_after)``."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:

@@ -16,20 +16,30 @@ class MissedExample(StepExample, kw_only=True):
     """One step and the next."""
 
     next_step: int
+    """Number of the next step."""
     gap_ms: float | None
+    """Time from this record to the next; None without times."""
     total_requests: int
+    """Number of requests that the step scheduled."""
     used_tokens: int
+    """Tokens that it scheduled."""
     remaining_budget: int
+    """Tokens of its budget that were left."""
     next_total: int
+    """Number of requests that the next step scheduled."""
     missed_requests: int
+    """Number of new requests of the next step that would have fitted."""
     missed_tokens: int
+    """Tokens that they got there."""
 
 
 class MissedRequests(Evidence, kw_only=True):
     """New requests of the next steps that would have fitted."""
 
     missed_requests: int
+    """Number of new requests of the next steps that would have fitted."""
     examples: list[MissedExample]
+    """Steps that missed most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -16,21 +16,32 @@ class Reset(StepExample, kw_only=True):
     """One reset: ``step`` is the first one afterwards."""
 
     preempted: int
+    """Number of requests that the reset preempted."""
     lost_tokens: int
+    """Computed tokens that they lost."""
 
 
 class Resets(Evidence, kw_only=True):
     """All resets that preempted somebody."""
 
     resets: int
+    """Number of resets that preempted a request."""
     preempted: int
+    """Number of preemptions."""
     requests: int
+    """Number of requests that were preempted."""
     most_request: str
+    """Request that was preempted most often."""
     most_times: int
+    """Number of its preemptions."""
     lost_tokens: int
+    """Computed tokens that the requests lost."""
     prefix_keys: int | None
+    """Cached blocks that all resets dropped; None in older traces."""
     wait_ms: float
+    """Time charged to the resets."""
     examples: list[Reset]
+    """Resets that cost most tokens; the step is the first one afterwards."""
 
     @property
     def repeated(self) -> bool:

@@ -16,11 +16,15 @@ class ClientPace(Evidence, kw_only=True):
     """What the clients ask for."""
 
     clients: int | None
-    """With one request open each; None: requests come at times of their own."""
+    """Number of clients with one request open each; None: requests come at times of their own."""
     think_ms: float | None
+    """Median time from an answer to the next request of its client."""
     requests_per_s: float | None
+    """Rate that requests come at; None for a closed loop."""
     tokens_per_s: float | None
+    """Tokens offered by these requests; None for a closed loop."""
     working_frac: float
+    """Share of the time in which the engine had work."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 import polars as pl
 
 from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
-from schedtrace.model.message import NOTHING, Message, Setting, Steps, joined
+from schedtrace.model.message import NOTHING, Message, Setting, Steps, Worded, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding, Gain
 from schedtrace.model.say import names, parsed, say
 from schedtrace.timeline.timeline import Timeline
@@ -26,7 +26,9 @@ class StepExample(msgspec.Struct, kw_only=True):
     """One case of a finding, at one step."""
 
     step: int
+    """Number of the step."""
     trial: int | None
+    """Trial of the step; None for a trace without trials."""
 
     @property
     def at(self) -> Steps:
@@ -47,31 +49,44 @@ class StepExample(msgspec.Struct, kw_only=True):
 class Waited(Evidence, kw_only=True):
     """Evidence about a wait."""
 
-    share_frac: float
-    """Of all requests' time."""
     wait_ms: float
-    """Added up over the requests."""
+    """Time charged to it, added up over the requests."""
     requests: int
-
-    @classmethod
-    def of(cls, waits: Charged, **others: Any) -> Self:
-        """With the figures of these waits, as far as it has fields for them."""
-        fields = {name: value for name, value in _of_waits(waits).items() if name in cls.__struct_fields__}
-        return cls(**fields, **others)
+    """Number of requests that it concerns."""
 
 
 class LongestWaited(Waited, kw_only=True):
     """Evidence about a wait that names the request that waited longest."""
 
     longest_ms: float
+    """Longest of these waits of a request, added up."""
+    longest_request: str
+    """Request with the longest of these waits."""
+
+
+class WaitFigures(TypedDict):
+    """Fields of ``Waited``."""
+
+    wait_ms: float
+    requests: int
+
+
+class LongestWaitFigures(WaitFigures):
+    """Fields of ``LongestWaited``."""
+
+    longest_ms: float
     longest_request: str
 
 
-def _of_waits(waits: Charged) -> dict[str, Any]:
+def wait_figures(waits: Charged) -> WaitFigures:
+    """Return the fields of ``Waited``."""
+    return {"wait_ms": waits.time_us / 1e3, "requests": waits.requests}
+
+
+def longest_wait_figures(waits: Charged) -> LongestWaitFigures:
+    """Return the fields of ``LongestWaited``."""
     return {
-        "share_frac": waits.share_frac,
-        "wait_ms": waits.time_us / 1e3,
-        "requests": waits.requests,
+        **wait_figures(waits),
         "longest_ms": waits.longest_us / 1e3,
         "longest_request": waits.longest_id,
     }
@@ -135,52 +150,101 @@ def severity(frac: float, warning_from: float, critical_from: float) -> str:
     return "critical" if frac >= critical_from else "warning" if frac >= warning_from else "info"
 
 
-WORDS = ("title", "verdict", "holder", "message")
-"""Fields of ``Finding`` that a template may be given for; for ``example``, too."""
+class Figures(TypedDict, total=False):
+    """Fields of a ``Finding`` that are no sentences, as a rule gives them."""
+
+    code: str
+    severity: str
+    share_frac: float | None
+    gain: Gain | None
+    leads: bool
+    cause: str | None
+    via: str
+    location: str | None
+    engine_rank: int
+    engine_ranks: list[int]
+    count: int
+    trials: list[int]
+    steps: list[int]
+    tokens: int
+    advice: list[Advice]
+    cost_ms: float | None
+    cost_frac: float | None
+    cost_of: str
+    cost_error_frac: float | None
+
+
+class Fields(Figures, total=False):
+    """Fields of a ``Finding`` as a rule gives them; a sentence may be a template."""
+
+    title: str | Message
+    verdict: str | Message
+    holder: str | Message
+    message: str | Message
+    example: str | Message | None
+    """A template is about the first of the evidence's ``examples``."""
+
+
+Values = Mapping[str, Worded]
+"""Values that templates name beside the fields of the evidence."""
 
 
 def finding_of(
     evidence: Evidence,
     shown: pl.DataFrame | None = None,
     *,
-    values: Mapping[str, Any] | None = None,
-    **fields: Any,
+    values: Values = MappingProxyType({}),
+    title: str | Message = NOTHING,
+    verdict: str | Message = NOTHING,
+    holder: str | Message = NOTHING,
+    message: str | Message = NOTHING,
+    example: str | Message | None = None,
+    **figures: Unpack[Figures],
 ) -> Finding:
-    """A recorded fact without a cause, unless ``fields`` say otherwise.
+    """Return a finding; unless ``figures`` say otherwise, about a recorded fact without a cause.
 
     Args:
         evidence: Its figures.
         shown: A row for each step that shows it, with ``step`` and ``trial``: what ``count``, ``trials`` and
-            ``steps`` are, unless ``fields`` have them.
-        values: What templates name beside the fields of the evidence, ``steps`` (``count``), ``tokens`` and
-            ``share`` (``share_frac``).
-        fields: Of ``Finding``. ``WORDS`` may be templates, and ``example``: of the evidence's first.
-            The default of ``severity`` is that of a root cause with this gain and share.
+            ``steps`` are, unless ``figures`` have them.
+        values: As in ``Values``; templates may also name ``steps`` (``count``), ``tokens`` and ``share``
+            (``share_frac``).
+        title: As all sentences: a message, or a template over evidence and values.
+        verdict: As in ``Finding``.
+        holder: As in ``Finding``.
+        message: As in ``Finding``.
+        example: As in ``Finding``; a template is about the evidence's first example.
+        figures: Its other fields. The default of ``severity`` is a root cause's with this gain and share.
     """
-    examples = getattr(evidence, "examples", [])
     if shown is not None:
-        fields = {"count": shown.height, "trials": trial_numbers(shown), **fields}
-        if "steps" not in fields:
-            fields["steps"] = step_numbers(shown)
-    given = {
+        figures = {"count": shown.height, "trials": trial_numbers(shown), **figures}
+        if "steps" not in figures:
+            figures["steps"] = step_numbers(shown)
+    share_frac = figures.get("share_frac")
+    defaults: Figures = {
         "code": "",  # its rule's, which sets it
-        "severity": severity_by_weight(fields.get("gain"), fields.get("share_frac")),
+        "severity": severity_by_weight(figures.get("gain"), share_frac),
         "cause": None,
         "via": "recorded",
         "tokens": 0,
-        **fields,
     }
-    known = {"steps": given["count"], "tokens": given["tokens"], "share": given.get("share_frac")}
-    known |= values or {}
-    given |= {name: said(given[name], evidence, known) for name in WORDS if name in given}
-    if isinstance(given.get("example"), str):
-        given["example"] = said(given["example"], examples[0], known) if examples else None
-    return Finding(evidence=evidence, **given)
+    figures = {**defaults, **figures}
+    values = {"steps": figures["count"], "tokens": figures["tokens"], "share": share_frac, **values}
+    cases = getattr(evidence, "examples", [])
+    if isinstance(example, str):
+        example = said(example, cases[0], values) if cases else None
+    return Finding(
+        evidence=evidence,
+        title=said(title, evidence, values),
+        verdict=said(verdict, evidence, values),
+        holder=said(holder, evidence, values),
+        message=said(message, evidence, values),
+        example=example,
+        **figures,
+    )
 
 
-def said(
-    words: str | Message, fields: object = None, values: Mapping[str, Any] = MappingProxyType({})
-) -> Message:
+def said(words: str | Message, fields: object = None, values: Values = MappingProxyType({})) -> Message:
     """A template with these fields, and with these values where there is no such field."""
     if isinstance(words, Message):
         return words
@@ -195,7 +259,7 @@ def advise(
     setting: str | None = None,
     value: float | str | bool | None = None,
     costs: str | Message = NOTHING,
-    **values: Any,
+    **values: Worded,
 ) -> Advice:
     """One thing to do.
 
@@ -209,8 +273,8 @@ def advise(
         values: By the names in the templates.
     """
     option = Setting(f"--{(setting or '').replace('_', '-')}")
-    known = {"option": option, "value": value, **values}
-    message, costs = said(words, fields, known), said(costs, fields, known)
+    every = {"option": option, "value": value, **values}
+    message, costs = said(words, fields, every), said(costs, fields, every)
     return Advice(message=message, setting=setting, value=value, costs=costs)
 
 
@@ -219,11 +283,11 @@ def step_finding(
     shown: pl.DataFrame,
     evidence: Evidence,
     *,
-    values: Mapping[str, Any] | None = None,
+    values: Values = MappingProxyType({}),
     cost: Cost | None = None,
-    **fields: Any,
+    **fields: Unpack[Fields],
 ) -> Finding:
-    """What one engine's steps show.
+    """Return what one engine's steps show.
 
     Args:
         timeline: The engine's trace.
@@ -235,7 +299,7 @@ def step_finding(
         fields: As for ``finding_of``.
     """
     cost = cost or Cost()
-    given = {
+    of_engine: Fields = {
         "engine_rank": timeline.rank,
         "trials": trial_numbers(shown),
         "cost_ms": cost.ms,
@@ -243,29 +307,35 @@ def step_finding(
         "cost_error_frac": cost.error_frac,
         **fields,
     }
-    values = {"trials": in_trials(timeline, given["trials"]), **(values or {})}
-    return finding_of(evidence, shown, values=values, **given)
+    values = {"trials": in_trials(timeline, of_engine["trials"]), **values}
+    return finding_of(evidence, shown, values=values, **of_engine)
 
 
 def wait_finding(
-    timeline: Timeline, waits: Charged, *, values: Mapping[str, Any] | None = None, **fields: Any
+    timeline: Timeline,
+    waits: Charged,
+    evidence: Evidence,
+    *,
+    values: Values = MappingProxyType({}),
+    **fields: Unpack[Fields],
 ) -> Finding:
-    """A root cause that requests waited for, with who waited behind whom.
+    """Return a root cause that requests waited for, with who waited behind whom.
 
     Args:
         timeline: The engine's trace.
         waits: What is charged to it.
-        values: As for ``step_finding``; templates may also name the fields of ``LongestWaited``.
-        fields: As for ``step_finding``, with ``evidence``; ``gain`` decides the severity.
+        evidence: Its figures.
+        values: As for ``step_finding``.
+        fields: As for ``step_finding``; ``gain`` decides the severity.
     """
     sources = waits.steps["waiting_via"].drop_nulls()
-    given = {
+    of_wait: Fields = {
         "share_frac": waits.share_frac,
         "via": "source" if (sources == "source").any() else "inferred",
         "tokens": int(waits.steps.select(pl.col("waiting_tokens_after").max()).item() or 0),
         **fields,
     }
-    finding = step_finding(timeline, waits.steps, values={**_of_waits(waits), **(values or {})}, **given)
+    finding = step_finding(timeline, waits.steps, evidence, values=values, **of_wait)
     behind = behind_whom(timeline, waits)
     return finding if behind is None else with_holders(timeline, finding, behind)
 

@@ -22,18 +22,26 @@ class StarvedStep(StepExample, kw_only=True):
     """One step and its two kinds of work."""
 
     decode_tokens: int
+    """Tokens of decodes."""
     prefill_tokens: int
+    """Tokens of prefills."""
     token_budget: int
+    """Budget of the step."""
     num_waiting_after: int
+    """Number of requests that waited after the step."""
 
 
 class StarvedPrefills(Evidence, kw_only=True):
     """What decodes took, and what it took the others."""
 
     decode_share_frac: float
+    """Mean of ``decode_tokens / token_budget``."""
     spent_ms: float
+    """Time of these steps."""
     wait_ms: float
+    """Time that requests waited for the token budget after them, added up."""
     examples: list[StarvedStep]
+    """Steps with most waiting requests."""
 
 
 def _find(timeline: Timeline) -> Findings:

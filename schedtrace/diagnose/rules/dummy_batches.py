@@ -18,33 +18,41 @@ class RankDummies(msgspec.Struct, kw_only=True):
     """One rank's dummy batches."""
 
     rank: int
+    """Data-parallel rank."""
     batches: int
+    """Number of its dummy batches."""
     steps_frac: float
-    """Of its batches, with a request or without."""
+    """Share of its batches, with a request or without, that were dummies."""
     time_ms: float
+    """Time of its dummy batches."""
     time_frac: float
-    """Of the time of its batches."""
+    """Share of the time of its batches."""
 
 
 class DummyExample(StepExample, kw_only=True):
     """Dummy batches between two steps of a rank, with the step after them."""
 
     rank: int
+    """Data-parallel rank."""
     batches: int
+    """Number of dummy batches before the step."""
 
 
 class DummyBatches(Evidence, kw_only=True):
     """How many there were, and how long they took."""
 
     batches: int
+    """Number of dummy batches of all ranks."""
     steps_frac: float
-    """Of all ranks' batches, with a request or without."""
+    """Share of all ranks' batches, with a request or without, that were dummies."""
     time_ms: float
-    """Added up over the ranks."""
+    """Time of the dummy batches, added up over the ranks."""
     time_frac: float
-    """Of the time of all ranks' batches."""
+    """Share of the time of all ranks' batches."""
     ranks: list[RankDummies]
+    """Figures of each rank."""
     examples: list[DummyExample]
+    """Longest gaps between two steps of a rank; the step is the one after the gap."""
 
 
 def _find(ranks: Ranks) -> Findings:

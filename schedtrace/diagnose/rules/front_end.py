@@ -124,45 +124,53 @@ class ThreadShare(msgspec.Struct, kw_only=True):
     role: str
     """``engine``, ``worker`` or ``front_end``."""
     pid: int
+    """Id of the operating system's process."""
     ran_frac: float
-    """Share of the time that it was on a processor."""
+    """Share of the time that it was on a processor. A front end's thread is named from 0.90 on."""
     waited_frac: float
-    """Share of the time that it was ready and had none, of all that it was ready."""
+    """Share of the time that it was ready to run and no processor was free, of all that it was ready. It is
+    named from 0.10 on."""
 
 
 class SlowWay(msgspec.Struct, kw_only=True):
-    """One request."""
+    """Way of one request to the engine."""
 
     request_id: str
+    """vLLM's id of the request."""
     way_us: int
+    """Time from its arrival at the front end until it was prepared for the engine."""
     ttft_us: int
+    """Time from its arrival to its first token."""
 
 
 class FrontEndTime(Evidence, kw_only=True):
     """The requests' way to the engine."""
 
     requests: int
-    """Those with a first token and a known arrival at the front end."""
+    """Number of requests with a first token and a known arrival at the front end."""
     offline: bool
-    """``LLM(...)`` handed over whole batches: ``found_frac`` is of the run."""
+    """Whether ``LLM(...)`` handed over whole batches: ``found_frac`` is of the run."""
     found_frac: float
-    """Of a server: the way's share of the time to first token, added up over the requests. Offline: for how
-    much of the run the engine was idle while requests were on their way."""
+    """Share of the definition. Of a server: the way's share of the time to first token, added up over the
+    requests. Offline: the share of the run in which the engine was idle while requests were on their way."""
     way_ms_p50: float
-    """From the arrival at the front end until the request was prepared for the engine."""
+    """Median time from the arrival at the front end until the request was prepared for the engine."""
     before_ms_p50: float
-    """Of that: until the engine's input thread took it; the whole way where that is not recorded, but for the
-    step under way."""
+    """Median part of the way before the engine's input thread took the request; the whole way, less the
+    step under way, where that is not recorded."""
     prepare_ms_p50: float | None
-    """Of that: in the input thread, for block hashes and the grammar; null: not recorded."""
+    """Part of the way in the input thread, for block hashes and the grammar, at the median; None: not
+    recorded."""
     input_queue_ms_p50: float | None
-    """After it: until the step under way was over; in no share here. Null: not recorded."""
+    """Time after the way until the step under way was over, at the median; in no share here. None: not
+    recorded."""
     queue_empty_frac: float | None
     """Share of the working steps after which no request waited."""
     threads: list[ThreadShare]
-    """Empty where the system does not count their time."""
+    """Main threads of engine, workers and front end that the trace saw twice during the run; empty where the
+    system does not count their time."""
     examples: list[SlowWay]
-    """Those with the longest way."""
+    """Requests with the longest way."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -4,16 +4,17 @@ Work is conserved: a fuller step does more of it, and only what a step costs wha
 a device that does not get faster by the token as steps grow, steps larger than those seen gain no more.
 """
 
-from typing import Any
+from types import MappingProxyType
+from typing import Unpack
 
 import polars as pl
 
 from schedtrace.diagnose.gains import host_us
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
-from schedtrace.diagnose.rules.common import RESOLVED_FRAC, advise, wait_finding
+from schedtrace.diagnose.rules.common import RESOLVED_FRAC, Fields, Values, advise, wait_finding
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Finding
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -31,19 +32,31 @@ LIMITS = {
 """What requests waited for, and what widens it."""
 
 
-def limit_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
-    """A root cause that requests waited for: the limit, or the device if a wider one would gain little.
+def limit_finding(
+    timeline: Timeline,
+    waits: Charged,
+    evidence: Evidence,
+    limit: Cause,
+    *,
+    values: Values = MappingProxyType({}),
+    **fields: Unpack[Fields],
+) -> Finding:
+    """Return a root cause that requests waited for: the limit, or the device where a wider one gains little.
 
     Args:
         timeline: The engine's trace.
         waits: What is charged to it.
-        fields: As for ``wait_finding``, of the limit; ``cause`` is one of ``LIMITS``.
+        evidence: Its figures.
+        limit: Cause that it is about, one of ``LIMITS``.
+        values: As for ``wait_finding``.
+        fields: As for ``wait_finding``, of the limit.
     """
-    gain = gain_without(timeline, waits, fields["cause"])
+    fields["cause"] = limit
+    gain = gain_without(timeline, waits, limit)
     load = offered_load(timeline)
     if gain is None or not _is_full(load, gain):
-        return wait_finding(timeline, waits, **fields)
-    resource, wider = LIMITS[fields["cause"]]
+        return wait_finding(timeline, waits, evidence, values=values, **fields)
+    resource, wider = LIMITS[limit]
     # Whole clauses: of several engines, what says one engine's gain is left out (``root_causes``).
     but = say(", but by the step times seen {wider} would not raise throughput", wider=wider)
     if gain >= RESOLVED_FRAC:
@@ -52,7 +65,8 @@ def limit_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
             wider=wider,
             gain=gain,
         )
-    full: dict[str, Any] = {
+    full: Fields = {
+        **fields,
         "title": "The device is full",
         "verdict": say(
             "The device is the limit: requests spent {share:%} of their time waiting for {resource}{but}.",
@@ -69,7 +83,7 @@ def limit_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
             )
         ],
     }
-    return wait_finding(timeline, waits, **{**fields, **full})
+    return wait_finding(timeline, waits, evidence, values=values, **full)
 
 
 def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | None:

@@ -22,30 +22,48 @@ class HeldUp(StepExample, kw_only=True):
     """One request that would have fitted behind a refused one."""
 
     head: str
+    """Refused request at the head of the queue."""
     head_tokens: int
+    """Tokens that the head wanted."""
     budget_left: int
+    """Tokens of the budget that were left."""
     kv_blocks_free: int
+    """KV blocks that were free."""
     seats_left: int
+    """Number of free seats."""
     request_id: str
+    """Request behind the head."""
     tokens: int
+    """Tokens that this request needed."""
     blocks: int
+    """KV blocks that it needed."""
     waited_us: int
+    """Time that it waited longer."""
 
 
 class HeadOfLine(Evidence, kw_only=True):
     """Refused requests, and those behind them."""
 
     refused_steps: int
+    """Number of steps that refused their head."""
     heads: int
+    """Number of different heads."""
     head: str
-    """The one behind which requests waited longest."""
+    """Head behind which requests waited longest."""
     head_tokens: int
+    """Tokens that it wanted."""
     head_blocks: int | None
+    """KV blocks that it needed; None: not recorded."""
     blocks_free: float | None
+    """KV blocks that were free after the steps that refused it, at the median."""
     requests_held_up: int
+    """Number of requests that were passed over."""
     held_up_ms: float
+    """Time charged to the heads, added up."""
     longest_ms: float
+    """Longest of these waits."""
     examples: list[HeldUp]
+    """Requests that were held up longest."""
 
     @property
     def other_heads(self) -> int:
@@ -102,7 +120,7 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         message="{requests_held_up:n request} would have been admitted {mean:us} earlier on average "
         "({longest_request:id}: {longest_ms:ms}), had vLLM looked past {heads:n refused request}; it "
         "admits in queue order.",
-        values={"mean": waits.time_us / waits.requests},
+        values={"mean": waits.time_us / waits.requests, "longest_request": waits.longest_id},
         advice=_advice(timeline, cause),
         evidence=evidence,
         example="{at} refused {head:id} ({head_tokens:n token}) and left {budget_left:n token}, "

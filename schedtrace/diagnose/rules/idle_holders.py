@@ -7,7 +7,7 @@ import polars as pl
 from schedtrace.diagnose.kv_blocks import usable_blocks
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_finding
+from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_figures, wait_finding
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Count, Steps
@@ -27,23 +27,34 @@ class IdleHolders(Waited, kw_only=True):
     """Who kept blocks; the run of steps is the longest."""
 
     first_step: int
+    """First step of the longest stretch."""
     last_step: int
+    """Last step of that stretch."""
     time_ms: float
+    """Time of that stretch."""
     kind: str
+    """``session``, ``finished``, or ``request`` where the holders differ or are something else."""
     holders: int
+    """Number of idle holders in that stretch."""
     largest: str
+    """Holder that keeps most blocks."""
     largest_blocks: int
+    """KV blocks that it keeps."""
     idle_blocks: int
+    """KV blocks that all of them keep."""
     blocks_total: int | None
+    """KV blocks of the cache."""
     deadlock: bool
-    """Nobody ran, and each of the holders waited for blocks itself."""
+    """Whether no request ran and each of the holders waited for blocks itself."""
 
 
 def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
-    evidence = IdleHolders.of(waits, blocks_total=timeline.header.kv_blocks_total, **_longest(timeline))
+    evidence = IdleHolders(
+        **wait_figures(waits), blocks_total=timeline.header.kv_blocks_total, **_longest(timeline)
+    )
     verdict = (
         "KV blocks of requests that do not run limit this run: {who} kept theirs while requests spent "
         "{share:%} of their time waiting for KV blocks."
@@ -64,6 +75,8 @@ def _find(timeline: Timeline) -> Findings:
         values={
             "who": Count(evidence.holders, NOUNS[evidence.kind]),
             "usable": usable_blocks(timeline.header),
+            "longest_request": waits.longest_id,
+            "longest_ms": waits.longest_us / 1e3,
             "stretch": Steps(evidence.first_step, evidence.last_step),
         },
         cause=Cause.KV_BLOCKS,

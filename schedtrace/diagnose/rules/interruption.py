@@ -124,11 +124,15 @@ class Interruption(StepExample, kw_only=True):
     """One of them: ``step`` is the slow step, or the first one afterwards."""
 
     begin_us: int
+    """Beginning, since the recording began."""
     length_us: int
+    """How long it took."""
     part: str
+    """Where most of the time went."""
     factor: float | None
+    """Actual over expected time; None for an event that is no slow step."""
     open: bool | None = None
-    """The trace ends in it."""
+    """Whether the trace ends in it."""
 
 
 class StarvedThread(msgspec.Struct, kw_only=True):
@@ -137,8 +141,9 @@ class StarvedThread(msgspec.Struct, kw_only=True):
     role: str
     """``engine`` or ``worker``."""
     pid: int
+    """Id of the operating system's process."""
     ran_frac: float
-    """Share of that time that it was on a processor."""
+    """Share of the time in which processors were short that it was on a processor."""
     waited_frac: float
     """Share of that time that it was ready to run and had none."""
     lost_ms: float
@@ -149,31 +154,45 @@ class Interruptions(Evidence, kw_only=True):
     """All of one kind."""
 
     kind: str
+    """Kind of the event, as above."""
     first_step: int | None
+    """First step of what they span."""
     last_step: int | None
+    """Last step of what they span."""
     times: int
+    """Number of interruptions."""
     time_ms: float
+    """Time of all of them."""
     requests_ms: float
+    """Time that requests lost, as above."""
     requests: int
+    """Number of requests that were open meanwhile."""
     longest_request: str
+    """Request that lost most."""
     part: str
+    """Where most of the time went."""
     factor: float | None
+    """Median of actual over expected time."""
     detail: str | None
+    """State of the pause, or what was called."""
     period_steps: float | None
+    """Steps from one to the next, of ``periodic``."""
     period_ms: float | None
+    """Time from one to the next, of ``periodic``."""
     open: bool = False
-    """The trace ends in it."""
+    """Whether the trace ends in it; it then is always reported, and first."""
     scheduler: str
     """The scheduler's class."""
     sentence: str | None = None
-    """Sentence of the watchdog about the longest."""
+    """Sentence of the watchdog about the longest, of ``hung`` and ``stalled``."""
     stacks: list[str] = msgspec.field(default_factory=list)
     """Stacks of the threads of engine and workers at that time."""
     examples: list[Interruption]
+    """Longest interruptions."""
     short_ms: float | None
-    """``starved``: for how long processors were short."""
+    """Time for which processors were short, of ``starved``."""
     threads: list[StarvedThread]
-    """``starved``: whose processors these were, the thread that lost most first."""
+    """Threads whose processors these were, of ``starved``; the thread that lost most first."""
 
     @property
     def thread(self) -> str:

@@ -6,7 +6,7 @@ from schedtrace.diagnose.gains import RAN, with_more_running
 from schedtrace.diagnose.kv_blocks import GroupUse, Need, group_use, kv_need
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise
+from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, longest_wait_figures
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
@@ -31,25 +31,45 @@ class KvSpace(LongestWaited, kw_only=True):
     """Waiting for KV blocks, and what preemptions cost."""
 
     refused_steps: int
+    """Number of steps that refused a request for KV blocks."""
     steps: int
+    """Number of all steps."""
     preemptions: int
+    """Number of preemptions."""
     recomputed_tokens: int
+    """Tokens that were computed again."""
     recomputed_frac: float
+    """Share of all computed tokens."""
     mean_budget_left_frac: float | None
-    mean_seats_free_frac: float | None
+    """Mean share of the token budget that was left in these steps."""
     held_step: int | None
-    """The step that ``running`` and all blocks are of."""
+    """One step whose waiting loop was refused blocks: that of the refusal that lasted longest where the
+    trace lists the holders, else one with as many blocks held as their median (of all steps if none was
+    refused). ``running`` and all blocks are of this step, so that they add up."""
     running: int | None
+    """Number of running requests."""
     blocks_held: int | None
+    """KV blocks that all requests held, without vLLM's null block."""
     blocks_free: int | None
+    """KV blocks that were free."""
     blocks_needed: int | None
+    """KV blocks that the refused request needed."""
     blocks_total: int | None
+    """KV blocks of the cache."""
     blocks_for_all: int | None
+    """About how many KV blocks hold all requests at once: ``ceil((prompt + output tokens) / block_size)`` of
+    a finished request on average, times the most requests that were in the scheduler at once (at most the
+    seats), plus one, vLLM's null block. With several cache groups, what a running request held on average
+    counts instead. None: the cache has as many."""
     largest_holder: str | None
+    """Request that held most blocks at that refusal, where the trace lists the holders."""
     largest_holder_blocks: int | None
+    """KV blocks that it held."""
     set_aside: float
+    """Number of requests that a scheduler other than vLLM's had taken out of the running ones, their blocks
+    kept, at that refusal."""
     groups: list[GroupUse]
-    """By KV cache group; empty with one group, or where it is not recorded."""
+    """KV cache groups; empty with one group, or where they are not recorded."""
 
     @property
     def usable(self) -> int | None:
@@ -76,10 +96,10 @@ def _find(timeline: Timeline) -> Findings:
         title="Preemptions: the KV cache is too small for the running requests"
         if thrashing
         else "KV cache too small",
-        verdict=_verdict(evidence, again),
+        verdict=_verdict(evidence, waits.share_frac, again),
         holder=_holder(evidence),
         gain=_gain(timeline, waits, evidence),
-        cause=Cause.KV_BLOCKS,
+        limit=Cause.KV_BLOCKS,
         message=REFUSALS + (PREEMPTIONS if evidence.preemptions else ""),
         advice=_advice(timeline, evidence, thrashing=thrashing),
         evidence=evidence,
@@ -99,18 +119,16 @@ def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
 def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
     need = kv_need(timeline)
     refused = timeline.exits.filter((pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal"))
-    seats = 1 - pl.col("num_running_after") / timeline.seats if timeline.seats else pl.lit(None, pl.Float64)
     computed = int(timeline.steps["used_tokens"].sum() or 0)
     recomputed = int(timeline.steps["recomputed_tokens"].sum() or 0)
-    return KvSpace.of(
-        waits,
+    return KvSpace(
+        **longest_wait_figures(waits),
         refused_steps=refused["step"].n_unique(),
         steps=timeline.steps.height,
         preemptions=timeline.preemptions.filter(pl.col("in_schedule")).height,
         recomputed_tokens=recomputed,
         recomputed_frac=recomputed / computed if computed else 0.0,
         mean_budget_left_frac=mean(waits.steps, pl.col("remaining_budget") / pl.col("token_budget")),
-        mean_seats_free_frac=mean(waits.steps, seats),
         groups=group_use(timeline) if len(timeline.header.cache_groups) > 1 else [],
         **need.holdings(),
     )
@@ -133,14 +151,14 @@ def _of_groups(evidence: KvSpace) -> Message:
     )
 
 
-def _verdict(evidence: KvSpace, again: float) -> Message:
+def _verdict(evidence: KvSpace, share_frac: float, again: float) -> Message:
     free = NOTHING
     if evidence.mean_budget_left_frac is not None:
         free = say(", while {mean_budget_left_frac:%} of the token budget stayed free", evidence)
     return say(
         "KV cache space limits this run: requests spent {share:%} of their time waiting for KV blocks"
         "[{again:?} or computing again after a preemption]{free}.",
-        share=evidence.share_frac,
+        share=share_frac,
         again=again >= 0.01,  # noqa: PLR2004  # what is less is not worth the words
         free=free,
     )

@@ -17,18 +17,22 @@ class ShortStep(StepExample, kw_only=True):
     """One step that ran before all requests had arrived."""
 
     total_requests: int
-    remaining_budget: int
+    """Number of requests that the step scheduled."""
     to_come: int
-    spent_us: int
+    """Number of requests of the trial still to come."""
 
 
 class LateArrivals(Evidence, kw_only=True):
     """Time of such steps, and how long the front end took."""
 
     spent_ms: float
+    """Time of these steps, from start to output."""
     spent_frac: float
+    """Share of the busy time."""
     handed_over_ms: float
+    """Mean time over the trials from the first request in the scheduler to the last one."""
     examples: list[ShortStep]
+    """Steps with most requests still to come."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -16,18 +16,24 @@ class CappedStep(StepExample, kw_only=True):
     """One step with capped chunks and budget left."""
 
     used_tokens: int
+    """Tokens that the step scheduled."""
     remaining_budget: int
+    """Tokens of its budget that were left."""
     withheld: int
-    usable: int
+    """Tokens that the capped requests wanted more."""
 
 
 class CappedChunks(Evidence, kw_only=True):
     """What the capped steps left empty."""
 
     mean_empty_tokens: float
+    """Mean number of tokens that the capped chunks left unused."""
     steps_if_full: int
+    """Number of full steps that the tokens of these steps would have needed, trial by trial."""
     shared_steps: int
+    """Number of these steps that scheduled other requests beside the capped ones."""
     examples: list[CappedStep]
+    """Steps that withheld most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:

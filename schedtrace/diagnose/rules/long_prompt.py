@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed, threshold
+from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
@@ -17,14 +17,21 @@ class LongPrompt(Evidence, kw_only=True):
     """The prompt, what it took, and who waited."""
 
     request_id: str
+    """Request whose prompt took most tokens in these steps."""
     prompt_tokens: int
+    """Length of its prompt."""
     prompts: int
+    """Number of requests of which the same is true, this one included."""
     prefill_frac: float
+    """Its share of the prefill tokens of the steps in which it took most."""
     steps: int
+    """Number of these steps."""
     time_ms: float
+    """Time of these steps."""
     requests: int
+    """Number of short requests that waited."""
     mean_wait_ms: float
-    threshold: int
+    """Mean time that they waited."""
 
     @property
     def like_it(self) -> int:
@@ -67,7 +74,6 @@ def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
         time_ms=int(ours.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0) / 1e3,
         requests=waits.requests,
         mean_wait_ms=waits.time_us / waits.requests / 1e3,
-        threshold=threshold(timeline),
     )
 
 

@@ -25,11 +25,15 @@ class Tail(Evidence, kw_only=True):
     """The tails of all trials."""
 
     trials: int
+    """Number of trials with a tail."""
     requests: list[str]
+    """Requests of the longest tail, the longest output first."""
     output_tokens: int
+    """Output of the first of them."""
     usual_tokens: float
+    """90th percentile of the outputs."""
     tail_ms: float
-    tail_frac: float
+    """Time of the tails, as above."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,6 @@ def _find(timeline: Timeline) -> Findings:
         output_tokens=worst.output_tokens,
         usual_tokens=worst.usual_tokens,
         tail_ms=tail_us / 1e3,
-        tail_frac=share,
     )
     advice = (
         "Send the longest requests first, or bound their outputs (max_tokens): no setting of the engine "

@@ -11,7 +11,14 @@ from schedtrace.diagnose.rules.allowed_settings import (
     seats_cost,
     seats_setting,
 )
-from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, by_class, listed
+from schedtrace.diagnose.rules.common import (
+    WAITED,
+    LongestWaited,
+    advise,
+    by_class,
+    listed,
+    longest_wait_figures,
+)
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
@@ -31,15 +38,26 @@ class Seats(LongestWaited, kw_only=True):
     """Waiting for a seat, who sat, and what else was free."""
 
     refused_steps: int
+    """Number of steps in which requests waited for a seat."""
     steps: int
+    """Number of all steps."""
     seats: int
+    """``max_num_seqs``."""
     decoding: float | None
+    """Mean number of requests that decoded in these steps."""
     prefilling: float | None
+    """Mean number of requests that prefilled or recomputed."""
     without_tokens: float | None
+    """Mean number of requests that had a seat and got no token."""
     mean_blocks_free_frac: float | None
+    """Mean share of the KV blocks that were free."""
     mean_budget_left_frac: float | None
+    """Mean share of the token budget that was left."""
     seats_that_fit: int | None
+    """``seats / (1 - share of free KV blocks)``, which nine tenths of these steps had: as many requests as
+    the KV cache has room for."""
     classes: list[ClassTime]
+    """Priorities of the requests that got tokens in these steps."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -60,7 +78,7 @@ def _find(timeline: Timeline) -> Findings:
         values={"option": seats_setting(timeline), "free": _free(evidence)},
         holder=_holder(evidence),
         gain=gain,
-        cause=Cause.MAX_NUM_SEQS,
+        limit=Cause.MAX_NUM_SEQS,
         message="All seats were taken in {refused_steps:n} of {steps:n step}; " + WAITED,
         advice=advice,
         evidence=evidence,
@@ -79,8 +97,8 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
     fit = None
     if least_free is not None and least_free < 1:
         fit = int(timeline.seats / (1 - least_free))
-    return Seats.of(
-        waits,
+    return Seats(
+        **longest_wait_figures(waits),
         refused_steps=steps.height,
         steps=timeline.steps.height,
         seats=timeline.seats,

@@ -29,15 +29,25 @@ class NeverFits(msgspec.Struct, kw_only=True):
     """One request that can never run to its end."""
 
     request_id: str
+    """vLLM's id of the request."""
     trial: int | None
+    """Trial of the request; None for a trace without trials."""
     step: int
+    """Step of the first refusal."""
     last_step: int
+    """Step of the last refusal."""
     refusals: int
+    """Number of refusals."""
     self_preemptions: int
+    """Number of its preemptions for blocks that it needed itself."""
     tokens: int
+    """Length of its prompt, or the tokens with which it outgrew the pool."""
     blocks_needed: list[int]
+    """KV blocks that it needs, by cache group; empty: unknown."""
     waited_ms: float
+    """Time from its first refusal to its last."""
     waiting_behind: int
+    """Number of requests in the queue after the last refusal."""
 
     @property
     def at(self) -> Steps:
@@ -60,10 +70,15 @@ class NeverFitting(Evidence, kw_only=True):
     """The requests of one cause."""
 
     requests: int
+    """Number of requests that can never run for this cause."""
     blocks_usable: int | None
+    """KV blocks that requests can hold; None: unknown."""
     longest_sequence_tokens: int | None
+    """Longest prompt that fits, output included; None: unknown."""
     delayed_requests: int
+    """Number of other requests that waited between the first and the last refusal."""
     examples: list[NeverFits]
+    """First of these requests."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:

@@ -33,19 +33,33 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
     """One request that made no progress."""
 
     request_id: str
+    """vLLM's id of the request."""
     trial: int | None
+    """Trial of the request; None for a trace without trials."""
     step: int
+    """Step of the first restart, or first step parked."""
     last_step: int
+    """Step of the last restart, or last step parked."""
     restarts: int = 0
+    """Number of restarts."""
     fruitless: int = 0
+    """Number of restarts after which it got no further than before."""
     high_tokens: int = 0
+    """Most tokens that it had computed at once."""
     recomputed_tokens: int = 0
+    """Tokens computed again."""
     unfinished: bool
+    """Whether it did not finish (parked: was not scheduled again)."""
     hopeless: bool = False
+    """Whether it cannot get on."""
     preemptions: int = 0
+    """Number of its preemptions."""
     for_itself: int = 0
+    """Number of preemptions for its own allocation."""
     ready_us: int | None = None
+    """When a parked request was ready, on the trace's clock; None: it was not parked."""
     parked_ms: float | None = None
+    """Time parked after it was ready; None: it was not parked."""
 
     @property
     def at(self) -> Steps:
@@ -57,13 +71,20 @@ class NoProgress(Evidence, kw_only=True):
     """The requests of one finding."""
 
     requests: int
+    """Number of requests."""
     unfinished: int
+    """Number of these that did not finish (parked: were not scheduled again)."""
     hopeless: int
-    """Number of these that cannot get on, as nobody else did either until the trace ended."""
+    """Number of these that cannot get on, as no other request did either until the trace ended."""
     recomputed_tokens: int = 0
+    """Tokens computed again."""
     recomputed_frac: float | None = None
+    """Share of all tokens computed; None for parked requests."""
     holders: list[str] = msgspec.field(default_factory=list)
+    """Requests for which vLLM preempted the first one; where it was preempted for itself, those that had
+    tokens in most steps meanwhile."""
     examples: list[NoProgressExample]
+    """Requests that recomputed most."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:

@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens
-from schedtrace.diagnose.rules.common import LongestWaited, advise, wait_finding
+from schedtrace.diagnose.rules.common import LongestWaited, advise, longest_wait_figures, wait_finding
 from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
 from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
 from schedtrace.diagnose.rules.token_budget_bound import RULE as TOKEN_BUDGET_BOUND
@@ -142,8 +142,9 @@ class LimitWait(LongestWaited, kw_only=True):
     """Waiting for one limit."""
 
     refused_steps: int
+    """Number of steps with an exit that refused or passed over a request for it."""
     steps: int
-    mean_budget_left_frac: float | None
+    """Number of all steps."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -174,11 +175,10 @@ def _of_cause(timeline: Timeline, cause: str) -> Findings:
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"cause": cause, "why": why},
         advice=_advice(timeline, cause, detail[0]) if known.height else [],
-        evidence=LimitWait.of(
-            waits,
+        evidence=LimitWait(
+            **longest_wait_figures(waits),
             refused_steps=known["step"].n_unique(),
             steps=timeline.steps.height,
-            mean_budget_left_frac=mean(waits.steps, pl.col("remaining_budget") / pl.col("token_budget")),
         ),
     )
 

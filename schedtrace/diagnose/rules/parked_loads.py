@@ -1,10 +1,12 @@
 """``parked-loads``: requests that wait for KV blocks from elsewhere hold the KV cache meanwhile."""
 
+from typing import TypedDict
+
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import Waited, advise, wait_finding
+from schedtrace.diagnose.rules.common import Waited, advise, wait_figures, wait_finding
 from schedtrace.diagnose.waits import charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING
@@ -18,19 +20,25 @@ class ParkedLoads(Waited, kw_only=True):
     """Parked requests and what they hold."""
 
     parked: float | None
+    """Mean number of parked requests in these steps."""
     running: float | None
+    """Mean number of running requests in these steps."""
     parked_blocks: int | None
+    """Most KV blocks that parked requests held at once; None: the trace does not record loads."""
     parked_requests: int | None
+    """Most requests that were parked at once; None likewise."""
     blocks_total: int | None
+    """KV blocks of the cache."""
     oldest_ms: float | None
+    """Longest time from a load's begin to its arrival, or to the trace's end; None likewise."""
 
 
 def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
         return
-    evidence = ParkedLoads.of(
-        waits,
+    evidence = ParkedLoads(
+        **wait_figures(waits),
         parked=mean(waits.steps, pl.col("kv_loads_parked")),
         running=mean(waits.steps, pl.col("num_running_after")),
         blocks_total=timeline.header.kv_blocks_total,
@@ -58,6 +66,8 @@ def _find(timeline: Timeline) -> Findings:
             "mean_parked": round(evidence.parked or 0),
             "mean_running": round(evidence.running or 0),
             "usable": total - 1 if total else None,
+            "longest_request": waits.longest_id,
+            "longest_ms": waits.longest_us / 1e3,
         },
         advice=[
             advise("look at the KV connector's other side: its transfers take too long"),
@@ -73,23 +83,31 @@ def _find(timeline: Timeline) -> Findings:
     )
 
 
-def _parked(timeline: Timeline) -> dict[str, float | None]:
-    """Most blocks and requests parked at once, and the longest that a load took."""
-    names = ("parked_blocks", "parked_requests", "oldest_ms")
+class Parked(TypedDict):
+    """Figures of parked loads; None: the trace does not record loads."""
+
+    parked_blocks: int | None
+    parked_requests: int | None
+    oldest_ms: float | None
+
+
+def _parked(timeline: Timeline) -> Parked:
+    """Return the most blocks and requests that were parked at once, and the longest that a load took."""
+    nothing = Parked(parked_blocks=None, parked_requests=None, oldest_ms=None)
     if "kv_loads" not in timeline.lists:
-        return dict.fromkeys(names)
+        return nothing
     loads = timeline.lists["kv_loads"].select("request_id", "event", "at_us", "blocks").collect()
     begun = loads.filter(pl.col("event") == "begun").unique("request_id", keep="first")
     if begun.is_empty():
-        return dict.fromkeys(names)
+        return nothing
     over = loads.filter(pl.col("event") != "begun").group_by("request_id").agg(over_us=pl.col("at_us").max())
     spans = begun.join(over, on="request_id", how="left").with_columns(
         pl.col("over_us").fill_null(timeline.end_us), held=pl.col("blocks").list.sum().fill_null(0)
     )
     parked = level(spans, "at_us", "over_us", blocks="held", requests=1)
     oldest_us = spans.select((pl.col("over_us") - pl.col("at_us")).max()).item()
-    most = parked.select(pl.col("blocks", "requests").max().fill_null(0)).row(0)
-    return dict(zip(names, (*most, oldest_us / 1e3), strict=True))
+    blocks, requests = parked.select(pl.col("blocks", "requests").max().fill_null(0)).row(0)
+    return Parked(parked_blocks=blocks, parked_requests=requests, oldest_ms=oldest_us / 1e3)
 
 
 RULE = Rule(

@@ -20,7 +20,9 @@ class Cycle(StepExample, kw_only=True):
     """Steps that follow each other, one for each batch in flight; ``step`` is the first."""
 
     sizes: list[int]
+    """Requests of each of its steps."""
     cycle_us: int
+    """Time of the cycle."""
 
     @property
     def span(self) -> Steps:
@@ -32,13 +34,21 @@ class PipelineBubbles(Evidence, kw_only=True):
     """Sizes of the batches in flight, and what their unevenness costs."""
 
     stages: int
+    """``pipeline_parallel_size``."""
     depth: int
+    """Number of batches in flight."""
     cycles: int
+    """Number of cycles, as above."""
     uneven_cycles: int
+    """Number of uneven cycles."""
     unevenness_frac: float
+    """Unevenness of these, as above."""
     cohorts: list[Cohort]
+    """Figures of each batch in flight."""
     most_gain_frac: float
+    """``sum(largest) / sum(best) - 1``: the gain if a stage's time were proportional to the batch."""
     examples: list[Cycle]
+    """Cycles with the largest batch; the step is the first."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -21,47 +21,51 @@ class RankStall(msgspec.Struct, kw_only=True):
     """One rank's part in it."""
 
     rank: int
+    """Data-parallel rank."""
     stalled_passes: int
-    """In which it only decoded while another rank prefilled."""
+    """Number of common steps in which it only decoded while another rank prefilled."""
     stalled_ms: float
-    """How much longer these took than passes without prefill."""
+    """Time that these took longer than common steps without prefill."""
     prefill_passes: int
-    """In which it prefilled."""
+    """Number of common steps in which it prefilled."""
     stalled_others_ms: float
-    """Of the stalls of other ranks: those in passes in which its prefill was the largest."""
+    """Stalls of other ranks in common steps in which its prefill was the largest."""
 
 
 class StallExample(StepExample, kw_only=True):
     """A long stall, with the step of the rank that prefilled."""
 
     rank: int
-    wave: int
-    step_counter: int
+    """Rank that prefilled."""
     prefill_tokens: int
+    """Tokens that the rank prefilled."""
     stalled_ranks: int
+    """Number of ranks that waited."""
     pass_us: int
+    """Time of the common step."""
     excess_us: int
+    """Time that it took longer than common steps without prefill."""
 
 
 class PrefillStall(Evidence, kw_only=True):
     """How often ranks waited, and for how long."""
 
     passes: int
-    """In which a rank computed something."""
+    """Number of common steps, in which a rank computed something."""
     prefill_passes: int
-    """In which a rank prefilled."""
+    """Number of common steps in which a rank prefilled."""
     stalled_passes: int
-    """In which a rank prefilled while another one only decoded."""
+    """Number of common steps in which a rank prefilled while another one only decoded."""
     mean_prefilling: float
-    """Ranks that prefilled in a pass with a prefill."""
+    """Mean number of ranks that prefilled in a common step with a prefill."""
     stalled_ms: float
-    """How much longer the stalled passes took than passes without prefill."""
+    """Time that stalled common steps took longer than those without prefill."""
     stalled_frac: float
-    """Of the time of all passes."""
-    noise_ms: float
-    """Standard deviation of ``stalled_ms`` that passes without prefill suggest."""
+    """Share of the time of all common steps."""
     ranks: list[RankStall]
+    """Figures of each rank."""
     examples: list[StallExample]
+    """Longest stalls, with the step of the rank that prefilled."""
 
 
 def _find(ranks: Ranks) -> Findings:
@@ -82,7 +86,6 @@ def _find(ranks: Ranks) -> Findings:
         mean_prefilling=float(stalls.passes["prefilling"].mean() or 0),  # type: ignore[arg-type]  # integers
         stalled_ms=stalled_us / 1e3,
         stalled_frac=frac,
-        noise_ms=noise_us / 1e3,
         ranks=_ranks(ranks, stalls, blamed),
         examples=_examples(stalls, blamed),
     )

@@ -1,13 +1,11 @@
 """``prefill-starves-decode``: decoding requests waited longer because their steps prefilled, too."""
 
-from typing import Any
-
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
-from schedtrace.diagnose.rules.common import StepExample, share_of_requests, step_finding
+from schedtrace.diagnose.rules.common import Fields, StepExample, share_of_requests, step_finding
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
@@ -29,19 +27,28 @@ class StretchedStep(StepExample, kw_only=True):
     """One step and what its prefill added."""
 
     prefill_tokens: int
+    """Tokens of prefills."""
     decode_tokens: int
+    """Tokens of decodes."""
     busy_us: int
+    """Time from the step's start to its output."""
     stretch_us: float
+    """Time that its prefill added, by the step-time model."""
 
 
 class Stretch(Evidence, kw_only=True):
     """What prefill added to the time between tokens."""
 
     stretch_frac: float
+    """Share of all time between tokens, as above."""
     mean_stretch_us: float
+    """Mean of ``stretch_us``."""
     max_busy_us: int
+    """Longest of these steps."""
     median_decode_step_us: float | None
+    """Median time of steps that only decode; None: there are none."""
     examples: list[StretchedStep]
+    """Steps with the largest stretch."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -63,9 +70,18 @@ def _find(timeline: Timeline) -> Findings:
     )
     model = timeline.step_time
     severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
-    root: dict[str, Any] = {"severity": severity}
+    fields: Fields = {
+        "tokens": int(mixed["prefill_tokens"].sum()),
+        "message": "{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
+        "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
+        "between their tokens, by the step-time model.[ A step with decodes only took "
+        "{median_decode_step_us:us} at the median.]",
+        "example": "{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
+        "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
+        "cost_error_frac": None if model is None else model.error_frac,
+    }
     if _interrupts(evidence) and not _of_late(timeline, mixed):
-        root = {
+        fields |= {
             "title": "Large prefill chunks interrupt the decodes",
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
             "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
@@ -74,21 +90,10 @@ def _find(timeline: Timeline) -> Findings:
             "share_frac": share_of_requests(timeline, stretch_us),
             "advice": [replayed(LONG_PREFILL)],
         }
-    yield step_finding(
-        timeline,
-        mixed,
-        evidence,
-        tokens=int(mixed["prefill_tokens"].sum()),
-        message="{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
-        "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
-        "between their tokens, by the step-time model.[ A step with decodes only took "
-        "{median_decode_step_us:us} at the median.]",
-        values={"most": max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens},
-        example="{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
-        "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
-        cost_error_frac=None if model is None else model.error_frac,
-        **root,
-    )
+    else:
+        fields["severity"] = severity
+    most = max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens
+    yield step_finding(timeline, mixed, evidence, values={"most": most}, **fields)
 
 
 def _interrupts(evidence: Stretch) -> bool:

@@ -44,30 +44,48 @@ class Found(StepExample, kw_only=True):
     """What one request found in the cache when it was admitted or came back."""
 
     request_id: str
+    """vLLM's id of the request."""
     computed_before_tokens: int
+    """Tokens that had been computed before."""
     found_tokens: int
+    """Tokens of these that it found in the cache."""
 
 
 class PrefixCache(Evidence, kw_only=True):
     """Hits of new requests, what they could have hit, and what preempted ones found again."""
 
     requests: int
+    """Number of requests admitted for the first time."""
     prompt_tokens: int
+    """Tokens of their prompts."""
     cached_tokens: int
+    """Tokens of these that they found in the cache."""
     hit_frac: float | None
+    """Share of the prompt tokens that were found."""
     shareable_tokens: int | None
+    """Tokens that begin as an earlier prompt does; None: prefix hashes are not recorded."""
     missed_tokens: int | None
+    """Shareable tokens that were computed again; None: prefix hashes are not recorded."""
     without_hit: dict[str, int]
+    """Reason ([``miss``](../trace-format.md)) to requests that found nothing."""
     salted: int
+    """Number of requests with a cache salt."""
     resets: int
+    """Number of times that ``prefix_keys`` fell to 0."""
     evicted_blocks: int | None
+    """Blocks by which ``prefix_keys`` fell from step to step; new keys hide losses. None: not recorded."""
     returned: int
-    """Returns of preempted requests; one may come back several times."""
+    """Number of returns of preempted requests; a request may come back several times."""
     returned_requests: int
+    """Number of preempted requests that came back."""
     lost_tokens: int
+    """Tokens that these had lost."""
     found_tokens: int
+    """Tokens of these that they found again."""
     evicted_tokens: int
+    """Tokens of full blocks that they did not find again."""
     examples: list[Found]
+    """Requests that computed most again."""
 
 
 def _find(timeline: Timeline) -> Findings:

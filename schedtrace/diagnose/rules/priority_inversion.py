@@ -5,7 +5,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import most_seats, seats_cost
-from schedtrace.diagnose.rules.common import Waited, advise, by_class, listed, wait_finding
+from schedtrace.diagnose.rules.common import Waited, advise, by_class, listed, wait_figures, wait_finding
 from schedtrace.diagnose.waits import ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message
@@ -61,8 +61,12 @@ class Inversion(Waited, kw_only=True):
     """Urgent requests that waited, and who ran meanwhile."""
 
     waited_for: list[str]
+    """Causes that urgent requests waited for, the one with most time first."""
     classes: list[ClassTime]
+    """Priorities that ran in these steps."""
     admitted_before: int
+    """Number of steps that admitted a less urgent request although a more urgent one waited before and after
+    it, without being named by an exit of the step's waiting loop."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -75,8 +79,8 @@ def _find(timeline: Timeline) -> Findings:
     yield wait_finding(
         timeline,
         waits,
-        evidence=Inversion.of(
-            waits,
+        evidence=Inversion(
+            **wait_figures(waits),
             waited_for=waited_for,
             classes=classes,
             admitted_before=priority_inversions(timeline).height,
@@ -89,7 +93,12 @@ def _find(timeline: Timeline) -> Findings:
         message="{requests:n request} waited {wait_ms:ms} in total, {longest_request:id} the longest "
         "({longest_ms:ms}). vLLM preempts nobody for a waiting request, however urgent."
         "[ {admitted_before:n step} even admitted a less urgent request before a more urgent one.]",
-        values={"resource": listed([_resource(cause) for cause in waited_for]), "ran": by_class(classes)},
+        values={
+            "resource": listed([_resource(cause) for cause in waited_for]),
+            "ran": by_class(classes),
+            "longest_request": waits.longest_id,
+            "longest_ms": waits.longest_us / 1e3,
+        },
         advice=_advice(timeline),
     )
 

@@ -27,24 +27,29 @@ class RefusedRequest(msgspec.Struct, kw_only=True):
     """One request that was turned away."""
 
     at_us: int
-    """On the trace's clock."""
+    """When it was turned away, on the trace's clock."""
     reason: str
+    """Limit that it was turned away for."""
 
 
 class AtDoor(Evidence, kw_only=True):
     """Requests that were turned away."""
 
     refused: int
+    """Number of requests that were turned away."""
     refused_frac: float
-    """Of these and of those that reached an engine."""
+    """Share of these and of the requests that reached an engine."""
     by_reason: dict[str, int]
     """Limit to requests."""
     first_us: int
-    """On the trace's clock."""
+    """When the first was turned away, on the trace's clock."""
     last_us: int
+    """When the last was turned away, on the trace's clock."""
     waited_for: dict[str, float]
-    """Cause to its share of all waiting between the first and the last of them; empty: nothing waited."""
+    """Cause to its share of all waiting in the engine's queue between the first and the last; empty: no
+    request waited."""
     examples: list[RefusedRequest]
+    """First of these requests."""
 
 
 def _find(timeline: Timeline) -> Findings:

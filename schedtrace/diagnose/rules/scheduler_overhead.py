@@ -18,7 +18,6 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.spans import overlap_us
-from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
@@ -35,20 +34,25 @@ class Gap(StepExample, kw_only=True):
     """One step before which the device waited."""
 
     gap_us: int
+    """Time that the device waited before the step."""
     schedule_us: int
-    before_update_us: int | None
-    busy_us: int | None
+    """Time of its ``schedule()``."""
     num_running_before: int
+    """Number of running requests before the step."""
 
 
 class HostGaps(Evidence, kw_only=True):
     """Time that the device waited for the host."""
 
     gap_ms: float
+    """Time that the device waited, added up; measured, not estimated."""
     schedule_ms: float
+    """Part of it in ``schedule()``."""
     update_ms: float
-    median_gap_us: float
+    """Part of it in ``update_from_output()`` of the step before. The rest is the engine's other work: taking
+    requests, sending outputs, exchanging batches and outputs with the worker."""
     examples: list[Gap]
+    """Gaps that lasted longest."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -69,7 +73,6 @@ def _find(timeline: Timeline) -> Findings:
             gap_ms=gap_us / 1e3,
             schedule_ms=scheduling / 1e3,
             update_ms=updating / 1e3,
-            median_gap_us=median(gaps["gap_us"]),
             examples=Gap.largest(gaps, "gap_us"),
         ),
         title="Host work between steps",

@@ -41,23 +41,32 @@ INDEPENDENT = (
 
 
 class RankPace(msgspec.Struct, kw_only=True):
-    """One rank."""
+    """Pace of one rank."""
 
     rank: int
+    """Data-parallel rank."""
     factor: float
+    """Time of its steps over what the other ranks' step times explain."""
 
 
 class SlowRank(Evidence, kw_only=True):
     """The slowest rank beside the others."""
 
     rank: int
+    """Rank that is slowest."""
     factor: float | None
+    """Time of its steps over what the other ranks' step times explain; None: the other ranks add nothing."""
     lockstep: bool
+    """Whether the ranks step together."""
     work_of: int
-    """The rank whose average step is compared: of a slow rank that holds far more, another one's."""
+    """Rank whose average step is compared: of a slow rank that holds far more, another rank's."""
     own_us: float
+    """Time of that step on this rank; in lock-step what a thousand prefill tokens of it add to a common
+    step."""
     others_us: float
+    """The same by the other ranks."""
     ranks: list[RankPace]
+    """Factor of each rank."""
 
 
 def _find(ranks: Ranks) -> Findings:

@@ -31,27 +31,43 @@ PROFILE = "Profile one of these steps: the trace does not see inside a step."
 
 
 class SlowStep(StepExample, kw_only=True):
-    """One slow step."""
+    """One step that was slow for its size."""
 
     total_requests: int
+    """Number of requests that the step scheduled."""
     busy_us: int
+    """Time from the step's start to its output."""
     expected_us: float
+    """Time that the step-time model expects."""
 
 
 class SlowSteps(Evidence, kw_only=True):
     """Steps slow for their size, and what they share."""
 
     kind: str
+    """What the steps share: ``batch_size``, ``trait``, ``request``, ``mixed``, ``first_steps`` or
+    ``first_use``."""
     batch_size: int | None
+    """Largest batch below them, of ``batch_size``."""
     trait: str | None
+    """What their requests ask for, of ``trait``."""
     request_ids: list[str]
+    """Requests that only these steps scheduled, of ``request`` and ``trait``."""
     also: list[str]
+    """Kinds of the groups that explain nearly as much."""
     factor: float
+    """Median of actual over expected time."""
     busy_ms: float
+    """Time of these steps."""
     expected_ms: float
+    """Time that the step-time model expects."""
     model_error_frac: float
+    """Median relative error of the model on the other steps."""
     captured_tokens: int | None
+    """Tokens of the largest captured CUDA graph, if it parts the slow decode steps from the others; else
+    None."""
     examples: list[SlowStep]
+    """Steps with the largest excess."""
 
 
 def _find(timeline: Timeline) -> Findings:

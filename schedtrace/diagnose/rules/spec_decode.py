@@ -20,27 +20,43 @@ class DraftStep(StepExample, kw_only=True):
     """One step that verified drafts."""
 
     total_requests: int
+    """Number of requests that the step scheduled."""
     draft_tokens: int
+    """Number of tokens that were drafted."""
     output_tokens: int
+    """Tokens that came out."""
     busy_us: int
+    """Time from the step's start to its output."""
 
 
 class SpecDecode(Evidence, kw_only=True):
     """What drafts cost and gave in steps without prefill."""
 
     method: str | None
+    """Drafting method; None: not recorded."""
     num_speculative_tokens: int | None
+    """Tokens drafted per step and request; None: not recorded."""
     draft_tokens: int
+    """Tokens drafted in these steps."""
     accepted_tokens: int
+    """Tokens accepted: ``output_tokens - total_requests``."""
     acceptance_frac: float
+    """Share of the drafts that was accepted."""
     wasted_frac: float
+    """Share of the steps' scheduled tokens that were drafts not accepted."""
     verify_us_per_token: float
+    """Time that a decode token adds to a step."""
     output_tokens_per_s: float
+    """Output rate in these steps."""
     without_drafts_tokens_per_s: float
-    model_error_frac: float
+    """Output rate that the step-time model predicts without drafts."""
     draft_slot_steps: int
+    """Number of steps that refused a request with cause ``input_budget``: some drafting methods take slots
+    of the budget besides the tokens."""
     draft_slot_tokens: int
+    """Token budget that was left there."""
     examples: list[DraftStep]
+    """Steps that took longest."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -70,7 +86,6 @@ def _find(timeline: Timeline) -> Findings:
         verify_us_per_token=model.per_decode_token_us,
         output_tokens_per_s=rate,
         without_drafts_tokens_per_s=plain_rate,
-        model_error_frac=model.error_frac,
         draft_slot_steps=slot_steps,
         draft_slot_tokens=slot_tokens,
         examples=DraftStep.largest(steps, "busy_us"),

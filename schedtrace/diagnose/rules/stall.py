@@ -100,12 +100,19 @@ class Stall(StepExample, kw_only=True):
     """One stall: ``step`` is its first."""
 
     steps: int
+    """Number of its steps."""
     since_us: int
+    """Its beginning, on the trace's clock."""
     stalled_us: int
+    """Time that it lasted."""
     unended: bool
+    """Whether it had not ended when its trial, or the trace, ended."""
     num_waiting: int
+    """Number of waiting requests after its last step."""
     num_running: int
+    """Number of running requests after its last step."""
     request_id: str | None
+    """Request that the exit of the first step with this cause names; None: it names none."""
 
     @property
     def span(self) -> Steps:
@@ -117,12 +124,17 @@ class Stalls(Evidence, kw_only=True):
     """The stalls of one cause."""
 
     stalls: int
+    """Number of stalls."""
     unended: int
+    """Number of these that had not ended when their trial, or the trace, ended."""
     stalled_ms: float
+    """Time of all stalls."""
     longest_ms: float
-    longest_steps: int
+    """Time of the longest stall."""
     since_step: int
+    """First step of the first stall."""
     examples: list[Stall]
+    """Longest stalls; the step is the first."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:
@@ -144,7 +156,6 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         unended=int(stalls["unended"].sum()),
         stalled_ms=stalled_us / 1e3,
         longest_ms=worst.stalled_us / 1e3,
-        longest_steps=worst.steps,
         since_step=int(stalls["step"].min()),  # type: ignore[arg-type]  # an integer column
         examples=examples,
     )

@@ -5,7 +5,13 @@ import polars as pl
 from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
-from schedtrace.diagnose.rules.common import LongestWaited, advise, severity_by_weight, wait_finding
+from schedtrace.diagnose.rules.common import (
+    LongestWaited,
+    advise,
+    longest_wait_figures,
+    severity_by_weight,
+    wait_finding,
+)
 from schedtrace.diagnose.rules.full_device import knows_waiting_tokens, limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
@@ -24,14 +30,24 @@ class TokenBudget(LongestWaited, kw_only=True):
     """Full steps, and what filled them."""
 
     full_steps: int
+    """Number of steps in which requests waited for the budget."""
     steps: int
+    """Number of all steps."""
     token_budget: int
+    """Token budget of a step."""
     decode_frac: float
+    """Share of the tokens of these steps that went to decodes."""
     prefill_frac: float
+    """Share that went to prefills."""
     largest_prefill: str | None
+    """Request with most of these steps' prefill tokens."""
     largest_prefill_frac: float | None
+    """Share of them that it had."""
     draft_slots: int
+    """``max_num_batched_tokens - token_budget``, kept for drafts."""
     proposed: int
+    """A power of two that holds what was wanted at once, at least twice the present value and at most about
+    8 times."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -42,7 +58,8 @@ def _find(timeline: Timeline) -> Findings:
     if less.height > waits.steps.height / 2:
         yield _lowered(timeline, waits, less)
         return
-    evidence, known = _evidence(timeline, waits), knows_waiting_tokens(waits.steps)
+    evidence = _evidence(timeline, waits)
+    known = knows_waiting_tokens(waits.steps)
     most_us = _most_saved_us(timeline, evidence, waits)
     paced = sets_pace(timeline)
     gain = throughput_gain(timeline, 0, most_us) if most_us and paced else None
@@ -64,7 +81,7 @@ def _find(timeline: Timeline) -> Findings:
         "[, {largest:id} {largest_prefill_frac:%} of these]"
         "[; {draft_slots:n token} of the budget are kept for drafts].",
         gain=gain,
-        cause=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
+        limit=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
         message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"largest": largest},
@@ -76,21 +93,25 @@ class LoweredBudget(LongestWaited, kw_only=True):
     """Steps whose ``schedule()`` worked with less than the budget that is set."""
 
     lowered_steps: int
+    """Number of steps that worked with less than the budget that is set."""
     empty_steps: int
     """Number of these steps that scheduled nothing."""
     steps: int
+    """Number of all steps."""
     worked_with: int
-    """The median budget of these steps."""
+    """Median budget of these steps."""
     token_budget: int
+    """Token budget that is set."""
     most_waiting: int
+    """Most requests that waited after one of these steps."""
     scheduler: str
-    """Its class."""
+    """The scheduler's class."""
 
 
 def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
     """The setting was not the limit: the scheduler did not use what it allows."""
-    evidence = LoweredBudget.of(
-        waits,
+    evidence = LoweredBudget(
+        **longest_wait_figures(waits),
         lowered_steps=less.height,
         empty_steps=less.filter(pl.col("total_requests") == 0).height,
         steps=timeline.steps.height,
@@ -137,8 +158,8 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     wanted = int(
         steps.select((pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0)).max()).item() or 0
     )
-    return TokenBudget.of(
-        waits,
+    return TokenBudget(
+        **longest_wait_figures(waits),
         full_steps=steps.height,
         steps=timeline.steps.height,
         token_budget=timeline.token_budget,

@@ -1,4 +1,4 @@
-"""A page as JSON: its document, every text exactly as it is."""
+"""Renderer of a page as JSON: its document, with every sentence as plain text."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from schedtrace.present.sections import Page
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # of the protocol
-    """Print a single object; a message in it has its text beside its template and arguments."""
+    """Return the document as one JSON object; strings from a trace stay exactly as they are."""
     return msgspec.json.format(json_of(_with_texts(page.document)), indent=2).decode() + "\n"
 
 
 def _with_texts(value: Any) -> Any:
+    if isinstance(value, Message):
+        return plain(value)
     if isinstance(value, msgspec.Struct):
         tag = value.__struct_config__
         fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
         named = {name: _with_texts(field) for name, field in fields if field is not msgspec.UNSET}
-        marked = {} if tag.tag is None else {str(tag.tag_field): tag.tag}
-        text = {"text": plain(value)} if isinstance(value, Message) else {}
-        return marked | text | named
+        return ({} if tag.tag is None else {str(tag.tag_field): tag.tag}) | named
     if isinstance(value, dict):
         return {key: _with_texts(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -87,6 +87,7 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
         runs=[{"label": shown.label, "path": shown.path}],
         findings=marked(shown),
         problems=[plain(problem) for problem in shown.problems],
+        marks=[],
     )
 
 
@@ -182,12 +183,25 @@ def _document(
     level: str,
     report: str,
     details: str,
-    **told: Any,
+    zero: str,
+    from_first: bool,
+    runs: list[dict[str, str]],
+    findings: list[dict[str, Any]],
+    problems: list[str],
+    marks: list[dict[str, Any]],
 ) -> str:
     here = files("schedtrace.present.report")
     own, *scripts = (here.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", *SCRIPTS))
     style = html.style_sheet() + own
     script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "})();\n"
+    shared: dict[str, Any] = {
+        "zero": zero,
+        "from_first": from_first,
+        "runs": runs,
+        "findings": findings,
+        "problems": problems,
+        "marks": marks,
+    }
     data = {
         "columns": chart.packed.directory,
         "engines": chart.engines,
@@ -195,7 +209,7 @@ def _document(
         "states": STATES,
         "by_step": BY_STEP,
         "first_cause": FIRST_CAUSE,
-        **told,
+        **shared,
     }
     return html.template("template.html").render(
         title=title,
@@ -211,7 +225,7 @@ def _document(
         packed=chart.packed.text(),
         notes=chart.notes,
         engines=chart.engines,
-        **told,
+        **shared,
     )
 
 

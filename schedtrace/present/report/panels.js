@@ -310,7 +310,7 @@ function drawMarks(context, box, e) {
       context.fillText(`trial ${begun.trial}`, x + 3, box.height - 5);
     }
   }
-  for (const mark of DATA.marks ?? []) {
+  for (const mark of DATA.marks) {
     const i = mark.run === e.run && e.first_of_run ? rowOf(e, mark.step) : -1;
     if (i < 0) continue;
     context.strokeStyle = colours.link;

@@ -260,7 +260,7 @@ def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds)
 
 
 def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
-    """Note why each got nothing (as in ``timeline/pieces.py``): the exit that names it, else the loop's end."""
+    """Note why each got nothing (as ``timeline/pieces.py`` does): the exit naming it, else the loop's end."""
     named: dict[tuple[str, str | None], str] = {
         (exit_.loop, exit_.request_id): exit_.cause for exit_ in exits
     }

@@ -361,15 +361,21 @@ def one_longer(outputs: int) -> None:
     in_virtual_time(load, max_num_seqs=12)
 
 
-TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+SAMPLES = ("shows", "near-miss", "storm", "no-storm")
+"""Folders of a finding's traces, in the order of ``TRACES``; the last two only of ``preemption``."""
+TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "no-progress": (lambda: starts_again(40), lambda: starts_again(2)),
     "never-fits": (too_long_for_the_cache, longest_for_the_cache),
     "head-of-line": (lambda: head_of_line(32), lambda: head_of_line(200)),
     "stall": (too_long_for_the_cache, short_pause),
     "prefix-cache": (lambda: cached(10), lambda: cached(16)),
     "blocked-budget": (lambda: few_seats(2), lambda: few_seats(5)),
-    "preemption": (lambda: together(2, 60, 20, num_blocks=9), lambda: together(2, 60, 20, num_blocks=12)),
-    "budget-saturated": (lambda: together(4, 200, 4), lambda: together(4, 64, 4)),
+    "preemption": (
+        lambda: together(2, 60, 20, num_blocks=9),
+        lambda: together(2, 60, 20, num_blocks=12),
+        lambda: crowd(6, 14, [56, 20, 12], 8),
+        lambda: crowd(5, 30, [24], 16),
+    ),
     "kv-bound": (lambda: together(8, 60, 24, num_blocks=25), lambda: together(8, 60, 24)),
     "max-num-seqs-bound": (lambda: together(8, 30, 16, max_num_seqs=2), lambda: together(8, 30, 16)),
     "token-budget-bound": (lambda: together(12, 200, 16), lambda: together(4, 60, 16)),
@@ -406,7 +412,6 @@ TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
     "cache-resets": (lambda: reset(20_000), lambda: reset(100_000)),
     "interruption": (lambda: paused(80_000), lambda: paused(100)),
     "long-tail": (lambda: one_longer(60), lambda: one_longer(25)),
-    "preemption-storm": (lambda: crowd(6, 14, [56, 20, 12], 8), lambda: crowd(5, 30, [24], 16)),
 }
 
 
@@ -429,6 +434,6 @@ if __name__ == "__main__":
             write_sentences(HERE / code)
         sys.exit()
     for code in sys.argv[1:] or TRACES:
-        for name, load in zip(("shows", "near-miss"), TRACES[code], strict=True):
+        for name, load in zip(SAMPLES, TRACES[code], strict=False):
             make(HERE / code / name, load)
         write_sentences(HERE / code)

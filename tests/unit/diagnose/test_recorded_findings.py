@@ -2,7 +2,6 @@
 
 import pytest
 
-from schedtrace.diagnose.rules.preemption import RepeatVictim
 from schedtrace.explain.request import explain_request
 from schedtrace.read.run import read_run
 from tests.samples import FINDINGS
@@ -44,6 +43,16 @@ def test_they_are_small(trace):
     assert trace.stat().st_size < LARGEST
 
 
+def test_a_storm_is_a_degree_of_preemption(of):
+    [finding] = of("preemption", "storm")
+    evidence = finding.evidence
+    storm = evidence.storm
+    assert (finding.severity, finding.count, evidence.recomputed_tokens) == ("critical", 6, 182)
+    assert [(one.request_id, one.times) for one in evidence.repeat_victims] == [("r4", 3), ("r3", 2)]
+    assert (storm.cycles, storm.first_step, storm.first_running, storm.first_used_frac) == (4, 3, 6, 0.75)
+    assert all(one.evidence.storm is None for one in of("preemption", "no-storm"))
+
+
 FIGURES = {
     # The long prompt needs 15 blocks of the 9 left; the two behind it need 2 each, for 24 steps.
     "head-of-line": (
@@ -56,13 +65,6 @@ FIGURES = {
     "stall": (
         {"cause": "kv_blocks", "severity": "critical", "steps": [*range(20)]},
         {"examples.0.request_id": "long"},
-    ),
-    "preemption-storm": (
-        {"count": 6, "tokens": 182},
-        {"cycles": 4, "first_step": 3, "first_running": 6, "first_used_frac": 0.75}
-        | {
-            "repeat_victims": [RepeatVictim(request_id="r4", times=3), RepeatVictim(request_id="r3", times=2)]
-        },
     ),
     # b loses 5 full blocks of 16; a has taken two of them when b comes back.
     "prefix-cache": (
@@ -90,7 +92,7 @@ FIGURES = {
     # 1,500 tokens in six steps of at most 256; only a replay tells what helps.
     "long-prompt": (
         {"gain": None, "advice.0.setting": None, "advice.0.value": None},
-        {"request_id": "long", "prompt_tokens": 1500, "steps": 6, "requests": 3, "threshold": 0},
+        {"request_id": "long", "prompt_tokens": 1500, "steps": 6, "requests": 3},
     ),
     # Three loads hold 5 blocks each.
     "parked-loads": ({}, {"parked_requests": 3, "parked_blocks": 15}),
@@ -122,8 +124,6 @@ FIGURES = {
     ),
     # 8 blocks of 16: both outgrow 64 tokens, the second one loses all of its.
     "preemption": ({"count": 1, "tokens": 64, "steps": [5]}, {"examples.0.for_request_id": "r0"}),
-    # 256 of 800 tokens a step: two prompts of 200 wait behind the first two.
-    "budget-saturated": ({"steps": [0, 1], "tokens": 400}, {}),
     # At 60 ms two of five requests are done; one had 17 of its 20 output tokens, two had no seat yet.
     "aborted-requests": (
         {},

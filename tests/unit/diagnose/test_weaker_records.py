@@ -24,7 +24,7 @@ def test_facts_taken_away_add_and_change_nothing(samples, tmp_path, code):
     assert contradictions(weak, samples(code)) == [], names
 
 
-@pytest.mark.parametrize("code", ["kv-bound", "preemption-storm"])
+@pytest.mark.parametrize("code", ["kv-bound", "preemption"])
 @pytest.mark.parametrize("names", [["preemptions"], ["kv"]], ids=str)
 def test_a_scheduler_or_kv_manager_that_is_not_vllms(samples, tmp_path, code, names):
     weak = report_of(weaker_run(FINDINGS / code / "shows", tmp_path / "run", names))

@@ -11,7 +11,7 @@ from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import step
 
-RECORDED = ["blocked-budget", "kv-bound", "preemption-storm", "pipeline-bubbles"]
+RECORDED = ["blocked-budget", "kv-bound", "preemption", "pipeline-bubbles"]
 
 
 def timelines_of(run):

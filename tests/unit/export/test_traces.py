@@ -236,7 +236,7 @@ def test_chrome_json_has_what_perfettos_trace_has(folder, tmp_path):
     assert arrows == [("s", arrows[0][1], "requests: a"), ("f", arrows[0][1], "requests: v")]
 
 
-@pytest.mark.parametrize("name", ["preemption-storm", "rank-imbalance"])
+@pytest.mark.parametrize("name", ["preemption", "rank-imbalance"])
 def test_counts_of_a_recorded_run_equal_its_trace(name, tmp_path):
     run = read_run(FOUND / name / "shows")
     read, _ = perfetto(run.path, tmp_path / "out")
@@ -260,7 +260,7 @@ def test_counts_of_a_recorded_run_equal_its_trace(name, tmp_path):
         assert [what for _, what, _ in marks].count("preempted") == timeline.preemptions.height
     named = [flow for flow in read.flows.values() if len(flow) == 2]
     assert len(named) == len(read.flows)
-    assert bool(named) == (name == "preemption-storm")
+    assert bool(named) == (name == "preemption")
 
 
 def test_what_overlaps_on_an_engine_by_more_than_rounding_keeps_its_time(run_of, tmp_path):

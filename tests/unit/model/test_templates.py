@@ -16,29 +16,34 @@ import msgspec
 import pytest
 
 import schedtrace
-from schedtrace.diagnose.rules.common import WORDS, LongestWaited
 from schedtrace.model.say import names, parsed
 
 HOUSE = Path(schedtrace.__file__).parent
 MODULES = [
     path
     for path in sorted(HOUSE.rglob("*.py"))
-    if re.search(r"\b(say|advise|(finding_of|step_finding|wait_finding))\(", path.read_text())
+    if re.search(r"\b(say|advise|(finding_of|(step|wait|limit)_finding))\(", path.read_text())
 ]
 OPEN = types.SimpleNamespace
 """Its fields are known at run time only: the columns of a table's row. Parameters of a lambda, which have no
 annotation, are taken for open, too: whoever shows the table that it stands in runs it."""
 NOT_RESOLVED = {
-    "finding_of(evidence, shown, values=values, **given)": "``step_finding`` hands on what it is given",
+    "finding_of(evidence, shown, values=values, **of_engine)": "``step_finding`` hands on its values",
+    "step_finding(timeline, waits.steps, evidence, values=values, **of_wait)": "likewise",
+    "wait_finding(timeline, waits, evidence, values=values, **fields)": "likewise",
+    "wait_finding(timeline, waits, evidence, values=values, **full)": "likewise",
 }
 """Template, or call, to the reason why nothing but a run can tell where its values come from."""
 
+WORDS = ("title", "verdict", "holder", "message")
+"""Fields of a finding that a template may be given for; for ``example``, too."""
 OF_A_FINDING = {"steps", "tokens", "share"}
 OF_STEPS = OF_A_FINDING | {"trials"}
 BUILDERS = {
     "finding_of": (0, OF_A_FINDING),
     "step_finding": (2, OF_STEPS),
-    "wait_finding": (2, OF_STEPS | set(get_type_hints(LongestWaited))),
+    "wait_finding": (2, OF_STEPS),
+    "limit_finding": (2, OF_STEPS),
     "advise": (1, {"option", "value"}),
 }
 """Function to where its evidence stands and what its templates may name besides."""

@@ -172,9 +172,7 @@ def test_requests_skipped_in_a_row_share_an_entry_and_each_has_its_budget(sites)
 def test_exits_with_facts_of_their_own_share_no_entry(sites):
     sites(site("continue", Cause.KV_BLOCKS), site("continue", Cause.OTHER, guard="self.odd"))
     taken = [(0, "a"), (0, "b"), (1, "c"), (1, "d")]
-    exits, _ = to_lines(
-        [Event(site, 3, request_id=name) for site, name in [(0, "a"), (0, "b"), (1, "c"), (1, "d")]], 5, 0
-    )
+    exits, _ = to_lines([Event(at, 3, request_id=name) for at, name in taken], 5, 0)
     assert [line.request_id for line in exits] == ["a", "b", "c", "d"]
 
 
