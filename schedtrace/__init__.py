@@ -10,16 +10,22 @@ TYPE_CHECKING = False
 """Type checkers take it for true; ``typing`` itself would be one more import in vLLM's processes."""
 if TYPE_CHECKING:
     from schedtrace.diagnose.analyze import analyze_run
+    from schedtrace.diagnose.rule import Rule
+    from schedtrace.diagnose.rules.common import step_finding
     from schedtrace.errors import SchedtraceError
-    from schedtrace.model.report import Finding, RunReport
+    from schedtrace.model.report import Evidence, Finding, RunReport
+    from schedtrace.model.trace_facts import Fact
     from schedtrace.read.run import Run, find_runs, read_run
     from schedtrace.record.marks.guards import Guard
     from schedtrace.simulate.simulation import Simulation
     from schedtrace.timeline.timeline import Timeline, make_timeline
 
 __all__ = [
+    "Evidence",
+    "Fact",
     "Finding",
     "Guard",
+    "Rule",
     "Run",
     "RunReport",
     "SchedtraceError",
@@ -30,11 +36,15 @@ __all__ = [
     "find_runs",
     "make_timeline",
     "read_run",
+    "step_finding",
 ]
 
 _HOMES = {
+    "Evidence": "schedtrace.model.report",
+    "Fact": "schedtrace.model.trace_facts",
     "Finding": "schedtrace.model.report",
     "Guard": "schedtrace.record.marks.guards",
+    "Rule": "schedtrace.diagnose.rule",
     "Run": "schedtrace.read.run",
     "RunReport": "schedtrace.model.report",
     "SchedtraceError": "schedtrace.errors",
@@ -44,6 +54,7 @@ _HOMES = {
     "find_runs": "schedtrace.read.run",
     "make_timeline": "schedtrace.timeline.timeline",
     "read_run": "schedtrace.read.run",
+    "step_finding": "schedtrace.diagnose.rules.common",
 }
 """Module of each public name."""
 

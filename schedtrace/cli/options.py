@@ -33,6 +33,7 @@ FormatOption = Annotated[
         "--format",
         metavar=f"[{'|'.join(Format)}]",
         callback=named_format,
+        autocompletion=lambda: [*Format],
         help="Output format; markdown is for issues and pull requests, html for a browser.",
     ),
 ]

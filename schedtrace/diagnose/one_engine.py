@@ -1,13 +1,14 @@
 """What a report needs of one engine of a run: taken from its timeline, which need not be kept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from schedtrace.diagnose.effective_settings import Use, use_of
+from schedtrace.diagnose.package_rules import package_findings
 from schedtrace.diagnose.root_causes import Judged, judged
-from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules import FROM_PACKAGES, RULES
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
@@ -120,9 +121,10 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         engines: Of the run.
     """
     times, limits = Fact.TIMES in timeline.facts, timeline.facts >= SHOWS_LIMITS
+    findings = judge(timeline)
     return OneEngine(
         rank=rank_of(timeline),
-        judged=judge(timeline),
+        judged=findings,
         unlimited=unlimited(timeline),
         trials=trial_reports(timeline, manifest, engines=engines),
         strip=strip(timeline),
@@ -133,7 +135,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
         use=use_of(timeline),
-        problems=[*_of_begin(timeline), *_of_queue(timeline)],
+        problems=[*_of_begin(timeline), *_of_queue(timeline), *findings.problems],
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
@@ -141,8 +143,11 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
 def judge(timeline: Timeline) -> Judged:
     """What all rules find in one engine."""
-    found = [finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)]
-    return judged(timeline, [allowed(timeline, finding) for finding in found])
+    rules = [rule for rule in RULES.values() if rule.needs <= timeline.facts]
+    own = [finding for rule in rules if rule.code not in FROM_PACKAGES for finding in rule(timeline)]
+    more, problems = package_findings(timeline, [rule for rule in rules if rule.code in FROM_PACKAGES])
+    result = judged(timeline, [allowed(timeline, finding) for finding in own + more])
+    return replace(result, problems=problems)
 
 
 def _of_begin(timeline: Timeline) -> list[Message]:

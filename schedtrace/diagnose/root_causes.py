@@ -1,7 +1,7 @@
 """Findings in order: root causes by gain, each with its symptoms beneath it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +29,9 @@ class Judged:
     roots: list[Finding]
     """With their symptoms; smaller ones are folded under larger ones."""
     symptoms: list[Finding]
-    """Of none of these."""
+    """Symptoms of none of these."""
+    problems: list[Message] = field(default_factory=list)
+    """Rules of other packages that failed."""
 
 
 def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:

@@ -6,6 +6,7 @@ Every rule's definition, with its columns and thresholds, stands in ``docs/findi
 from types import ModuleType
 from typing import Any
 
+from schedtrace.diagnose.package_rules import package_rules
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules import (
     aborted_requests,
@@ -104,9 +105,14 @@ def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
     return {module.RULE.code: module.RULE for module in modules}
 
 
-RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE)
+_OWN: dict[str, Rule[Any]] = _rules((*_OF_AN_ENGINE, *_OF_ALL_RANKS, *_OF_REPLAYS))
+FROM_PACKAGES: dict[str, Rule[Timeline]] = {
+    code: rule for code, rule in package_rules().rules.items() if code not in _OWN
+}
+"""Rules that other packages name (``diagnose/package_rules.py``), by their code."""
+RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | FROM_PACKAGES
 """Those that judge each engine by itself, by their code."""
 RANK_RULES: dict[str, Rule[Ranks]] = _rules(_OF_ALL_RANKS)
 """Those that judge all ranks of a run together, once."""
-KINDS: dict[str, Rule[Any]] = {**RULES, **RANK_RULES, **_rules(_OF_REPLAYS)}
+KINDS: dict[str, Rule[Any]] = _OWN | FROM_PACKAGES
 """All of them."""

@@ -47,7 +47,7 @@ def named_format(name: str) -> str:
     """
     if name not in {*Format} and not entry_points(group=ENTRY_POINTS, name=name):
         names = [*Format, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)})]
-        msg = f"--format {name}: no such format; there are {', '.join(names)}"
+        msg = f"Invalid value for '--format': {name!r} is no format; there are {', '.join(names)}"
         raise UsageError(msg)
     return name
 
