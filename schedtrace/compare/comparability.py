@@ -16,7 +16,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
-    """Whether the trials of both runs were made in the same time; None where that is unknown."""
+    """Return whether the trials of both runs ran in the same period; None where that is unknown."""
     if not (Fact.TIMES in base.facts & new.facts and base.steps.height and new.steps.height):
         return None
     spans = [_span_us(timeline) for timeline in (base, new)]
@@ -24,7 +24,7 @@ def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
 
 
 def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]) -> list[Message]:
-    """What may make two runs differ without their configurations."""
+    """Return reasons other than their configurations for which two runs may differ."""
     notes = []
     if base.header.host != new.header.host:
         hosts = {"base": base.header.host, "new": new.header.host}
@@ -90,11 +90,11 @@ class Load:
         outputs = timeline.finishes.filter(pl.col("status").is_in(FINISHED))["output_tokens"].mean()
         return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]  # means of integers
 
-    def differs(self, other: Self) -> bool:
-        """Whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
+    def differs(self, counterpart: Self) -> bool:
+        """Return whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
         return any(
             abs(mine - theirs) > ALIKE_FRAC * max(mine, theirs)
-            for mine, theirs in zip(astuple(self), astuple(other), strict=True)
+            for mine, theirs in zip(astuple(self), astuple(counterpart), strict=True)
             if mine is not None and theirs is not None
         )
 
@@ -135,13 +135,13 @@ NAMED_WORK = ("batch_size", "input_len", "output_len")
 
 
 def same_work(*, base: RunReport, new: RunReport) -> bool:
-    """Whether both runs had the same to do; also where one of them does not record it."""
+    """Return whether both runs had the same load, or one of them does not record its load."""
     before, after = _work(base), _work(new)
     return before is None or after is None or before == after
 
 
 def records_work(report: RunReport) -> bool:
-    """Whether the run's manifest or name says what it had to do."""
+    """Return whether the run's manifest or name describes its load."""
     return _work(report) is not None
 
 
@@ -167,7 +167,7 @@ def workload(report: RunReport) -> Message:
 
 
 def _work(report: RunReport) -> tuple[Any, ...] | None:
-    """What the run had to do, as far as its manifest records it."""
+    """Return the run's load, as far as its manifest records it."""
     if named := report.config.get("named"):
         return tuple(named[name] for name in NAMED_WORK)
     work = report.config.get("workload")

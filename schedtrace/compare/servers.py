@@ -81,20 +81,20 @@ class Change:
         return expm1(self.change - width), expm1(self.change + width)
 
     def noise_floor(self, tests: int) -> float:
-        """The smallest change that would have been called in ``POWER`` of all cases."""
+        """Return the smallest change that would have been called in ``POWER`` of all cases."""
         level = float(t.isf(ALPHA / max(1, tests) / 2, FREEDOM))
         return expm1((level + float(norm.isf(1 - POWER))) * self.error)
 
 
 def judged(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
-    """The change of each metric with enough values on both sides, and its p-value after Holm's correction."""
-    found = {}
+    """Return each metric's change and Holm-corrected p-value, where both sides have enough values."""
+    changes = {}
     for name, statistic in STATISTICS.items():
         before, after = (_estimate(served.series[name], statistic) for served in (base, new))
         if before and after and (before[1] or after[1]):
-            found[name] = Change(after[0] - before[0], sqrt(before[1] ** 2 + after[1] ** 2))
-    corrected = holm([change.p for change in found.values()])
-    return {name: (change, p) for (name, change), p in zip(found.items(), corrected, strict=True)}
+            changes[name] = Change(after[0] - before[0], sqrt(before[1] ** 2 + after[1] ** 2))
+    corrected = holm([change.p for change in changes.values()])
+    return {name: (change, p) for (name, change), p in zip(changes.items(), corrected, strict=True)}
 
 
 def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, float] | None:

@@ -29,28 +29,28 @@ NAMES = {
 
 
 def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
-    """Settings that differ: options that were given, workload, environment, then what vLLM resolved.
+    """Return settings that differ: explicit options, workload, environment, then what vLLM resolved.
 
     Of what vLLM resolved, the settings that decide scheduling come first.
     """
     before, after = _flat_config(base), _flat_config(new)
-    given = _given(base) | _given(new)
+    explicit = _given(base) | _given(new)
     base_origins, new_origins = _origins(base), _origins(new)
     changes = [
         ConfigChange(
             name=name,
             base=before.get(name),
             new=after.get(name),
-            given=_setting_of(name) in given or name.startswith(("workload.", "environment.")),
+            given=_setting_of(name) in explicit or name.startswith(("workload.", "environment.")),
             base_origin=base_origins.get(_setting_of(name), NOTHING),
             new_origin=new_origins.get(_setting_of(name), NOTHING),
         )
         for name in sorted(before.keys() & after.keys() | _variables(base, new))
         if before.get(name) != after.get(name)
     ]
-    known = {_setting_of(name) for name in before.keys() & after.keys()}
-    changes = _once(changes) + _options(base, new, known)
-    return sorted(changes, key=lambda one: (_group(one), not one.base_origin))
+    compared = {_setting_of(name) for name in before.keys() & after.keys()}
+    changes = _once(changes) + _options(base, new, compared)
+    return sorted(changes, key=lambda change: (_group(change), not change.base_origin))
 
 
 def _group(change: ConfigChange) -> int:
@@ -68,8 +68,8 @@ def _once(changes: list[ConfigChange]) -> list[ConfigChange]:
     return list(by_value.values())
 
 
-def _options(base: Run, new: Run, known: set[str]) -> list[ConfigChange]:
-    """Options of two servers' commands that differ, of settings whose value neither record tells."""
+def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
+    """Return options in which two servers' commands differ, for settings that no record has a value of."""
     before, after = (_command_options(run.manifest) for run in (base, new))
     if before is None or after is None:
         return []
@@ -84,7 +84,7 @@ def _options(base: Run, new: Run, known: set[str]) -> list[ConfigChange]:
             new_origin=says[name in after],
         )
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in known | ADDRESS
+        if before.get(name) != after.get(name) and name not in compared | ADDRESS
     ]
 
 

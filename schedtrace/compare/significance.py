@@ -26,7 +26,7 @@ Figures = NDArray[np.float64]
 
 
 def change(base: Values, new: Values) -> float | None:
-    """``new / base - 1`` of the means; None where the base is 0."""
+    """Return ``new / base - 1`` of the means; None where the base is 0."""
     return float(np.mean(new) / np.mean(base) - 1) if any(base) else None
 
 
@@ -42,7 +42,7 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
     def changes(now: Figures, before: Figures, axis: int = -1) -> Figures:
         return np.asarray(now.mean(axis=axis) / before.mean(axis=axis) - 1)
 
-    found = bootstrap(
+    interval = bootstrap(
         (new, base),
         changes,
         n_resamples=RESAMPLES,
@@ -51,7 +51,7 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
         vectorized=True,
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def rank_test(base: Values, new: Values) -> tuple[float, float]:
@@ -104,12 +104,12 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def spreads(values: Values) -> bool:
-    """Whether the figure varies at all."""
+    """Return whether the figure varies at all."""
     return min(values) != max(values)
 
 
 def per_trial(base: Values, new: Values, count: Callable[[Values], float]) -> float:
-    """What the variance of a difference of means is a multiple of."""
+    """Return the factor by which the variance of a difference of means exceeds a trial's."""
     return 1 / count(base) + 1 / count(new)
 
 
@@ -122,7 +122,7 @@ RANK_EFFICIENCY = 3 / pi
 
 
 def noise_floor(base: Values, new: Values, tests: int) -> float | None:
-    """The smallest relative change that these trials would show as significant in ``POWER`` of all cases.
+    """Return the smallest relative change that these trials would detect with a power of ``POWER``.
 
     ``z * spread * sqrt((1 / base_count + 1 / new_count) / efficiency)`` with the relative standard deviation
     of both sides pooled, their effective counts, the ``z`` for ``ALPHA / tests`` two-sided plus that for
@@ -146,7 +146,7 @@ def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTE
 
 
 def fewest_trials(tests: int) -> int:
-    """A side, for any of ``tests`` rank tests to become significant after correction."""
+    """Return the trials a side with which one of ``tests`` rank tests can be significant after correction."""
     return next(count for count in range(1, 100) if smallest_p(count, count) * max(1, tests) <= ALPHA)
 
 
