@@ -35,7 +35,7 @@ Values = dict[str, Value]
 
 
 def stops(timeline: Timeline, number: int) -> list[Stop]:
-    """A step's exits in order; successive exits of the same kind are one entry."""
+    """Return a step's exits in order; successive exits of the same kind are one entry."""
     rows = stop_rows(timeline.exits.filter(pl.col("step") == number)).to_dicts()
     own = set(Stop.__struct_fields__) - {"message"}
     return [
@@ -45,7 +45,7 @@ def stops(timeline: Timeline, number: int) -> list[Stop]:
 
 
 def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
-    """Exits with successive ones of the same kind as one: the columns of ``Stop``, ``step`` and ``guard``.
+    """Merge successive exits of the same kind: the columns of ``Stop``, ``step`` and ``guard``.
 
     Args:
         exits: Of ``timeline.exits``, in their order.
@@ -64,7 +64,7 @@ def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def stop_values(row: Row) -> Values:
-    """What differs between two exits of one kind; ``row`` is of ``stop_rows``."""
+    """Return what differs between two exits of one kind; ``row`` is of ``stop_rows``."""
     return {
         "requests": Requests(row["request_ids"], row["count"]),
         "needed": Count(row["blocks_needed"] or 0, "block"),
@@ -101,7 +101,7 @@ def stopped(header: Header, row: Row, values: Values) -> Message:
 
 
 def victims(timeline: Timeline, number: int) -> list[Victim]:
-    """The requests that lost their blocks in a step."""
+    """Return the requests that lost their blocks in a step."""
     own = set(Victim.__struct_fields__) - {"message"}
     lost = timeline.preemptions.filter(pl.col("step") == number).to_dicts()
     return [
@@ -111,7 +111,7 @@ def victims(timeline: Timeline, number: int) -> list[Victim]:
 
 
 def victim_values(row: Row) -> Values:
-    """What differs between two preemptions of one kind; ``row`` is of ``timeline.preemptions``."""
+    """Return what differs between two preemptions of one kind; ``row`` is of ``timeline.preemptions``."""
     return {
         "victim": Request(row["request_id"]),
         "for": Request(row["for_request_id"] or ""),
@@ -141,7 +141,7 @@ def preempted(row: Row, values: Values) -> Message:
 
 
 def preempted_for(row: Row, request: Value) -> Message:
-    """The request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
+    """Return the request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
     if not row["in_schedule"]:
         return say("outside schedule(), in a reset of the prefix cache")
     if row["for_request_id"] == row["request_id"]:
@@ -162,12 +162,12 @@ MISSES = {
 
 
 def step_facts(timeline: Timeline, row: Row) -> list[Message]:
-    """The facts of a step, a row of ``timeline.steps``; none where the trace has none."""
-    return [*_refusals(timeline, row), *_hits(timeline, row), *_of_columns(row)]
+    """Return the facts of a step, a row of ``timeline.steps``; none where the trace has none."""
+    return [*_refusals(timeline, row), *_hits(timeline, row), *_step_columns(row)]
 
 
 def entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
-    """The entries of one of the trace's lists of facts."""
+    """Return the entries of one of the trace's lists of facts."""
     table = timeline.lists.get(name)
     return [] if table is None else table.filter(which).collect().to_dicts()
 
@@ -211,9 +211,9 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
         )
         for holder, blocks in list(zip(refusal["holders"], held, strict=True))[:MOST_NAMED]
     ]
-    if others := refusal["other_holders"] + len(held[MOST_NAMED:]):
+    if unnamed := refusal["other_holders"] + len(held[MOST_NAMED:]):
         rest = sum(refusal["other_held"]) + sum(held[MOST_NAMED:])
-        named.append(say("{others:n more request} {rest:n}", others=others, rest=rest))
+        named.append(say("{others:n more request} {rest:n}", others=unnamed, rest=rest))
     holders = len(held) + refusal["other_holders"]
     yield say(
         "{holders:n request} {hold} {blocks:n block}[ (shared blocks count for each){shared:?}]: {named}.",
@@ -226,9 +226,9 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
 
 
 def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
-    came = entries(timeline, "admitted", pl.col("step") == row["step"])
-    local = sum(request["local_tokens"] or 0 for request in came)
-    external = sum(request["external_tokens"] or 0 for request in came)
+    admitted = entries(timeline, "admitted", pl.col("step") == row["step"])
+    local = sum(request["local_tokens"] or 0 for request in admitted)
+    external = sum(request["external_tokens"] or 0 for request in admitted)
     if local or external:
         yield say(
             "New requests found {local:n token} in the prefix cache[, a KV connector brought {external:n}].",
@@ -236,7 +236,7 @@ def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
             external=external,
         )
     for miss, why in MISSES.items():
-        missed = sum(request["miss"] == miss for request in came)
+        missed = sum(request["miss"] == miss for request in admitted)
         if missed:
             yield say(
                 "{requests:n new request} found nothing in the prefix cache: {reason}.",
@@ -262,7 +262,7 @@ _COUNTS = (
 )
 
 
-def _of_columns(row: Row) -> Iterator[Message]:
+def _step_columns(row: Row) -> Iterator[Message]:
     def known(column: str, kind: Callable[[Any], Value]) -> Value | None:
         return None if row.get(column) is None else kind(row[column])
 

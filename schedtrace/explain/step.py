@@ -86,7 +86,7 @@ def _turn(trace: Trace, same: pl.Expr, offset_us: int) -> tuple[int | None, Rank
 
 
 def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
-    """The story of one ``schedule()`` call.
+    """Return the story of one ``schedule()`` call.
 
     Args:
         run: A run.
@@ -119,7 +119,7 @@ class StepStories:
         return frozenset(mismatches(self.timeline)["step"])
 
     def story(self, number: int) -> StepStory:
-        """The story of one step.
+        """Return the story of one step.
 
         Raises:
             UsageError: there is no such step.
@@ -184,15 +184,15 @@ def _row(run: Run, timeline: Timeline, number: int) -> Row:
 
 
 def _arrived(timeline: Timeline, row: Row) -> list[Newcomer]:
-    """Requests that reached the scheduler since the step before ``row``, a row of ``timeline.steps``."""
-    came = _since_last(timeline, row, timeline.arrivals.filter(~pl.col("streaming_update")), "queued_us")
+    """Return requests that reached the scheduler since the step before ``row`` of ``timeline.steps``."""
+    arrivals = _since_last(timeline, row, timeline.arrivals.filter(~pl.col("streaming_update")), "queued_us")
     on_its_way = (pl.col("queued_us") - pl.col("arrived_us")).alias("on_its_way_us")
     columns = ["request_id", "prompt_tokens", "max_tokens", "queued_us"]
-    return [Newcomer(**request) for request in came.select(*columns, on_its_way).to_dicts()]
+    return [Newcomer(**request) for request in arrivals.select(*columns, on_its_way).to_dicts()]
 
 
 def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
-    """Requests that left the scheduler since then."""
+    """Return requests that left the scheduler since the step before ``row``."""
     gone = _since_last(timeline, row, timeline.finishes, "finished_us")
     rows = gone.with_columns(status=ending()).select(*Leaver.__struct_fields__)
     return [Leaver(**request) for request in rows.to_dicts()]
@@ -232,7 +232,7 @@ def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
 
 
 def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
-    """Requests at the front end before the step's output was back, in the scheduler only after it began."""
+    """Return requests that reached the front end before the step's output, but the scheduler too late."""
     later = timeline.steps.filter(pl.col("step") > row["step"]).head(1).to_dicts()
     if not later or row["output_us"] is None:
         return []
@@ -252,7 +252,7 @@ def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) ->
 
 
 def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
-    """What each scheduled request got, and what made its chunk smaller."""
+    """Return the tokens of each scheduled request, and what made its chunk smaller."""
     caps: dict[str, list[Row]] = {}
     for cap in timeline.caps.filter(pl.col("step") == number).to_dicts():
         caps.setdefault(cap["request_id"], []).append(cap)
@@ -269,7 +269,7 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
 
 
 def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
-    """The requests of ``queue`` that waited after the step, with their waiting time when it ended."""
+    """Return the requests of ``queue`` that waited after the step, with their waiting time when it ended."""
     since = since_us(timeline, row["end_us"], queue["request_id"])
     rows = queue.join(since, on="request_id", how="left", maintain_order="left").with_columns(
         waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3

@@ -34,7 +34,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Admission:
+class FittingRequests:
     """The requests that fit; false if none does."""
 
     request_ids: list[str]
@@ -59,7 +59,7 @@ class Admission:
         )
 
 
-def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> Admission:
+def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> FittingRequests:
     """Take the waiting requests in their order until one does not fit, as the waiting loop does.
 
     With ``need.whole`` a request has to fit whole, but takes only the blocks of its first chunk.
@@ -92,11 +92,11 @@ def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> 
             taken.append(request.request_id)
             continue
         break
-    return Admission(taken, left.budget - budget, left.blocks - blocks, limit, cut)
+    return FittingRequests(taken, left.budget - budget, left.blocks - blocks, limit, cut)
 
 
 def known_need(timeline: Timeline) -> Need | None:
-    """The room that a request needs; None where the blocks in use are not those of the tokens."""
+    """Return the room that a request needs; None where blocks in use do not follow from tokens."""
     need = need_of(timeline, refused_heads(timeline))
     if need is None:
         return None
@@ -153,11 +153,11 @@ class Question:
     @property
     def budget_name(self) -> str:
         """The setting that the token budget comes from."""
-        given = self.timeline.header.scheduler_config.get("max_num_scheduled_tokens")
-        return "max_num_scheduled_tokens" if given else "max_num_batched_tokens"
+        configured = self.timeline.header.scheduler_config.get("max_num_scheduled_tokens")
+        return "max_num_scheduled_tokens" if configured else "max_num_batched_tokens"
 
     def cut_by(self, cap: str) -> list[Scheduled]:
-        """Requests whose chunk this limit made smaller at last."""
+        """Return requests whose chunk this limit was the last to make smaller."""
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
@@ -181,7 +181,7 @@ def what_if(
     scheduled: list[Scheduled],
     stops: list[Stop],
 ) -> list[WhatIf]:
-    """The answers for one step.
+    """Return the answers for one step.
 
     Args:
         timeline: The engine's trace.
@@ -196,17 +196,17 @@ def what_if(
         return []
     left = Left(row["remaining_budget"], free - need.kept_free, timeline.seats - row["num_running_after"])
     question = Question(timeline, need, left, row["token_budget"], waiting, scheduled, stops)
-    found = list(_longer_chunks(question))
+    answers = list(_longer_chunks(question))
     all_ready = not row["num_not_ready_after"] and not timeline.known_requests["lora"].drop_nulls().len()
     if question.end and waiting and all_ready and question.end.cause in _ANSWERS:
-        found += _ANSWERS[question.end.cause](question)
-    return found
+        answers += _ANSWERS[question.end.cause](question)
+    return answers
 
 
 def _answer(
     sentence: str, limit: str, now: int, then: int | None, request_ids: list[str], tokens: int, **values: Any
 ) -> WhatIf:
-    """An answer; its sentence has its fields beside ``values``."""
+    """Return an answer whose sentence can use its fields and ``values``."""
     answer = WhatIf(limit=limit, now=now, then=then, request_ids=request_ids, tokens=tokens, message=NOTHING)
     answer.message = say(sentence, answer, **values)
     return answer
