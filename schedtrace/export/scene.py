@@ -25,7 +25,7 @@ QUARTER_NS = 7_889_238_000_000_000
 """A quarter of a mean Gregorian year, ``std::chrono::months(3)``."""
 
 
-class Clock(NamedTuple):
+class TraceClock(NamedTuple):
     """Conversion of a run's times, in microseconds of its first trace's clock, to Unix time."""
 
     wall_ns: int
@@ -47,10 +47,10 @@ class Clock(NamedTuple):
         return self.wall_ns // QUARTER_NS * QUARTER_NS
 
 
-def clock_of(header: Header) -> Clock:
+def clock_of(header: Header) -> TraceClock:
     """Make the clock from the anchors of a trace's header."""
     monotonic_us = header.monotonic_anchor_us
-    return Clock(1000 * header.wall_anchor_us, None if monotonic_us is None else 1000 * monotonic_us)
+    return TraceClock(1000 * header.wall_anchor_us, None if monotonic_us is None else 1000 * monotonic_us)
 
 
 def step_spans(timeline: Timeline) -> pl.DataFrame:
@@ -71,7 +71,7 @@ def step_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
-    """What the thread of vLLM's ``EngineCore`` did, in order of time.
+    """Return what the thread of vLLM's ``EngineCore`` did, in order of time.
 
     ``schedule()`` and ``update_from_output()`` of each step; of a rank in lock-step also its dummy batches
     and the all-reduces in which ranks agree on going on.
@@ -197,7 +197,7 @@ class Preempted(NamedTuple):
 
 
 @dataclass
-class Process:
+class EngineProcess:
     """An engine's tracks."""
 
     number: int
@@ -210,18 +210,18 @@ class Process:
     preemptions: list[Preempted]
 
 
-def processes(run: Run) -> Iterator[Process]:
-    """The engines of a run, one at a time; the warm-up included."""
+def processes(run: Run) -> Iterator[EngineProcess]:
+    """Yield the engines of a run, warm-up included."""
     for number, trace in enumerate(run.traces, 1):
         yield _process(run, trace, number)
 
 
-def _process(run: Run, trace: Trace, number: int) -> Process:
+def _process(run: Run, trace: Trace, number: int) -> EngineProcess:
     timeline = make_timeline(trace, run.manifest, whole=True)
     offset_us = offset(trace.header, run.traces[0].header).us
     tracks = _tracks(timeline, trace, offset_us)
     of_request = {track.name: track.number for track in tracks if track.group == REQUESTS}
-    return Process(
+    return EngineProcess(
         number=number,
         name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
         labels=[*_labels(trace.header), *_missing(timeline)],
@@ -242,7 +242,7 @@ def _missing(timeline: Timeline) -> list[str]:
 
 
 def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:
-    """Steps, the engine's thread, the worker, then a track per request in order of arrival."""
+    """Return tracks: steps, the engine's thread, the worker, then requests in order of arrival."""
     tracks: list[Track] = []
     for name, spans in (
         ("steps", step_spans(timeline)),
