@@ -23,7 +23,7 @@ from schedtrace.model.printable import visible
 from schedtrace.watch import view
 from schedtrace.watch.plain_lines import moment, page
 from schedtrace.watch.seen import Seen, Slow
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 
 
 class Listing(Widget, can_focus=True):
@@ -71,7 +71,7 @@ class Listing(Widget, can_focus=True):
         return self._lines[self._place()][0] if self._lines else None
 
     def render(self) -> Content:
-        """The title and the lines around the chosen one."""
+        """Return the title and the lines around the chosen one."""
         room = max(1, self.size.height - 1)
         at = self._place()
         first = max(0, min(at - room // 2, len(self._lines) - room))
@@ -90,7 +90,7 @@ class Listing(Widget, can_focus=True):
             self.post_message(self.Moved())
 
     def action_choose(self) -> None:
-        """Tell what is chosen."""
+        """Post the choice."""
         if self.key is not None:
             self.post_message(self.Chosen(self.key))
 
@@ -112,7 +112,7 @@ class TextScreen(ModalScreen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """The text, and its key."""
+        """Yield the text and the footer."""
         with VerticalScroll():
             yield Static(Content(self._text))
         yield Footer()
@@ -173,7 +173,9 @@ class WatchApp(App[None]):
         Binding("enter", "request(0)", show=False),
     ]
 
-    def __init__(self, session: Session, every_s: float | None = EVERY_S, folder: Path | None = None) -> None:
+    def __init__(
+        self, session: WatchSession, every_s: float | None = EVERY_S, folder: Path | None = None
+    ) -> None:
         super().__init__()
         self.session, self._every_s, self._folder = session, every_s, folder or Path.cwd()
         self.seen: Seen | None = None
@@ -225,7 +227,10 @@ class WatchApp(App[None]):
         total = seen.total()
         rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
         shown = rows[:5] if small else rows
-        engines.show(Content(view.HEAD[:width]), [(one.rank, view.engine_line(one, width)) for one in shown])
+        engines.show(
+            Content(view.HEAD[:width]),
+            [(figures.rank, view.engine_line(figures, width)) for figures in shown],
+        )
         engines.can_focus = len(seen.engines) > 1
         if engines.has_focus and not engines.can_focus:
             self.query_one("#requests").focus()
@@ -238,9 +243,9 @@ class WatchApp(App[None]):
         texts = [f"{moment(note.at_s)} {visible(note.text)}"[:width] for note in seen.notes[-2:]]
         self._show("notes", Content("\n".join(texts)))
         self.query_one("#notes").display = bool(texts)
-        others = 2 + 1 + max(1, len(shown)) + tall + len(texts)  # with head and keys
-        kept = 1 + max(1, min(REQUESTS_KEPT, requests))
-        self._show("verdicts", view.verdicts(seen, width, height - others - kept))
+        fixed_height = 2 + 1 + max(1, len(shown)) + tall + len(texts)  # with head and keys
+        request_height = 1 + max(1, min(REQUESTS_KEPT, requests))
+        self._show("verdicts", view.verdicts(seen, width, height - fixed_height - request_height))
 
     def _show(self, widget_id: str, content: Content) -> None:
         """Change a widget; the others move only if it becomes higher or lower."""
@@ -260,12 +265,14 @@ class WatchApp(App[None]):
         return len(lines)
 
     def on_listing_moved(self) -> None:
-        """Another engine may be chosen."""
+        """Draw for the chosen engine."""
         self.draw()
 
     async def on_listing_chosen(self, chosen: Listing.Chosen) -> None:
         """Show a request's life."""
-        slow = next((one for one in self._slowest() if (one.rank, one.request_id) == chosen.key), None)
+        slow = next(
+            (request for request in self._slowest() if (request.rank, request.request_id) == chosen.key), None
+        )
         if slow is None:
             return
         await self._read(lambda width: self.session.life(slow, width))
@@ -300,7 +307,7 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_text(self) -> None:
-        """All that is seen."""
+        """Show everything as text."""
         if self.seen is not None:
             self.push_screen(TextScreen(page(self.seen)), self._back)
 

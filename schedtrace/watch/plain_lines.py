@@ -8,7 +8,7 @@ from schedtrace.model.printable import visible
 from schedtrace.model.say import say
 from schedtrace.present.phrases import integer, plain
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 
 
 def moment(at_s: float) -> str:
@@ -17,7 +17,7 @@ def moment(at_s: float) -> str:
 
 
 def long(us: float) -> str:
-    """A duration in a few characters: ``0.3 s``, ``12 s``, ``4 min``."""
+    """Return a duration in a few characters: ``0.3 s``, ``12 s``, ``4 min``."""
     if us < 9_950_000:  # noqa: PLR2004  # ten seconds
         return f"{us / 1e6:.1f} s"
     return f"{us / 1e6:.0f} s" if us < 180e6 else f"{us / 60e6:.0f} min"  # noqa: PLR2004  # three minutes
@@ -64,7 +64,7 @@ def title(verdict: Verdict, now_s: float) -> str:
 
 
 def state(slow: Slow) -> str:
-    """``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
+    """Return ``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
     does = "running"
     if slow.waits_us is not None:
         does = f"waiting {long(slow.waits_us)}, now for {visible(slow.cause or 'an unknown cause')}"
@@ -73,10 +73,10 @@ def state(slow: Slow) -> str:
 
 
 def shown_id(request_id: str, width: int) -> str:
-    """A request id in a bounded width, its end kept: ids often begin alike."""
+    """Return a request id in a bounded width, its end kept: ids often begin alike."""
     text = visible(request_id)
-    kept = max(1, (width - 2) // 2)
-    return text if len(text) <= width else f"{text[: width - 2 - kept]}..{text[-kept:]}"
+    end_length = max(1, (width - 2) // 2)
+    return text if len(text) <= width else f"{text[: width - 2 - end_length]}..{text[-end_length:]}"
 
 
 def line(seen: Seen) -> str:
@@ -95,7 +95,7 @@ def line(seen: Seen) -> str:
     )
     parts = [plain(figures)]
     if len(seen.engines) > 1:
-        each = ", ".join(f"{name_of(one)} {running(one)}+{one.waiting:,}" for one in seen.engines)
+        each = ", ".join(f"{name_of(engine)} {running(engine)}+{engine.waiting:,}" for engine in seen.engines)
         parts.append(f"(running+waiting: {each})")
     if seen.verdicts:
         short = seen.verdicts[0]
@@ -118,7 +118,7 @@ def page(seen: Seen, most: int | None = None) -> str:
     total = seen.total()
     rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
     shown, notes = seen.slowest[:most], seen.notes[-(most or 0) :]
-    requests = [f"{long(one.age_us):>8} {state(one)}  {visible(one.request_id)}" for one in shown]
+    requests = [f"{long(slow.age_us):>8} {state(slow)}  {visible(slow.request_id)}" for slow in shown]
     if requests:
         requests.insert(0, "requests (age, state): the longest waits, then the oldest")
     if more := len(seen.slowest) - len(shown):
@@ -126,7 +126,7 @@ def page(seen: Seen, most: int | None = None) -> str:
     parts = [
         [
             f"{visible(seen.name or f'no run yet, {seen.awaited}')}, {at}",
-            *(f"{title(one, seen.at_s)}: {verdict_text(one)}" for one in seen.verdicts),
+            *(f"{title(verdict, seen.at_s)}: {verdict_text(verdict)}" for verdict in seen.verdicts),
         ],
         [_row(figures) for figures in rows],
         requests,
@@ -149,7 +149,7 @@ def _row(figures: Figures) -> str:
 
 
 def stream(
-    session: Session,
+    session: WatchSession,
     every_s: float,
     put: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,

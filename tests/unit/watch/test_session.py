@@ -19,7 +19,7 @@ from schedtrace.watch.find import Target
 from schedtrace.watch.judge import LINES_LOST
 from schedtrace.watch.plain_lines import SCREENFUL, age, line, page
 from schedtrace.watch.seen import Verdict
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 from tests.makers import arrival, finish, step
 from tests.unit.present.test_queue_page import entry, queue
 from tests.unit.watch.growing import ANCHOR_S, LATER_S, STEP_US, Growing, session_of
@@ -225,7 +225,7 @@ def test_an_engine_that_ends_is_over(growing, session):
 def test_idle_long_steps_and_silence_are_told_apart(folder, growing):
     growing.grow(30)
     later = [growing.now_s]
-    session = Session(Target(folder, only=True), lambda: later[0])
+    session = WatchSession(Target(folder, only=True), lambda: later[0])
 
     def state(after_s, written_s):
         later[0] = growing.now_s + after_s
@@ -286,7 +286,7 @@ def test_a_cut_trace_is_noted_and_read_from_its_begin(folder, growing, session):
 def test_what_is_no_trace_is_noted_once(folder):
     folder.mkdir()
     (folder / "engine-0.jsonl").write_bytes(b"hello\n")
-    session = Session(Target(folder, only=True))
+    session = WatchSession(Target(folder, only=True))
     session.look()
     assert notes(session.look()) == [
         f"{folder}/engine-0.jsonl:1: not a schedtrace trace, the first line is no header"
@@ -297,7 +297,7 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     first = Growing(tmp_path / "first")
     first.grow(3)
     later = [first.now_s]
-    session = Session(Target(tmp_path, only=False), lambda: later[0])
+    session = WatchSession(Target(tmp_path, only=False), lambda: later[0])
     os.utime(first.path, (later[0], later[0]))
     assert session.look().name == "first"
     second = Growing(tmp_path / "second")
@@ -377,7 +377,7 @@ def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_pa
 
 def test_a_pipe_in_the_place_of_a_trace_is_named_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "engine-0.jsonl")
-    seen = Session(Target(tmp_path, only=True)).look()
+    seen = WatchSession(Target(tmp_path, only=True)).look()
     assert seen.engines == []
     [note] = seen.notes
     assert note.text == f"{tmp_path / 'engine-0.jsonl'}: cannot be read (not a regular file)"
