@@ -114,7 +114,7 @@ class Field(Generic[_R]):
 
 
 def figure(heading: str, cell: Callable[[_R], Cell], *, of_steps: bool = False) -> Field[_R]:
-    """A column of figures."""
+    """Return a column of figures."""
     return Field(heading, cell, numeric=True, of_steps=of_steps)
 
 
@@ -126,7 +126,7 @@ def table(
     most: int | None = None,
     how: str = "--format json lists them all",
 ) -> Table:
-    """A row for each of these things.
+    """Return a row for each of these things.
 
     Args:
         things: What has a row.

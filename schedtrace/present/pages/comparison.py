@@ -79,7 +79,7 @@ METRICS: list[Field[MetricChange]] = [
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:
-    """What could not have been seen; empty where nothing varies. One of several in other units is enough."""
+    """Return the noise floors, one per figure whatever its units; empty where nothing varies."""
     floors: dict[str, str] = {}
     for metric in metrics:
         if metric.unit and metric.trials_needed is not None:
@@ -125,7 +125,7 @@ ROWS = {
 
 
 def decisions_sections(decisions: Decisions) -> Iterator[Section]:
-    """What was decided alike, then the first step that was not."""
+    """Yield how many decisions were alike, then the first step that differs."""
     yield Note(_alike(decisions), "Decisions of the scheduler:")
     if decisions.first is None:
         return
@@ -154,7 +154,7 @@ def _where(divergence: Divergence) -> str:
 
 
 def _decided(divergence: Divergence) -> list[Field[str]]:
-    """What differs stands out; the numbers of the two steps always may."""
+    """Return the field, marked where the sides differ; the numbers of the two steps always may."""
     base, new = divergence.base, divergence.new
 
     def style(key: str) -> Style | None:
@@ -168,7 +168,7 @@ def _decided(divergence: Divergence) -> list[Field[str]]:
 
 
 def _why(divergence: Divergence) -> str:
-    """What the decisions were made from and differs."""
+    """Return what the decisions were made from and differs."""
     if divergence.base is None or divergence.new is None:
         return f"{'base' if divergence.base is None else 'new'} had nothing more to decide in this trial."
     if not divergence.given:
@@ -221,8 +221,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 
 def _side(side: str, label: str, path: str) -> Message:
-    other = path if path != label else ""
-    return say("{side}: {label:code}[, {path:code}]", side=side, label=label, path=other)
+    path_shown = path if path != label else ""
+    return say("{side}: {label:code}[, {path:code}]", side=side, label=label, path=path_shown)
 
 
 SETTINGS: list[Field[ConfigChange]] = [

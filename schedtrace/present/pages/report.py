@@ -115,7 +115,7 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
 
 
 def _figures(run: RunReport) -> Iterator[Message]:
-    """What users compare: throughput and latency; the mean over trials, of several engines that of all."""
+    """Yield throughput and latency: means over trials, and over all engines where there are several."""
     latencies: list[tuple[Percentiles | Distribution | None, ...]]
     statistics = run.statistics
     if statistics is not None and len(statistics.engines) > 1:
@@ -143,7 +143,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _parts(split: list[TimePart], most: int) -> list[Part]:
-    """The largest parts; the others as one."""
+    """Return the largest parts; the others as one."""
     shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
     parts = []
     for part in shown:
@@ -188,7 +188,7 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
 
 
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
-    """The root causes that the screen has room for, and the others.
+    """Return the root causes that the screen has room for, and the others.
 
     The first may weigh less than the next ones: what weighs more than a described one is described, too, both
     in short where there is no room.
@@ -272,7 +272,7 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
 
 
 def _commands(run: RunReport, roots: list[Found]) -> Commands:
-    """What to run next: all details, one step, one request, the page; names come from strangers."""
+    """Return what to run next: all details, one step, one request, the page; names come from strangers."""
     commands = [["analyze", run.path, "--details"]]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
     if first is not None and Fact.TIMES not in run.lacks:

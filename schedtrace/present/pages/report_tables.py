@@ -85,7 +85,7 @@ def p50_p99(times: Percentiles | Distribution | None) -> str:
 
 
 def p50(times: Percentiles | Distribution | None) -> str:
-    """The median in milliseconds."""
+    """Return the median in milliseconds."""
     return number(times.p50) if times else "-"
 
 

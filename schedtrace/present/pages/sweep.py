@@ -154,7 +154,7 @@ UNKNOWN = number(None)
 
 
 def _table(figures: list[_Figure], rows: list[SweepRow]) -> Table:
-    fields = [Field("", _mark), *(figure(one.heading, partial(_cell, one)) for one in figures)]
+    fields = [Field("", _mark), *(figure(column.heading, partial(_cell, column)) for column in figures)]
     return table(rows, fields)
 
 

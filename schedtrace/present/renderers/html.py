@@ -31,7 +31,7 @@ LEAST_BAR = 3
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a browser breaks the lines
-    """A document that loads nothing: its policy forbids it."""
+    """Return a document that loads nothing: its policy forbids it."""
     head = next((section for section in page.sections if isinstance(section, Headline)), None)
     return template("html.jinja").render(
         title=f"{plain(head.title)} - schedtrace" if head else "schedtrace",
@@ -55,7 +55,7 @@ def fragment(sections: Iterable[Section], *, rank: int | None = None, level: int
 
 
 def style_sheet() -> str:
-    """The CSS of the sections: colours of both schemes as custom properties, and what is made of them."""
+    """Return the CSS of the sections: both colour schemes as custom properties, and the rules using them."""
     colours = "".join(
         f"  --{name}: light-dark({light}, {dark});\n" for name, (light, dark) in COLOURS.items()
     )
@@ -63,22 +63,22 @@ def style_sheet() -> str:
 
 
 def source_of(text: str) -> str:
-    """What allows an inline style or script of this text in a Content-Security-Policy."""
+    """Return what allows an inline style or script of this text in a Content-Security-Policy."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def step_link(step: int, rank: int) -> str:
-    """The part of an address that names a step: ``step=264&rank=0``."""
+    """Return the part of an address that names a step: ``step=264&rank=0``."""
     return f"step={step}&rank={rank}"
 
 
 def request_link(request_id: str) -> str:
-    """The part of an address that names a request, by its printable id: ``request=t1%2F3``."""
+    """Return the part of an address that names a request, by its printable id: ``request=t1%2F3``."""
     return f"request={quote(request_id, safe='')}"
 
 
 def template(name: str) -> Template:
-    """A template of this folder, or of the page with a timeline."""
+    """Return a template of this folder, or of the page with a timeline."""
     return _environment().get_template(name)
 
 
@@ -105,7 +105,7 @@ def _environment() -> Environment:
 
 
 def _text(content: Text | Styled, rank: int | None) -> Markup:
-    """A text with its names marked and, with a rank, linked."""
+    """Return a text with its names marked and, with a rank, linked."""
     if isinstance(content, Styled):
         tag = "strong" if content.style is Style.STRONG else "span"
         inner = _text(content.text, rank)
@@ -144,7 +144,7 @@ def _steps_link(words: str, first: int, last: int, rank: int) -> Markup:
 
 
 def _steps_cell(cell: str, rank: int | None) -> Markup:
-    """A cell with a step's number or ``3-5``; empty, or anything else, where there is none."""
+    """Return a cell with a step's number or ``3-5``; empty, or anything else, where there is none."""
     first, _, last = cell.partition("-")
     if rank is None or not first.isdecimal():
         return escape(cell)
@@ -159,16 +159,16 @@ def _tops(bars: Bars) -> list[int]:
 
 def _runs(states: States) -> list[tuple[str, str, int, int]]:
     """Word, style, first cell and number of cells of each run that is drawn."""
-    found, at = [], 0
+    runs, at = [], 0
     for state, group in groupby(state_characters(states, MOST_RUNS)):
         cells = len(list(group))
-        found.append((state.word, str(state.style), at, cells))
+        runs.append((state.word, str(state.style), at, cells))
         at += cells
-    return found
+    return runs
 
 
 def _spoken(drawn: Bars | States) -> str:
-    """A picture for those who do not see it."""
+    """Return a picture's description for screen readers."""
     if isinstance(drawn, Bars):
         return f"highest {percent(max(drawn.heights, default=None))}"
     steps: Counter[str] = Counter()

@@ -42,17 +42,17 @@ class Named:
 
 
 def named(report: RunReport) -> Named:
-    """What a run's findings and their symptoms name."""
-    found = Named()
+    """Return what a run's findings and their symptoms name."""
+    names = Named()
     for finding in report.every_finding():
-        own = found.steps.setdefault(finding.engine_rank, [])
+        own = names.steps.setdefault(finding.engine_rank, [])
         own += finding.steps
-        found.examples += [(finding.engine_rank, step) for step in finding.steps[:1]]
-        found.requests += _requests(finding)
-    found.steps = {rank: list(dict.fromkeys(steps)) for rank, steps in found.steps.items()}
-    found.requests = list(dict.fromkeys(found.requests))
-    found.examples = list(dict.fromkeys(found.examples))
-    return found
+        names.examples += [(finding.engine_rank, step) for step in finding.steps[:1]]
+        names.requests += _requests(finding)
+    names.steps = {rank: list(dict.fromkeys(steps)) for rank, steps in names.steps.items()}
+    names.requests = list(dict.fromkeys(names.requests))
+    names.examples = list(dict.fromkeys(names.examples))
+    return names
 
 
 def marked(report: RunReport) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def marked(report: RunReport) -> list[dict[str, Any]]:
 
 
 def ranges(steps: list[int]) -> list[list[int]]:
-    """Steps as the first and last of each run of them that follow each other."""
+    """Return the first and last step of each run of successive steps."""
     ordered = sorted(set(steps))
     if not ordered:
         return []
@@ -88,8 +88,8 @@ def ranges(steps: list[int]) -> list[list[int]]:
 def _requests(finding: Finding) -> Iterator[str]:
     messages: list[Message] = [finding.message, finding.holder, finding.verdict]
     messages += [finding.example] if finding.example else []
-    for one in messages:
-        for part in one.parts():
+    for message in messages:
+        for part in message.parts():
             if isinstance(part, Request):
                 yield part.request_id
             elif isinstance(part, Requests):
@@ -103,7 +103,7 @@ MOST_REQUESTS, MOST_PIECES = 8_000, 50_000
 def lives_of(
     timeline: Timeline, steps: pl.DataFrame, named: Collection[str], engines: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
+    """Return requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
 
     Pieces are rows of ``request_states``. Waits that follow each other and have at each moment the cause
     that the step of the moment had are one piece, ``by_step``: of a long queue this is most of the table.
@@ -154,7 +154,7 @@ DETAIL = 500
 
 
 def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
-    """Steps as at most about ``most`` rows, with ``count``: how many each stands for.
+    """Merge steps into at most about ``most`` rows; ``count`` is the number of steps of a row.
 
     ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the
     sum of their tokens and preemptions, the most running, waiting, KV blocks and requests, and the cause
@@ -212,12 +212,12 @@ STATES = (
     "not_recorded",
 )
 BY_STEP, NO_CAUSE = 1, 0
-"""Codes of causes: 0 is none, 1 that of the step of the time, from 2 on a place in ``Chart.causes``."""
+"""Codes of causes: 0 is none, 1 the cause of the step then, from 2 a place in ``TimelineChart.causes``."""
 FIRST_CAUSE = 2
 
 
 @dataclass
-class Chart:
+class TimelineChart:
     """What the page draws, of one run or of two."""
 
     packed: Packed = field(default_factory=Packed)
@@ -322,14 +322,14 @@ class Chart:
 
 
 def engines_of(run: Run, timelines: Timelines) -> Iterator[tuple[Timeline, int]]:
-    """The timelines of the engines that a page has room for, one after the other, and the offset of each."""
+    """Yield the timeline and the offset of each engine that a page has room for."""
     headers = run.traces.headers[:MOST_ENGINES]
     for place, header in enumerate(headers):
         yield timelines.at(place), offset(header, headers[0]).us
 
 
 def words_of_causes(causes: list[str]) -> list[dict[str, str]]:
-    """Each word with its meaning, for the legend."""
-    known = {NEXT_STEP: "The next step had not begun: nothing refused the request"}
-    meanings = {word: cause.entry.meaning for word, cause in CAUSES.items()} | known
+    """Return each cause's word and meaning, for the legend."""
+    next_step = {NEXT_STEP: "The next step had not begun: nothing refused the request"}
+    meanings = {word: cause.entry.meaning for word, cause in CAUSES.items()} | next_step
     return [{"word": visible(word), "meaning": meanings.get(word, "")} for word in causes]

@@ -96,7 +96,7 @@ Parts = list[str | dict[str, Any]]
 
 
 def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
-    """The lines of ``schedtrace step`` that are known of every step.
+    """Return the templates of the lines of ``schedtrace step``.
 
     ``used``: with ``tokens``, ``budget``, ``left`` and ``requests``; the second where nobody was scheduled.
     ``crowd``, before and after a step: with ``running``, ``waiting``, ``free`` and ``total`` (KV blocks); the
@@ -112,23 +112,23 @@ def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
         "crowd": [
             parts(crowd(running, waiting, *blocks)) for blocks in ((free, total), (free, None), (None, None))
         ],
-        **{name: [parts(template) for template in found.templates] for name, found in words.items()},
+        **{name: [parts(template) for template in variants.templates] for name, variants in words.items()},
     }
 
 
 def parts(template: Message) -> Parts:
-    """A template with everything written but its slots, printable."""
-    found: Parts = []
+    """Return a template with everything written but its slots, printable."""
+    written: Parts = []
     for text, value in pieces(template):
         if isinstance(value, Slot):
-            found.append(msgspec.to_builtins(value))
+            written.append(msgspec.to_builtins(value))
         elif value is not None:
-            found.append({"is": str(value.__struct_config__.tag), "text": visible(text)})
-        elif found and isinstance(found[-1], str):
-            found[-1] += visible(text)
+            written.append({"is": str(value.__struct_config__.tag), "text": visible(text)})
+        elif written and isinstance(written[-1], str):
+            written[-1] += visible(text)
         else:
-            found.append(visible(text))
-    return found
+            written.append(visible(text))
+    return written
 
 
 MOST_NAMED = MOST_REQUESTS + 1

@@ -5,7 +5,15 @@ import polars as pl
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.present.report import data
-from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named, lives_of, merged
+from schedtrace.present.report.data import (
+    BY_STEP,
+    FIRST_CAUSE,
+    STATES,
+    Named,
+    TimelineChart,
+    lives_of,
+    merged,
+)
 from schedtrace.present.report.step_sentences import NOT_DRAWN
 from schedtrace.timeline.chart import SCHEMA, per_step
 from tests.makers import arrival, finish, step
@@ -21,7 +29,7 @@ def test_columns_of_an_engine(view_of, unpacked):
         step(2, got={"a": 1}, preempted=[Preemption("a", 101, "gone", 1)], decode_tokens=1),
         step(3, got={"a": 1, "b": 5}, new="b", finished=[finish(name, finished_us=35_000) for name in "ab"]),
     )
-    chart = Chart()
+    chart = TimelineChart()
     chart.add_engine(timeline, run=0, offset_us=1_000, named=Named())
     columns = unpacked(chart.packed)
     assert columns["0.gap"] == [1_000, 9_000, 9_000, 9_000]
