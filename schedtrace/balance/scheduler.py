@@ -38,7 +38,7 @@ class _Gate:
         self._ranks = tuple(running)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's own, without a free seat while the gate is closed."""
+        """Call vLLM's own, without a free seat while the gate is closed."""
         scheduler: Any = self
         name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
         seats: int = getattr(scheduler, name)

@@ -15,7 +15,7 @@ WRITTEN = {
     ExportKind.CHROME: "events",
     ExportKind.MOONCAKE: "requests",
 }
-"""What the files have that are no tables."""
+"""Units of the files that are no tables."""
 
 
 def export(

@@ -72,7 +72,7 @@ OPTIONS = (
     "prefix_block",
     "seed",
 )
-"""The options of a load that is no recorded one."""
+"""Options of a load that is not recorded."""
 OF_RANDOM = ("input_len", "range_ratio")
 OF_FILES = ("speedup", "time_unit", "prefix_block")
 

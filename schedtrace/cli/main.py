@@ -36,7 +36,7 @@ from schedtrace.model.printable import capped, shortened
 from schedtrace.version import __version__
 
 LONGEST_ARGUMENT = 1000
-"""Characters of one that is quoted as it is: paths may be long."""
+"""Characters of an argument that is quoted whole: paths may be long."""
 LONGEST_MESSAGE = 4000
 
 
@@ -103,7 +103,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Options of all commands."""
+    """Accept the options of all commands."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -194,7 +194,7 @@ TraceOption = Annotated[
 
 
 def trace_bounds(text: str | None) -> str | None:
-    """``--trace`` as given, once it is known to be understood.
+    """Return ``--trace`` unchanged after checking it.
 
     Raises:
         UsageError: it is not.

@@ -118,7 +118,7 @@ def run(
 
 
 def as_command() -> Any:
-    """``run`` as a command of its own, for others that take its options."""
+    """Return ``run`` as a command of its own, for commands that take its options."""
     app = typer.Typer()
     app.command("run", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(run)
     return typer.main.get_command(app)
@@ -166,7 +166,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def as_arguments(options: dict[str, Any]) -> list[str]:
-    """YAML options as command-line arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
+    """Convert YAML options to arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
     import json
 
     arguments = []
@@ -246,7 +246,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
 
 
 def _end_when_the_terminal_hangs_up() -> None:
-    """In order, without a word to the terminal that is gone: that would raise."""
+    """End in order when the terminal hangs up; writing to it would raise."""
     to_terminal = [file for file in (1, 2) if os.isatty(file)]
 
     def hung_up(_signal: int, _frame: Any) -> NoReturn:

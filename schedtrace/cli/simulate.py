@@ -1,4 +1,4 @@
-"""``schedtrace simulate``: a workload on a model and a GPU that nobody has to have."""
+"""``schedtrace simulate``: a workload on a model and a GPU that need not exist here."""
 
 import sys
 import time

@@ -54,7 +54,7 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
 
 
 def _span_us(timeline: Timeline) -> tuple[int, int]:
-    """Wall-clock start of the first and of the last step."""
+    """Return the wall-clock starts of the first and of the last step."""
     starts = timeline.steps["start_us"].to_list()
     return timeline.header.wall_anchor_us + min(starts), timeline.header.wall_anchor_us + max(starts)
 
@@ -99,7 +99,7 @@ class Load:
         )
 
     def described(self) -> Message:
-        """``220 requests (1,373 + 365 tokens on average)``."""
+        """Return ``220 requests (1,373 + 365 tokens on average)``."""
         return say(
             "{requests:n request}[ ({prompt} + {output} tokens on average)]",
             requests=round(self.requests or 0),
@@ -146,7 +146,7 @@ def records_work(report: RunReport) -> bool:
 
 
 def workload(report: RunReport) -> Message:
-    """``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
+    """Return ``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
     if named := report.config.get("named"):
         return say(
             "batch size {batch_size:n}, {input_len:n} + {output_len:n} tokens", SimpleNamespace(**named)

@@ -82,7 +82,7 @@ def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> lis
 
 
 def _changed(metric: MetricChange) -> Message:
-    """``output +12.3 %``, or that the base was 0."""
+    """Return ``output +12.3 %``, or that the base was 0."""
     return say("{name} from 0" if metric.change_frac is None else "{name} {change_frac:+%}", metric)
 
 

@@ -49,7 +49,7 @@ METRICS = [
 
 
 def trials_used(report: RunReport) -> list[list[TrialReport]]:
-    """Whole trials, each as the reports of its engines; cut ones only where there is no whole one."""
+    """Return whole trials, each as its engines' reports; cut trials only if none is whole."""
     whole = [trial for trial in report.trials if trial.complete]
     by_trial: dict[int | None, list[TrialReport]] = {}
     for trial in whole or report.trials:
@@ -152,7 +152,7 @@ def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
 
 
 def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
-    """Metrics that vary, those together that are one figure in other units and so one test.
+    """Group metrics that vary; figures of one quantity in several units share a group and a test.
 
     Tokens and requests per second are such where every trial had the same work.
     """

@@ -98,7 +98,7 @@ def judged(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
 
 
 def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, float] | None:
-    """Logarithm of the statistic, and its standard error; None: too few values, or not above 0."""
+    """Return the logarithm of the statistic and its standard error; None: too few values, or none above 0."""
     if len(values) < FEWEST_VALUES:
         return None
     length = len(values) // BLOCKS
@@ -113,7 +113,7 @@ def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, 
 
 
 def _output(timeline: Timeline) -> Series:
-    """Output tokens a second in equal windows of the time with requests."""
+    """Return output tokens a second in equal windows of the time with requests."""
     spans = counted_spans(timeline).select(
         pl.col("begin_us", "end_us") - timeline.header.wall_anchor_us,
         before_us=LENGTH_US.cum_sum() - LENGTH_US,
@@ -133,7 +133,7 @@ def _output(timeline: Timeline) -> Series:
 
 
 def in_windows(at_us: NDArray[Any], tokens: NDArray[Any], lasted_us: int) -> Series:
-    """Tokens a second in equal windows of a time, from the moments of steps and the tokens of each."""
+    """Return tokens a second in equal windows of a time, from steps' times and tokens."""
     windows = min(MOST_WINDOWS, len(at_us) // STEPS_A_WINDOW)
     if not windows:
         return np.array([])

@@ -31,7 +31,7 @@ def change(base: Values, new: Values) -> float | None:
 
 
 def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
-    """95 % percentile bootstrap interval of ``change``, from a fixed seed.
+    """Return the 95 % percentile bootstrap interval of ``change``, from a fixed seed.
 
     Trials are taken as independent. Of four a side it holds the truth in about 84 of 100 cases, of eight in
     94. None under four, without spread on either side, or with 0 in a base trial: it may be all drawn.
@@ -55,7 +55,7 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
 
 
 def rank_test(base: Values, new: Values) -> tuple[float, float]:
-    """Two-sided Mann-Whitney U test: Cliff's delta and p.
+    """Return Cliff's delta and the p-value of a two-sided Mann-Whitney U test.
 
     The delta is ``P(new > base) - P(new < base)`` over all pairs of trials: 1 if every new one is larger. p
     is exact for few trials, else asymptotic, but never below what the number of trials allows. Few are up to
@@ -95,7 +95,7 @@ def smallest_p(base_count: int, new_count: int) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): below ``ALPHA`` keeps the chance of any false one."""
+    """Correct p-values for their number (Holm 1979): ``ALPHA`` then bounds the chance of a false positive."""
     corrected, highest = [0.0] * len(ps), 0.0
     for rank, at in enumerate(sorted(range(len(ps)), key=lambda at: ps[at])):
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[at]))
@@ -116,7 +116,7 @@ def per_trial(base: Values, new: Values, count: Callable[[Values], float]) -> fl
 POWER = 0.8
 """Probability of finding a difference as large as the noise floor."""
 WANTED_FRAC = 0.05
-"""The change that people want to see."""
+"""Relative change that users want to detect."""
 RANK_EFFICIENCY = 3 / pi
 """Efficiency of the rank test relative to the t-test for normal figures: it needs 5 % more trials."""
 
@@ -136,7 +136,7 @@ def noise_floor(base: Values, new: Values, tests: int) -> float | None:
 
 
 def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTED_FRAC) -> int | None:
-    """Trials a side for a noise floor of this change, by the same approximation."""
+    """Return the number of trials a side for a noise floor of this change, by the same approximation."""
     relative = _relative_spread(base, new)
     if relative is None:
         return None
@@ -151,7 +151,7 @@ def fewest_trials(tests: int) -> int:
 
 
 def _relative_spread(base: Values, new: Values) -> float | None:
-    """Each side's standard deviation over its mean, pooled; None with one trial on a side or a base of 0."""
+    """Return both sides' pooled relative standard deviation; None with one trial on a side or a base of 0."""
     if min(len(base), len(new)) == 1 or not any(base):
         return None
     squares = [

@@ -76,7 +76,7 @@ def _load(arrival: Row) -> Message:
 
 
 def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
-    """Admissions, chunks of prefill, the first token, runs of decodes."""
+    """Yield admissions, chunks of prefill, the first token, runs of decodes."""
     waits = {wait.left_step: wait for wait in waited}
     first_token = rows.first_token_us
     if first_token is not None:
@@ -172,7 +172,7 @@ def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
 
 
 def _causes_of(wait: Wait) -> Message:
-    """``3 steps kv_blocks (9 ms)``; nothing where it did not wait through a step."""
+    """Return ``3 steps kv_blocks (9 ms)``; nothing where the request did not wait through a step."""
     if not wait.causes:
         return NOTHING
     parts = [
@@ -207,7 +207,7 @@ def _set_aside(rows: RequestRows) -> Iterator[LifeEvent]:
 
 
 def _interruptions(rows: RequestRows) -> Iterator[LifeEvent]:
-    """Interruptions while it ran, as far as they matter for its life; its waits tell of the others."""
+    """Yield interruptions while the request ran, if they matter for it; waits cover the others."""
     whole = sum(row["end_us"] - row["begin_us"] for row in rows.states)
     for row in rows.states:
         took = row["end_us"] - row["begin_us"]
@@ -235,7 +235,7 @@ def _end(rows: RequestRows) -> Iterator[LifeEvent]:
 
 
 def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
-    """Events, where the trace has them."""
+    """Yield events recorded as facts, where the trace has them."""
     its = pl.col("request_id") == rows.request_id
     if rows.arrival is not None:
         yield from _received(rows, rows.arrival)

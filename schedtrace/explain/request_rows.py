@@ -1,4 +1,4 @@
-"""Everything that a trace has of one request, and when it waited."""
+"""All rows of a request in a trace, and its waits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class RequestRows:
     request_id: str
     arrival: Row | None
     present: Row | None
-    """State when the trace began; None: it arrived later, or nobody knows when."""
+    """State when the trace began; None: it arrived later, or at an unknown time."""
     finish: Row | None
     scheduled: list[Row]
     """Rows of the steps that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
@@ -71,7 +71,7 @@ class RequestRows:
         return [int(us) for us in times if us is not None]
 
     def life_states(self) -> list[LifeState]:
-        """Its states, in milliseconds since it arrived."""
+        """Return the request's states, in milliseconds since its arrival."""
         return [
             *self._unrecorded(),
             *(
@@ -91,7 +91,7 @@ class RequestRows:
         ]
 
     def _tokens(self, state: Row) -> int:
-        """Tokens scheduled for it in the steps of a state, or of a piece of one."""
+        """Return the tokens scheduled for the request in the steps of a state, or of a part of a state."""
         if state["tokens"] is not None:
             return int(state["tokens"])
         first, last = state["begin_step"], state["end_step"]
@@ -99,7 +99,7 @@ class RequestRows:
         return sum(row["scheduled_tokens"] for row in inside)
 
     def _unrecorded(self) -> Iterator[LifeState]:
-        """Its time before the recording began."""
+        """Yield the request's time before the recording began."""
         if self.present is None or self.present["at_us"] <= self.begin_us:
             return
         yield LifeState(
@@ -114,7 +114,7 @@ class RequestRows:
         )
 
     def since_us(self, us: int) -> float:
-        """Milliseconds since it arrived."""
+        """Return milliseconds since the request's arrival."""
         return (us - self.begin_us) / 1e3
 
     def event(self, us: int, what: str, sentence: Message, step: int | None = None) -> LifeEvent:

@@ -27,7 +27,7 @@ from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.timeline import Timeline
 
 _ACTIONS = {"gate": "was not entered", "continue": "skipped a request"}
-"""Kinds of exits in words; any other one ended its loop."""
+"""Kinds of exits in words; any other exit ended its loop."""
 SAME_STOP = ("loop", "kind", "cause", "detail", "location", "guard", "via")
 
 Row = dict[str, Any]
@@ -255,7 +255,7 @@ _OF_COLUMNS = (
     "[This rank ran {dummy_batches:n dummy batch/dummy batches} before it, {dummy_us:us} in total.]",
     "[Wave {wave} of the data-parallel ranks, pass {counter}.]",
 )
-"""What columns of a step say; nothing where one is not known, or a count is 0."""
+"""Sentences for columns of a step; empty where a column is unknown, or a count is 0."""
 _COUNTS = (
     *("finished_holding", "deferred_free_blocks", "kv_loads_parked", "sessions_paused"),
     *("dummy_batches", "dummy_us"),

@@ -103,7 +103,7 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
 
 @dataclass
 class StepStories:
-    """The stories of one engine's steps; what they share is computed once."""
+    """Stories of an engine's steps, with their shared data computed once."""
 
     run: Run
     timeline: Timeline
@@ -199,7 +199,7 @@ def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
 
 
 def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
-    """Interruptions between the begin of the step before and that of the step after."""
+    """Return interruptions between the starts of the step before and of the step after."""
     starts = timeline.steps.select("step", "start_us").drop_nulls()
     before = starts.filter(pl.col("step") < row["step"])["start_us"].max()
     after = starts.filter(pl.col("step") > row["step"])["start_us"].min()
@@ -244,7 +244,7 @@ def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
 
 
 def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) -> pl.DataFrame:
-    """Events that came in this step's line, or after the step before began and before this one did."""
+    """Return events of this step's line, or between the starts of the step before and of this step."""
     before = timeline.steps.filter(pl.col("step") < row["step"])["start_us"].max()
     after = pl.lit(value=True) if before is None else pl.col(time) > before
     between = pl.col("step").is_null() & after & (pl.col(time) <= row["start_us"])

@@ -41,15 +41,15 @@ class FittingRequests:
     tokens: int
     blocks: int
     limit: Message
-    """Why the next one would not have fitted."""
+    """Reason why the next request would not have fitted."""
     cut: bool
-    """The last one would have got only a part of its prompt."""
+    """Whether the last request would have got only a part of its prompt."""
 
     def __bool__(self) -> bool:
         return bool(self.request_ids)
 
     def described(self, noun: str) -> Message:
-        """``2 more requests (a and b, 1,536 tokens)``."""
+        """Return ``2 more requests (a and b, 1,536 tokens)``."""
         count = len(self.request_ids)
         return say(
             "{count} ({requests}, {tokens:n token}[, the last one in part{cut:?}])",
@@ -128,7 +128,7 @@ def known_need(timeline: Timeline) -> Need | None:
 
 @dataclass(frozen=True)
 class Question:
-    """A step, what it left over, and who wanted more."""
+    """A step, its leftover budget and blocks, and the requests that wanted more."""
 
     timeline: Timeline
     need: Need
@@ -161,7 +161,7 @@ class Question:
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
-        """KV blocks that so many more tokens would have taken, given to these requests in turn."""
+        """Return the KV blocks for this many more tokens, given to these requests in turn."""
         blocks = 0
         for request in requests:
             more = min(tokens, _lacking([request]))
@@ -266,7 +266,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
 
 
 def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
-    """Without ``long_prefill_token_threshold``, what its victims would have got of the budget left."""
+    """Yield what requests would have got of the budget left without ``long_prefill_token_threshold``."""
     cut = asked.cut_by(Cap.LONG_PREFILL)
     tokens = min(asked.left.budget, _lacking(cut))
     if tokens <= 0 or asked.more_blocks(cut, tokens) > asked.left.blocks:
@@ -326,7 +326,7 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
 
 
 def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
-    """Chunked prefill on, or a budget that holds the next prompt whole."""
+    """Yield the effect of chunked prefill, or of a budget that holds the next prompt whole."""
     head, need, left = asked.waiting[0], asked.need, asked.left
     fits = need.blocks_asked(head.wanted_tokens, head.wanted_tokens) <= left.blocks
     tokens = min(head.wanted_tokens, left.budget)
@@ -355,7 +355,7 @@ def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
 
 
 def _lacking(scheduled: list[Scheduled]) -> int:
-    """Tokens that these requests wanted and did not get."""
+    """Return the tokens that these requests wanted but did not get."""
     return sum(
         (request.wanted_tokens or request.scheduled_tokens) - request.scheduled_tokens
         for request in scheduled

@@ -173,7 +173,7 @@ def export(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> 
 
 
 def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Path], int]]:
-    """Each file with what writes it."""
+    """Return each file with the function that writes it."""
     if kind is ExportKind.JSONL:
         files = {folder / plain_of(trace.path): partial(_expand, trace) for trace in run.traces}
         _require_traces(run, files)

@@ -34,7 +34,7 @@ class TraceClock(NamedTuple):
     """``CLOCK_MONOTONIC`` at 0; None: not recorded, or a simulation's virtual time."""
 
     def ns(self, us: int) -> int:
-        """Unix time; at least 0."""
+        """Return Unix time in nanoseconds; at least 0."""
         return max(0, self.wall_ns + 1000 * us)
 
     @property
@@ -101,7 +101,7 @@ def execution_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def request_spans(timeline: Timeline) -> pl.DataFrame:
-    """``timeline.request_states``, requests in order of arrival; named by state and cause."""
+    """Return ``timeline.request_states`` in order of arrival, named by state and cause."""
     state = pl.col("state").replace({"front_end": "front end", NOT_RECORDED: "not recorded"})
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     return (
@@ -113,7 +113,7 @@ def request_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def in_lanes(spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Spans in as few parts as needed so that none of a part overlap; at least one part.
+    """Yield spans in the fewest parts without overlaps; at least one part.
 
     Steps overlap under asynchronous scheduling. On one track viewers would nest one in the other.
     """
@@ -178,7 +178,7 @@ class Track:
     """Number of its rows; None: all."""
 
     def slices(self) -> Iterator[Slice]:
-        """In order of time."""
+        """Yield the slices in order of time."""
         for row in self.spans.slice(self.first, self.count).iter_rows(named=True):
             begin_us, end_us, name = row.pop("begin_us"), row.pop("end_us"), row.pop("name")
             row.pop("request_id", None)  # the track's name
@@ -289,7 +289,7 @@ def _preemptions(timeline: Timeline, of_request: Mapping[str, int], offset_us: i
 
 
 def _known(row: Mapping[str, int | str | None]) -> Facts:
-    """Without what the record does not tell."""
+    """Return the facts without those missing from the record."""
     return {
         name: value if isinstance(value, str) else int(value)
         for name, value in row.items()

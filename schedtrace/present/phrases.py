@@ -27,7 +27,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def change_range(low_frac: float, high_frac: float) -> str:
-    """``+7..+13``: an interval of changes, in percent."""
+    """Return ``+7..+13``: an interval of changes, in percent."""
     return f"{settled(100 * low_frac, 0):+.0f}..{settled(100 * high_frac, 0):+.0f}"
 
 
@@ -39,7 +39,7 @@ def bar(fraction: float) -> str:
 
 
 def series(values: list[int], most: int = 6) -> str:
-    """``1, 15`` or ``8, 8, 8, 8, 8, 8 ... (40)`` with the number of all."""
+    """Return ``1, 15`` or ``8, 8, 8, 8, 8, 8 ... (40)``, with the total count."""
     shown = ", ".join(f"{value:,}" for value in values[:most])
     return shown if len(values) <= most else f"{shown} ... ({len(values)})"
 

@@ -141,7 +141,7 @@ def table(
 
 
 def left_out(count: int, most: int | None, how: str = "--format json lists them all") -> str:
-    """How many of these things are not shown; nothing if all are."""
+    """Say how many of these things are not shown; nothing if all are."""
     return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 
 

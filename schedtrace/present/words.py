@@ -139,7 +139,7 @@ MOST_NAMED = 6
 
 
 def on_engines(finding: Finding, engines: int) -> str:
-    """``on all 4 engines``, ``on engines 0, 2 and 5``, ``on 30 of 64 engines``, ``on engine 1``."""
+    """Return ``on all 4 engines``, ``on engines 0, 2 and 5``, ``on 30 of 64 engines``, ``on engine 1``."""
     ranks = finding.engine_ranks or [finding.engine_rank]
     if len(ranks) == 1:
         return f"on engine {ranks[0]}"
@@ -159,7 +159,7 @@ def whose_figures(finding: Finding, engines: int) -> str:
 
 
 def in_brackets(detail: str | None) -> str:
-    """`` (full_sequence)``; nothing where there is no detail."""
+    """Return `` (full_sequence)``; nothing where there is no detail."""
     return f" ({detail})" if detail else ""
 
 
@@ -172,7 +172,7 @@ def bar_characters(bars: Bars, width: int) -> str:
 
 
 def highest(bars: Bars, width: int) -> list[float]:
-    """At most this many heights: the highest of several where there are more."""
+    """Reduce heights to at most this many: the highest of several where there are more."""
     return [max(part) for part in _parts(bars.heights, width)]
 
 

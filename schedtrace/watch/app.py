@@ -1,4 +1,4 @@
-"""The screen of ``schedtrace watch``: lines of which one is chosen, and texts to read."""
+"""The screen of ``schedtrace watch``: lists with a chosen line, and texts to read."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ from schedtrace.watch.session import WatchSession
 
 
 class Listing(Widget, can_focus=True):
-    """Lines of which one is chosen.
+    """List of lines with a chosen line.
 
     Args:
         widget_id: Its id.
@@ -140,7 +140,7 @@ what they wait for: docs/causes.md says what each word means."""
 
 
 class WatchApp(App[None]):
-    """Looks every few seconds, and shows what is seen.
+    """Screen that looks every few seconds and shows the result.
 
     Args:
         session: Looks.
@@ -278,7 +278,7 @@ class WatchApp(App[None]):
         await self._read(lambda width: self.session.life(slow, width))
 
     async def action_queue(self) -> None:
-        """Show who waits right now."""
+        """Show the engine's current queue."""
         await self._read(self.session.queue)
 
     async def _read(self, text_of: Callable[[int], str]) -> None:

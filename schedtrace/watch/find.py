@@ -126,7 +126,7 @@ def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]
 
 
 def _newest(traces: list[Path]) -> tuple[bool, float]:
-    """To order runs by: those that grow come last, and of these the one that began last."""
+    """Return a sort key for runs: growing runs last, and the latest start last among them."""
     return grows(traces), _modified_s(traces[0].parent)
 
 

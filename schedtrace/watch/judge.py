@@ -26,11 +26,11 @@ FULL, NO_LONGER_FULL = 0.95, 0.90
 
 @dataclass(frozen=True)
 class Picture:
-    """All engines at one look."""
+    """State of all engines at a look."""
 
     idle: bool
     waiting_for: dict[str, int]
-    """Cause to requests; empty: nobody has waited for long."""
+    """Number of requests by cause; empty: no request has waited for long."""
     kv_frac: float
     """KV cache usage of the fullest engine; 0: unknown."""
     preempting: bool

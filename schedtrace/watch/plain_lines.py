@@ -24,42 +24,42 @@ def long(us: float) -> str:
 
 
 def waiting(figures: Figures) -> str:
-    """``12 (kv_blocks 10, token_budget 2)``."""
+    """Return ``12 (kv_blocks 10, token_budget 2)``."""
     causes = ", ".join(f"{visible(cause)} {count:,}" for cause, count in figures.waiting_for.items())
     return f"{integer(figures.waiting)} ({causes})" if causes else integer(figures.waiting)
 
 
 def running(figures: Figures) -> str:
-    """``8/16``: of so many seats."""
+    """Return ``8/16``: running requests of all seats."""
     seats = "" if figures.seats is None else f"/{integer(figures.seats)}"
     return f"{integer(figures.running)}{seats}"
 
 
 def name_of(figures: Figures) -> str:
-    """``rank 0``, ``all``."""
+    """Return ``rank 0``, ``all``."""
     return "all" if figures.rank is None else f"rank {figures.rank}"
 
 
 def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
-    """All sentences, or only the first, and the advice."""
+    """Return all sentences, or only the first, and the advice."""
     advice = say("[Try: {advice}.]", advice=plain(verdict.advice).rstrip("."))
     return visible(plain(joined([*verdict.sentences[: 1 if brief else None], advice])))
 
 
 def span(verdict: Verdict) -> str:
-    """``10 s``, ``1 min``."""
+    """Return ``10 s``, ``1 min``."""
     return "1 min" if verdict.span_s == 60 else f"{verdict.span_s} s"  # noqa: PLR2004  # seconds
 
 
 def age(verdict: Verdict, now_s: float) -> str:
-    """``now``, ``4 s ago``, ``12 s ago, before requests waited``."""
+    """Return ``now``, ``4 s ago``, ``12 s ago, before requests waited``."""
     seconds = now_s - verdict.at_s
     since = f", before {visible(verdict.changed)}" if verdict.changed else ""
     return ("now" if seconds < 1 else f"{seconds:.0f} s ago") + since
 
 
 def title(verdict: Verdict, now_s: float) -> str:
-    """``last 10 s (now)``."""
+    """Return ``last 10 s (now)``."""
     return f"last {span(verdict)} ({age(verdict, now_s)})"
 
 

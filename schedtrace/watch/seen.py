@@ -72,7 +72,7 @@ class Slow:
     waits_us: int | None
     """Time in the waiting queue; None: it runs."""
     cause: str | None
-    """What it waits for."""
+    """Cause of its wait."""
     preempted: int
     """Number of preemptions."""
 
@@ -83,16 +83,16 @@ class Verdict:
 
     span_s: int
     at_s: float
-    """Up to when (Unix time)."""
+    """End of the span (Unix time)."""
     sentences: list[Message]
     advice: Message
-    """The first thing to do about it; empty: nothing."""
+    """First advice; empty: none."""
     code: str = ""
     """Code of its finding; empty: nothing limited the engines."""
     judged: bool = True
     """False: there was no step."""
     changed: str = ""
-    """What is different since, to be read after "before"; empty: nothing in kind."""
+    """Change in kind since, worded to follow "before"; empty: none."""
 
     def old(self, now_s: float) -> bool:
         """Tell whether it may no longer hold: something changed, or it exceeds its span or ``OLD_S``."""
@@ -116,20 +116,20 @@ class Seen:
     name: str
     """Name of the run; empty: there is none yet."""
     awaited: str
-    """What is waited for where there is no engine."""
+    """What the watch waits for while there is no engine."""
     engines: list[Figures]
     verdicts: list[Verdict]
     slowest: list[Slow]
     """Slowest requests: waiting ones by wait, the longest first, then running ones by age."""
     cells: dict[int | None, list[Cell]]
-    """Rank to its seconds, the last one last; None: of all engines."""
+    """Seconds by rank, in order of time; None: all engines."""
     edge_s: int
     """The last of these seconds (Unix time)."""
     causes: list[str]
-    """All that were waited for since the watch began, the first one first."""
+    """Causes of all waits since the watch began, in order of appearance."""
     notes: list[TraceNote]
     ended: bool
-    """All engines that there are."""
+    """Whether all engines have ended."""
     over: bool
     """Whether nothing more will come."""
 
@@ -177,7 +177,7 @@ def _sum(values: list[int | None]) -> int | None:
 
 
 UNNAMED = "other"
-"""What those wait for whom no step refused."""
+"""Cause of requests that wait without a refusal."""
 
 
 def cells(rows: pl.DataFrame) -> dict[int, Cell]:

@@ -45,7 +45,7 @@ class WatchSession:
         self.judges = [Judge(SHORT_S, 5.0, 0.015), Judge(LONG_S, 15.0, 0.007)]
         self.notes: deque[TraceNote] = deque(maxlen=MOST_NOTES)
         self.noted = 0
-        """Notes that there were."""
+        """Number of notes so far."""
         self._refused: set[Path] = set()
         self._told: set[str] = set()
         self._causes: list[str] = []
@@ -118,7 +118,7 @@ class WatchSession:
         return renderer(Format.TEXT)(request_page(life), width=width)
 
     def queue(self, width: int) -> str:
-        """Show who waits in the run's engines right now, as ``schedtrace queue`` does.
+        """Show the queues of the run's engines now, as ``schedtrace queue`` does.
 
         Raises:
             EngineError: one does not answer.

@@ -40,7 +40,7 @@ class WaitingChart:
     top: float
     """Requests at the upper end."""
     seconds: int
-    """Seconds that all columns stand for, also if the last one is not over yet."""
+    """Seconds that all columns cover, including the current second."""
 
     def glyph(self, cause: str) -> str:
         """Return the glyph of a cause."""
@@ -80,7 +80,7 @@ def _mean(cells: list[Cell]) -> Counter[str]:
 
 
 def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> list[str]:
-    """Return a column from below; whatever waited is at least one row high."""
+    """Return a column from the bottom up; every cause with a wait is at least one row high."""
     column, reached = [""] * height, 0.0
     for cause in causes:
         count = float(mean.get(cause, 0))
@@ -169,7 +169,7 @@ def engine_line(figures: Figures, width: int) -> Content:
 
 
 def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) -> Content:
-    """Draw who waited for what, over time, with its legend."""
+    """Draw waiting requests by cause, over time, with a legend."""
     drawn = waiting_chart(
         seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1), seen.causes, seen.edge_s
     )

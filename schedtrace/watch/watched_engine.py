@@ -1,4 +1,4 @@
-"""An engine while it runs: its figures now, its last seconds, and who waits for what."""
+"""A running engine: its current figures, its last seconds, and its requests' waits."""
 
 import heapq
 import os
@@ -21,7 +21,7 @@ from schedtrace.timeline.waiting import waits_for
 from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells
 
 KEEP_S = 75
-"""What is in memory: the longer verdict's minute, and what its first steps need from before."""
+"""Seconds in memory: the longer verdict's minute, and the time before that its first steps need."""
 RATES_S = 10
 RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
@@ -207,7 +207,7 @@ class WatchedEngine:
         return dict(named.most_common())
 
     def edge_s(self, now_s: float) -> int:
-        """``edge_us`` in whole seconds of Unix time."""
+        """Return ``edge_us`` in whole seconds of Unix time."""
         anchor = self.header.wall_anchor_us if self.header else 0
         return (self.edge_us(now_s) + anchor) // 1_000_000
 

@@ -47,14 +47,14 @@ def _style(metric: MetricChange) -> Style | None:
 
 
 def sample_text(sample: Sample) -> str:
-    """``817 (800..833)``: mean and range of the trials; ``5`` if all are alike."""
+    """Return ``817 (800..833)``: mean and range of the trials; ``5`` if all are alike."""
     if sample.min == sample.max:
         return number(sample.mean)
     return f"{number(sample.mean)} ({number(sample.min)}..{number(sample.max)})"
 
 
 def change_text(metric: MetricChange) -> str:
-    """``+10.2 % (+7.1..+13)``: change of the means and its 95 % interval, in percent of the base."""
+    """Return ``+10.2 % (+7.1..+13)``: change of the means and its 95 % interval, in percent of the base."""
     if metric.change_frac is None and metric.new.mean:
         return "from 0"
     change = percent(metric.change_frac, signed=True)
@@ -134,7 +134,7 @@ def decisions_sections(decisions: Decisions) -> Iterator[Section]:
 
 
 def _alike(decisions: Decisions) -> str:
-    """In how many trials every step was decided alike."""
+    """Say in how many trials every step was decided alike."""
     compared, alike = decisions.trials_compared, decisions.trials_alike
     if not compared:
         return "not compared: no trial on both sides, or a record without who was scheduled"

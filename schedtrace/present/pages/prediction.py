@@ -85,7 +85,7 @@ def _warnings(prediction: Prediction) -> Iterator[Message]:
 
 
 def _release(version: str) -> str:
-    """Without the build: that of the CPU has the same scheduler."""
+    """Return the release without the build: the CPU build has the same scheduler."""
     return version.partition("+")[0]
 
 

@@ -56,7 +56,7 @@ OTHERS_LINES = 6
 
 
 def report_page(report: Report, *, full: bool = False, replays: bool = False) -> Page[Report]:
-    """All runs, one after the other.
+    """Return all runs, one after the other.
 
     Args:
         report: Of ``analyze``.
@@ -156,7 +156,7 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
 
 
 def _apart(split: list[TimePart], roots: list[Found]) -> Message:
-    """Why the verdict quotes another share than the bar of the same name; nothing where they are near."""
+    """Say why the verdict quotes another share than the bar of the same name; nothing where they are near."""
     first = roots[0] if roots else None
     if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
         return NOTHING
@@ -305,7 +305,7 @@ def _replay(run: RunReport) -> Commands:
 
 
 def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a line
-    """Lines of a section at 80 columns, the blank one before it included."""
+    """Count a section's lines at 80 columns, including the blank line before it."""
 
     def lines(*texts: Content, indent: int = 0) -> int:
         return sum(max(1, len(textwrap.wrap(plain(unstyled(text)), WIDTH - indent))) for text in texts)

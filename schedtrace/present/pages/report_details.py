@@ -64,14 +64,14 @@ def details(run: RunReport) -> Iterator[Section]:
 
 
 def finding_sections(findings: list[Found], *, engines: int) -> Iterator[Finding]:
-    """Every finding, its symptoms after it."""
+    """Yield every finding, followed by its symptoms."""
     for finding in findings:
         yield _finding(finding, engines)
         yield from finding_sections(finding.symptoms, engines=engines)
 
 
 def _strip(run: RunReport) -> Strip:
-    """Budget use over the run, and below it where requests waited."""
+    """Return budget use over the run, and below it where requests waited."""
     known = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
     use = Bars([cell.use_frac for cell in run.strip], Style.GOOD)
     waiting: Bars | str = Bars(known, Style.WARNING)

@@ -102,7 +102,7 @@ def _summary(run: RunReport) -> Iterator[str]:
 
 
 def _requests(run: RunReport) -> str:
-    """``60 requests``; where not all of them finished, ``0 of 60 requests finished``; empty: not recorded."""
+    """Return ``60 requests``, or ``0 of 60 requests finished``; empty: not recorded."""
     ended = [trial.requests_finished for trial in run.trials if trial.requests_finished is not None]
     if not ended:
         return ""
@@ -156,7 +156,7 @@ def _log_header(run: RunReport) -> Iterator[str]:
 
 
 def log_figures(run: RunReport) -> Iterator[Section]:
-    """Figures that the table of the trials has no column for; nothing for a trace of schedtrace."""
+    """Yield figures without a column in the trials' table; nothing for a trace of schedtrace."""
     if run.config["exits_via"] is None:
         for trial in run.trials:
             engine = f"engine {trial.engine_rank}: " if len(run.trials) > 1 else ""

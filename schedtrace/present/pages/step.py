@@ -31,7 +31,7 @@ FEWEST_GROUPED = 4
 
 
 def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content | Table]:
-    """Ordinary decodes on one line, everybody else in a table; each in the table if ``everything``."""
+    """Yield ordinary decodes on one line and the others in a table; all in it if ``everything``."""
     plain = [share for share in scheduled if _plain(share)]
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
     listed = [share for share in scheduled if not _plain(share)] if grouped else scheduled
@@ -73,7 +73,7 @@ def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
 
 
 def _cuts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content]:
-    """Below the table, since the names of limits are long."""
+    """Yield the lines below the table: the names of limits are too long for it."""
     for caps in dict.fromkeys(tuple(share.caps) for share in scheduled if share.caps):
         cut = [share.request_id for share in scheduled if tuple(share.caps) == caps]
         limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
@@ -246,7 +246,7 @@ def _finished(leavers: list[Leaver], *, everything: bool) -> Message:
 
 
 def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Message:
-    """``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they are not alike.
+    """Return ``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they differ.
 
     Args:
         about: Ids, with what is said of them if it is the same of all, and else.

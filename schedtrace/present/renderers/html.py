@@ -25,7 +25,7 @@ from schedtrace.present.words import COLOURS, highest, state_characters, states_
 HERE = Path(__file__).parent
 MOST_BARS = 120
 MOST_RUNS = 240
-"""Most runs in a picture; more could not be told apart."""
+"""Most runs in a picture: a reader could not distinguish more."""
 LEAST_BAR = 3
 """In percent of the height: anything above 0 is visible."""
 
@@ -42,7 +42,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
 
 
 def fragment(sections: Iterable[Section], *, rank: int | None = None, level: int = 1) -> Markup:
-    """Sections; ``html.css`` draws them.
+    """Render sections; ``html.css`` draws them.
 
     Args:
         sections: Of a page, and so printable.
@@ -158,7 +158,7 @@ def _tops(bars: Bars) -> list[int]:
 
 
 def _runs(states: States) -> list[tuple[str, str, int, int]]:
-    """Word, style, first cell and number of cells of each run that is drawn."""
+    """Return the word, style, first cell and number of cells of each drawn run."""
     runs, at = [], 0
     for state, group in groupby(state_characters(states, MOST_RUNS)):
         cells = len(list(group))

@@ -75,7 +75,7 @@ def paragraph(text: str | Message) -> str:
 
 
 def cell(markdown: str) -> str:
-    """Markdown for a cell of a table: it may end neither the cell nor the line."""
+    """Return Markdown for a cell of a table: it ends neither the cell nor the line."""
     return " ".join(markdown.replace("|", "\\|").split())
 
 
@@ -84,7 +84,7 @@ WIDTH = 60
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a site breaks the lines
-    """Sections with a blank line between them."""
+    """Render sections with a blank line between them."""
     return "\n\n".join("\n\n".join(_blocks(section)) for section in page.sections) + "\n"
 
 

@@ -78,12 +78,12 @@ def drawn(picture: Cell | States, width: int) -> Text:
 
 
 def longest_word(text: Text) -> int:
-    """Width of the longest word: with less, it would be broken."""
+    """Return the width of the longest word, the least width that does not break it."""
     return max((Text(word).cell_len for word in text.plain.split()), default=0)
 
 
 def longest_line(text: Text) -> int:
-    """Width of the longest line."""
+    """Return the width of the longest line."""
     return max((Text(line).cell_len for line in text.plain.splitlines()), default=0)
 
 
@@ -158,7 +158,7 @@ def _columns(table: Table, widths: list[int], gap: int) -> RichTable:
 
 
 def _blocks(table: Table, width: int) -> Iterator[RenderableType]:
-    """Each row's first cell, and below it every other one behind its heading."""
+    """Yield each row's first cell, and below it every other cell after its heading."""
     first, *further = ((column.heading.replace("\n", " "), column) for column in table.columns)
     before = f"{first[0]} " if first[1].numeric else ""
     if first[0] and not before:
@@ -187,7 +187,7 @@ SHARE, BAR = 6, 30
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:
-    """Sections with a blank line between them; in colour on a terminal that has any."""
+    """Render sections with a blank line between them."""
     console = make_console(width=width)
     with console.capture() as captured:
         for at, section in enumerate(page.sections):

@@ -27,7 +27,7 @@ from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
 
 MOST_STORIES, FEWEST_STORIES = 40, 6
-"""Steps and requests told in full; fewer of a long trace, where each takes half a second."""
+"""Steps and requests shown in full; fewer of a long trace, where each takes half a second."""
 
 
 @dataclass
@@ -218,7 +218,7 @@ FIRST_CAUSE = 2
 
 @dataclass
 class TimelineChart:
-    """What the page draws, of one run or of two."""
+    """Data that the page draws, from one run or two."""
 
     packed: Packed = field(default_factory=Packed)
     engines: list[dict[str, Any]] = field(default_factory=list)

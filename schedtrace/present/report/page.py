@@ -130,7 +130,7 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
 
 
 def _unrepeated(sections: list[Section]) -> Iterator[Section]:
-    """Without the verdict and its warnings, which stand above the timeline."""
+    """Yield sections except the verdict and its warnings, which stand above the timeline."""
     for section in sections:
         if isinstance(section, Headline):
             yield replace(section, title="Comparison", about="", warnings=[])
@@ -218,7 +218,7 @@ def _document(
 
 
 def in_script(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it ends the element.
+    """Return JSON for a script element: nothing in it ends the element.
 
     Raises:
         ValueError: a number in it is not finite.

@@ -45,7 +45,7 @@ VICTIM = ("request_id", "for_request_id", "lost_tokens", "blocks_needed", "block
 
 
 def step_words(timeline: Timeline) -> dict[str, Words]:
-    """Every sentence of ``stops`` and ``victims``, for all steps; work of the number of exits.
+    """Return every sentence of ``stops`` and ``victims`` for all steps, in time linear in the exits.
 
     ``stops`` with the columns ``STOP`` and slots ``requests`` (``request_ids``, of ``count``), ``needed``,
     ``free`` and ``left``; ``preempted`` with ``VICTIM`` and slots ``victim``, ``for``, ``lost``, ``needed``,
@@ -132,9 +132,9 @@ def parts(template: Message) -> Parts:
 
 
 MOST_NAMED = MOST_REQUESTS + 1
-"""Requests of one sentence: more are counted."""
+"""Requests named in a sentence; the rest are counted."""
 NOT_DRAWN = -2
-"""A request that is not among those of the page."""
+"""Index of a request that is not on the page."""
 
 
 def add_words(
