@@ -40,7 +40,7 @@ def export(
     steps: the files are written, and a message says what they lack.
     """
     from schedtrace.export.exports import export as write_files
-    from schedtrace.export.exports import missing
+    from schedtrace.export.exports import gap_sentences
     from schedtrace.export.mooncake import mooncake_loads, mooncake_notes
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
@@ -67,7 +67,7 @@ def export(
             print_line(f"note: {note}")
     if to in {ExportKind.PERFETTO, ExportKind.CHROME}:
         print_line("next: open it in Perfetto UI, https://ui.perfetto.dev (the file stays in your browser)")
-    if lacks := missing(recorded_run):
+    if lacks := gap_sentences(recorded_run):
         for sentence in lacks:
             print_line(f"schedtrace: {plain(sentence)}", err=True)
         raise typer.Exit(ExitCode.INPUT)

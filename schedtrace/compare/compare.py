@@ -20,7 +20,7 @@ from schedtrace.compare.metric_changes import (
     number_of_tests,
     trials_used,
 )
-from schedtrace.compare.servers import Served, judged
+from schedtrace.compare.servers import Served, server_changes
 from schedtrace.compare.setting_changes import changed_settings
 from schedtrace.compare.significance import fewest_trials
 from schedtrace.diagnose.analyze import analyze_run
@@ -174,7 +174,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
     served, new_served = (Served.of(reports[side], timelines[side]) for side in reports)
     by_requests = served is not None and new_served is not None
     if served is not None and new_served is not None:
-        tested = {} if loads or not alike else judged(base=served, new=new_served)
+        tested = {} if loads or not alike else server_changes(base=served, new=new_served)
         judge_servers(metrics, tested)
         tests = len(tested)
     return Comparison(

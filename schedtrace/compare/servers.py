@@ -86,7 +86,7 @@ class Change:
         return expm1((level + float(norm.isf(1 - POWER))) * self.error)
 
 
-def judged(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
+def server_changes(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
     """Return each metric's change and Holm-corrected p-value, where both sides have enough values."""
     changes = {}
     for name, statistic in STATISTICS.items():

@@ -34,12 +34,14 @@ Row = dict[str, Any]
 Values = dict[str, Value]
 
 
-def stops(timeline: Timeline, number: int) -> list[Stop]:
+def step_stops(timeline: Timeline, number: int) -> list[Stop]:
     """Return a step's exits in order; successive exits of the same kind are one entry."""
     rows = stop_rows(timeline.exits.filter(pl.col("step") == number)).to_dicts()
     own = set(Stop.__struct_fields__) - {"message"}
     return [
-        Stop(**{name: row[name] for name in own}, message=stopped(timeline.header, row, stop_values(row)))
+        Stop(
+            **{name: row[name] for name in own}, message=stop_message(timeline.header, row, stop_values(row))
+        )
         for row in rows
     ]
 
@@ -73,7 +75,7 @@ def stop_values(row: Row) -> Values:
     }
 
 
-def stopped(header: Header, row: Row, values: Values) -> Message:
+def stop_message(header: Header, row: Row, values: Values) -> Message:
     """Say an exit, or several alike, in a sentence.
 
     Args:
@@ -105,7 +107,7 @@ def victims(timeline: Timeline, number: int) -> list[Victim]:
     own = set(Victim.__struct_fields__) - {"message"}
     lost = timeline.preemptions.filter(pl.col("step") == number).to_dicts()
     return [
-        Victim(**{name: row[name] for name in own}, message=preempted(row, victim_values(row)))
+        Victim(**{name: row[name] for name in own}, message=preemption_message(row, victim_values(row)))
         for row in lost
     ]
 
@@ -122,7 +124,7 @@ def victim_values(row: Row) -> Values:
     }
 
 
-def preempted(row: Row, values: Values) -> Message:
+def preemption_message(row: Row, values: Values) -> Message:
     """Say a preemption in a sentence.
 
     Args:

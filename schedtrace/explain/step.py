@@ -9,7 +9,7 @@ import polars as pl
 
 from schedtrace.errors import UsageError
 from schedtrace.explain.request_rows import ending
-from schedtrace.explain.sentences import step_facts, stops, victims
+from schedtrace.explain.sentences import step_facts, step_stops, victims
 from schedtrace.explain.would_fit import known_need, what_if
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
@@ -128,7 +128,7 @@ class StepStories:
         row = _row(run, timeline, number)
         agrees = number not in self._wrong
         waiting = _waiters(timeline, waiting_after(timeline.waits, number), row)
-        scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
+        scheduled, ended = _scheduled(timeline, number), step_stops(timeline, number)
         answers = what_if(
             timeline,
             row,

@@ -84,7 +84,7 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
     }
 
 
-def missing(run: Run) -> list[str]:
+def gap_sentences(run: Run) -> list[str]:
     """Return a sentence for each trace that lacks steps or requests between its begin and its end."""
     sentences = []
     for trace in run.traces:

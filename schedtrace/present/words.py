@@ -130,7 +130,7 @@ def trial_suffix(trial: int | None) -> str:
     return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
 
 
-def engine(rank: int) -> str:
+def engine_suffix(rank: int) -> str:
     """Return ``, engine 2``; nothing for engine 0, the only engine of most runs."""
     return f", engine {rank}" if rank else ""
 

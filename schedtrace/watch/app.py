@@ -21,7 +21,7 @@ from schedtrace.errors import SchedtraceError
 from schedtrace.model import safe_files
 from schedtrace.model.printable import visible
 from schedtrace.watch import view
-from schedtrace.watch.plain_lines import moment, page
+from schedtrace.watch.plain_lines import moment, status_page
 from schedtrace.watch.seen import Seen, Slow
 from schedtrace.watch.session import WatchSession
 
@@ -222,7 +222,7 @@ class WatchApp(App[None]):
             return
         seen, (width, height), dark = self.seen, self.size, self.current_theme.dark
         small = height < 40  # noqa: PLR2004  # lines of a screen
-        self._show("head", view.head(seen, width, paused=self.paused))
+        self._show("head", view.head_line(seen, width, paused=self.paused))
         engines = self.query_one("#engines", Listing)
         total = seen.total()
         rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
@@ -309,7 +309,7 @@ class WatchApp(App[None]):
     def action_text(self) -> None:
         """Show everything as text."""
         if self.seen is not None:
-            self.push_screen(TextScreen(page(self.seen)), self._back)
+            self.push_screen(TextScreen(status_page(self.seen)), self._back)
 
     def action_keys(self) -> None:
         """Show the keys."""
@@ -319,7 +319,7 @@ class WatchApp(App[None]):
         """Save what is seen as text."""
         if self.seen is not None:
             path = self._folder / f"{self._file_name()}.txt"
-            self._save(lambda seen: safe_files.replace(path, page(seen).encode()), path)
+            self._save(lambda seen: safe_files.replace(path, status_page(seen).encode()), path)
 
     def action_save_window(self) -> None:
         """Save the last minute as a run folder."""

@@ -120,7 +120,7 @@ class Judge:
             return
         began, first = self.spent(), self.latest is None
         before = self.latest.code if self.latest else ""
-        self.latest, self._judged = judge(engines, now_s, self.span_s, before), now
+        self.latest, self._judged = judge_window(engines, now_s, self.span_s, before), now
         # The first one also imports and compiles, which no other does.
         cost = 0.0 if first else self.spent() - began
         if self.latest.judged:
@@ -132,7 +132,7 @@ class Judge:
         self.latest, self._judged, self._soonest_s, self._due_s = None, None, 0.0, 0.0
 
 
-def judge(engines: list[WatchedEngine], now_s: float, span_s: int, before: str = "") -> Verdict:
+def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before: str = "") -> Verdict:
     """Return what ``analyze`` says of the last ``span_s`` seconds of these engines.
 
     What a step costs and what the load asks for at once do not show in a few seconds: the former is of the

@@ -46,7 +46,7 @@ def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
     return visible(plain(joined([*verdict.sentences[: 1 if brief else None], advice])))
 
 
-def span(verdict: Verdict) -> str:
+def span_text(verdict: Verdict) -> str:
     """Return ``10 s``, ``1 min``."""
     return "1 min" if verdict.span_s == 60 else f"{verdict.span_s} s"  # noqa: PLR2004  # seconds
 
@@ -60,10 +60,10 @@ def age(verdict: Verdict, now_s: float) -> str:
 
 def title(verdict: Verdict, now_s: float) -> str:
     """Return ``last 10 s (now)``."""
-    return f"last {span(verdict)} ({age(verdict, now_s)})"
+    return f"last {span_text(verdict)} ({age(verdict, now_s)})"
 
 
-def state(slow: Slow) -> str:
+def state_text(slow: Slow) -> str:
     """Return ``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
     does = "running"
     if slow.waits_us is not None:
@@ -79,7 +79,7 @@ def shown_id(request_id: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 2 - end_length]}..{text[-end_length:]}"
 
 
-def line(seen: Seen) -> str:
+def status_line(seen: Seen) -> str:
     """Return a line with everything but the requests."""
     total: Figures | None = seen.total()
     if total is None:
@@ -99,7 +99,7 @@ def line(seen: Seen) -> str:
         parts.append(f"(running+waiting: {each})")
     if seen.verdicts:
         short = seen.verdicts[0]
-        parts.append(f"| last {span(short)}, {age(short, seen.at_s)}: {verdict_text(short)}")
+        parts.append(f"| last {span_text(short)}, {age(short, seen.at_s)}: {verdict_text(short)}")
     return " ".join(parts)
 
 
@@ -107,7 +107,7 @@ SCREENFUL = 10
 """Requests and notes of a page that fits on a screen."""
 
 
-def page(seen: Seen, most: int | None = None) -> str:
+def status_page(seen: Seen, most: int | None = None) -> str:
     """Return everything, as a text of some lines.
 
     Args:
@@ -118,7 +118,7 @@ def page(seen: Seen, most: int | None = None) -> str:
     total = seen.total()
     rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
     shown, notes = seen.slowest[:most], seen.notes[-(most or 0) :]
-    requests = [f"{long(slow.age_us):>8} {state(slow)}  {visible(slow.request_id)}" for slow in shown]
+    requests = [f"{long(slow.age_us):>8} {state_text(slow)}  {visible(slow.request_id)}" for slow in shown]
     if requests:
         requests.insert(0, "requests (age, state): the longest waits, then the oldest")
     if more := len(seen.slowest) - len(shown):
@@ -166,7 +166,7 @@ def stream(
         shown = session.noted
         before, still = still, seen.name if seen.ended else "" if seen.engines else seen.awaited
         if not still or still != before:
-            put(line(seen))
+            put(status_line(seen))
         if seen.over:
             return
         sleep(every_s)

@@ -180,7 +180,7 @@ UNNAMED = "other"
 """Cause of requests that wait without a refusal."""
 
 
-def cells(rows: pl.DataFrame) -> dict[int, Cell]:
+def cells_by_second(rows: pl.DataFrame) -> dict[int, Cell]:
     """Return what happened in each second, by second.
 
     Args:
@@ -215,7 +215,7 @@ def added(earlier: Cell, later: Cell) -> Cell:
     )
 
 
-def together(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
+def summed_cells(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
     """Return the last seconds of all engines; a second without steps has the queue of the step before.
 
     Args:

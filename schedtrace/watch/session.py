@@ -20,7 +20,7 @@ from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import LONG_S, SHORT_S, Judge, picture
-from schedtrace.watch.seen import Cell, Figures, Seen, Slow, TraceNote, at_one_time, together
+from schedtrace.watch.seen import Cell, Figures, Seen, Slow, TraceNote, at_one_time, summed_cells
 from schedtrace.watch.watched_engine import SECONDS_KEPT, WatchedEngine
 
 MOST_SLOW = 50
@@ -223,8 +223,8 @@ class WatchSession:
     ) -> Seen:
         edge = max((engine.edge_s(now) for engine in engines), default=0)
         cells: dict[int | None, list[Cell]] = {
-            None: together([engine.cells for engine in engines], edge, SECONDS_KEPT),
-            **{engine.rank: together([engine.cells], edge, SECONDS_KEPT) for engine in engines},
+            None: summed_cells([engine.cells for engine in engines], edge, SECONDS_KEPT),
+            **{engine.rank: summed_cells([engine.cells], edge, SECONDS_KEPT) for engine in engines},
         }
         here = dict.fromkeys(cause for cell in cells[None] for cause in cell.waiting)
         self._causes += [cause for cause in here if cause not in self._causes]

@@ -17,7 +17,7 @@ from schedtrace.watch.plain_lines import (
     name_of,
     running,
     shown_id,
-    state,
+    state_text,
     title,
     verdict_text,
 )
@@ -113,7 +113,7 @@ def colour(cause: str, *, dark: bool) -> str:
     return COLOURS.get(cause, COLOURS["other"])[dark]
 
 
-def head(seen: Seen, width: int, *, paused: bool) -> Content:
+def head_line(seen: Seen, width: int, *, paused: bool) -> Content:
     """Return the top line: the run, its state and the time."""
     total = seen.total()
     how = "paused" if paused else "waiting for a trace" if total is None else total.state or "live"
@@ -200,6 +200,6 @@ def request_line(slow: Slow, width: int, *, ranks: bool) -> Content:
     """Draw the line of a request."""
     rank = f"rank {slow.rank}  " if ranks else ""
     before = f"{long(slow.age_us):>8}  {rank}"
-    does = state(slow)
+    does = state_text(slow)
     room = max(12, width - len(before) - len(does) - 2)
     return Content(f"{before}{shown_id(slow.request_id, room)}  {does}"[:width])

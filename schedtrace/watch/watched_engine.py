@@ -18,7 +18,7 @@ from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waiting import waits_for
-from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells
+from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells_by_second
 
 KEEP_S = 75
 """Seconds in memory: the longer verdict's minute, and the time before that its first steps need."""
@@ -192,7 +192,7 @@ class WatchedEngine:
         self._recent = pl.concat([self._recent, rows.select(starts.alias("start_us"), *RECENT[1:])]).filter(
             pl.col("start_us") > self._last_step_us - RATES_S * 1_000_000
         )
-        for second, of_second in cells(rows).items():
+        for second, of_second in cells_by_second(rows).items():
             self.cells[second] = added(self.cells.get(second, Cell()), of_second)
         for second in [expired for expired in self.cells if expired < max(self.cells) - SECONDS_KEPT]:
             del self.cells[second]

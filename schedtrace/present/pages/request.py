@@ -23,7 +23,7 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import EVENTS, engine, state, trial_suffix
+from schedtrace.present.words import EVENTS, engine_suffix, state, trial_suffix
 
 MOST_CHUNKS = 8
 MOST_GAPS = 3
@@ -53,7 +53,7 @@ def _headline(life: Life) -> Headline:
         "{trial} of {label:code}{engine}",
         life,
         trial=trial_suffix(life.trial),
-        engine=engine(life.engine_rank),
+        engine=engine_suffix(life.engine_rank),
     )
     lines = [joined([*_summary(life)], "; ")]
     return Headline(say("Request {request_id:id}", life), about, [*lines], list(life.problems))

@@ -22,7 +22,7 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import engine, some, trial_suffix
+from schedtrace.present.words import engine_suffix, some, trial_suffix
 
 MOST_LISTED = 20
 LISTED_BY = "--all lists them"
@@ -96,7 +96,7 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
 
 
 def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
-    about = say(" of {label:code}{engine}", story, engine=engine(story.engine_rank))
+    about = say(" of {label:code}{engine}", story, engine=engine_suffix(story.engine_rank))
     yield Headline(
         f"Step {story.step}{trial_suffix(story.trial)}", about, [_times(story)], list(story.problems)
     )
@@ -136,7 +136,7 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
 
 
 def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
-    text = used(
+    text = budget_use(
         Number(story.token_budget - story.remaining_budget),
         Count(story.token_budget, "token"),
         Number(story.remaining_budget),
@@ -208,7 +208,7 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
     )
 
 
-def used(
+def budget_use(
     tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
 ) -> Message:
     """Return what a step scheduled; ``requests`` is None where it scheduled nobody.

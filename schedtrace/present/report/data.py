@@ -63,7 +63,7 @@ def marked(report: RunReport) -> list[dict[str, Any]]:
             "severity": finding.severity,
             "rank": finding.engine_rank,
             "ranks": finding.engine_ranks or [finding.engine_rank],
-            "steps": ranges(finding.steps),
+            "steps": step_ranges(finding.steps),
             "cause": finding.cause,
             "named": len(finding.steps),
             "count": finding.count,
@@ -73,7 +73,7 @@ def marked(report: RunReport) -> list[dict[str, Any]]:
     ]
 
 
-def ranges(steps: list[int]) -> list[list[int]]:
+def step_ranges(steps: list[int]) -> list[list[int]]:
     """Return the first and last step of each run of successive steps."""
     ordered = sorted(set(steps))
     if not ordered:
@@ -153,7 +153,7 @@ DETAIL = 500
 """Steps before and after each step that a finding names which are kept single."""
 
 
-def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
+def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
     """Merge steps into at most about ``most`` rows; ``count`` is the number of steps of a row.
 
     ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the
@@ -244,7 +244,7 @@ class TimelineChart:
             return
         name = f"{len(self.engines)}."
         steps = per_step(timeline, offset_us)
-        rows = merged(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
+        rows = merged_steps(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
         shown, lives = lives_of(timeline, steps, named.requests, engines)
         if rows.height < steps.height:
             self.notes.append(

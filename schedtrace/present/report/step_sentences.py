@@ -16,15 +16,15 @@ import polars as pl
 from schedtrace.explain.sentences import (
     SAME_STOP,
     Row,
-    preempted,
+    preemption_message,
+    stop_message,
     stop_rows,
     stop_values,
-    stopped,
     victim_values,
 )
 from schedtrace.model.message import Message, Slot, with_slots
 from schedtrace.model.printable import visible
-from schedtrace.present.pages.step import crowd, used
+from schedtrace.present.pages.step import budget_use, crowd
 from schedtrace.present.phrases import MOST_REQUESTS, pieces
 from schedtrace.present.report.packed import Packed
 from schedtrace.timeline.timeline import Timeline
@@ -70,13 +70,13 @@ def step_words(timeline: Timeline) -> dict[str, Words]:
             stops,
             [*SAME_STOP, "named", "several", "lacked"],
             STOP,
-            lambda row: stopped(header, row, with_slots(stop_values(row))),
+            lambda row: stop_message(header, row, with_slots(stop_values(row))),
         ),
         "preempted": _words(
             lost,
             ["in_schedule", "by_itself", "known", "asked", "gave", "again"],
             VICTIM,
-            lambda row: preempted(row, with_slots(victim_values(row))),
+            lambda row: preemption_message(row, with_slots(victim_values(row))),
         ),
     }
 
@@ -108,15 +108,19 @@ def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
     )
     budget, requests = Slot("budget", "count", "token"), Slot("requests", "count", "request")
     return {
-        "used": [parts(used(tokens, budget, left, someone)) for someone in (requests, None)],
+        "used": [template_parts(budget_use(tokens, budget, left, someone)) for someone in (requests, None)],
         "crowd": [
-            parts(crowd(running, waiting, *blocks)) for blocks in ((free, total), (free, None), (None, None))
+            template_parts(crowd(running, waiting, *blocks))
+            for blocks in ((free, total), (free, None), (None, None))
         ],
-        **{name: [parts(template) for template in variants.templates] for name, variants in words.items()},
+        **{
+            name: [template_parts(template) for template in variants.templates]
+            for name, variants in words.items()
+        },
     }
 
 
-def parts(template: Message) -> Parts:
+def template_parts(template: Message) -> Parts:
     """Return a template with everything written but its slots, printable."""
     written: Parts = []
     for text, value in pieces(template):

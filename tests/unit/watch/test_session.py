@@ -17,7 +17,7 @@ from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target
 from schedtrace.watch.judge import LINES_LOST
-from schedtrace.watch.plain_lines import SCREENFUL, age, line, page
+from schedtrace.watch.plain_lines import SCREENFUL, age, status_line, status_page
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import WatchSession
 from tests.makers import arrival, finish, step
@@ -92,7 +92,7 @@ def test_the_verdicts_are_those_of_analyze(folder, cli, growing, session):
     (run,) = json.loads(out)["runs"]
     advice = run["findings"][0]["advice"][0]["message"]["text"]
     sentences = [*(one["text"] for one in run["verdict"]), f"Try: {advice}."]
-    assert f"last 1 min (now): {' '.join(sentences)}" in page(session.look()).splitlines()
+    assert f"last 1 min (now): {' '.join(sentences)}" in status_page(session.look()).splitlines()
 
 
 def test_verdicts_keep_their_pace(growing, session):
@@ -261,7 +261,7 @@ def test_a_removed_trace_is_noted_and_over(folder, growing, session):
     seen = session.look()
     assert notes(seen) == [f"{growing.path}: removed while it was followed"]
     assert seen.over
-    assert line(seen).endswith(f"waiting for {folder} to appear: no such file or folder yet")
+    assert status_line(seen).endswith(f"waiting for {folder} to appear: no such file or folder yet")
 
 
 def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder, growing, session):
@@ -344,7 +344,7 @@ def test_hostile_ids_are_text(folder):
     growing = Growing(folder, waiting=(hostile,))
     growing.grow(5)
     session = session_of(folder, growing)
-    text = page(session.look())
+    text = status_page(session.look())
     assert r"\x1b[31m[bold]<script>\u202e" in text
     assert text.isascii()
     assert "\x1b" not in session.life(session.look().slowest[0], 80)
@@ -354,11 +354,11 @@ def test_a_page_for_one_screen_counts_the_requests_that_it_leaves_out(folder):
     growing = Growing(folder, waiting=tuple(f"w{number}" for number in range(15)))
     growing.grow(5)
     seen = session_of(folder, growing).look()
-    rows = page(seen, SCREENFUL).splitlines()
+    rows = status_page(seen, SCREENFUL).splitlines()
     begin = rows.index("requests (age, state): the longest waits, then the oldest")
     more = len(seen.slowest) - SCREENFUL
     assert rows[begin + 1 + SCREENFUL] == f"and {more} more, as schedtrace watch without --once shows"
-    assert sum(" w" in row or "waiting" in row for row in page(seen).splitlines()[begin:]) >= 15
+    assert sum(" w" in row or "waiting" in row for row in status_page(seen).splitlines()[begin:]) >= 15
 
 
 def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_path):
