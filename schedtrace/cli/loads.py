@@ -81,7 +81,7 @@ def load_of(context: typer.Context, source: str) -> "Workload":
     """Return the load that a command's options describe.
 
     Args:
-        context: Of the command, with all of ``OPTIONS``.
+        context: Context of the command, with all of ``OPTIONS``.
         source: ``random``, or a file of the field.
 
     Raises:

@@ -252,7 +252,7 @@ def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -
     """Return the run at each path: a folder of one, one of its traces, or a folder that holds no other run.
 
     Args:
-        paths: Of one run each.
+        paths: Each is a run's.
         several: Raised where a path holds several.
 
     Raises:

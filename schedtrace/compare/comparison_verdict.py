@@ -24,7 +24,7 @@ def verdict(
 
     Args:
         metrics: With their outcomes.
-        findings: Of both runs.
+        findings: Findings of both runs.
         same_work: Whether both runs had the same to do.
         most_tests: Metrics that may vary once there are more trials.
         in_turn: Whether the machine was the same for both; None: unknown.

@@ -232,7 +232,7 @@ def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
 
     Args:
         asked: As for ``regressed``.
-        comparison: Of the two.
+        comparison: Comparison of the two runs.
 
     Raises:
         InputError: none of the metrics of a condition is in both.

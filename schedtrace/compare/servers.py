@@ -107,7 +107,7 @@ def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, 
     figures = statistic(values[places.reshape(RESAMPLES, -1)], axis=1)
     if min(figures.min(), statistic(values)) <= 0:
         return None
-    # of so few blocks, resampling shows a variance that is too small by one of them
+    # with so few blocks, resampling underestimates the variance by one block's share
     error = float(np.log(figures).std(ddof=1)) * sqrt(BLOCKS / (BLOCKS - 1))
     return float(np.log(statistic(values))), error
 

@@ -50,7 +50,7 @@ def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
     """Merge successive exits of the same kind: the columns of ``Stop``, ``step`` and ``guard``.
 
     Args:
-        exits: Of ``timeline.exits``, in their order.
+        exits: Rows of ``timeline.exits``, in their order.
     """
     named = pl.col("request_id").filter(pl.col("request_id").is_not_null() & (pl.col("request_id") != ""))
     return (
@@ -79,8 +79,8 @@ def stop_message(header: Header, row: Row, values: Values) -> Message:
     """Say an exit, or several alike, in a sentence.
 
     Args:
-        header: Of the trace.
-        row: Of ``stop_rows``: it decides what the sentence says.
+        header: Header of the trace.
+        row: Row of ``stop_rows``; it decides what the sentence says.
         values: ``stop_values`` of a row, or slots for them.
     """
     skips, named = row["kind"] == "continue", bool(row["request_ids"])
@@ -128,7 +128,7 @@ def preemption_message(row: Row, values: Values) -> Message:
     """Say a preemption in a sentence.
 
     Args:
-        row: Of ``timeline.preemptions``: it decides what the sentence says.
+        row: Row of ``timeline.preemptions``; it decides what the sentence says.
         values: ``victim_values`` of a row, or slots for them.
     """
     return say(

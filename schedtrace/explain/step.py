@@ -41,7 +41,7 @@ def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
     """Return a turn per rank, in their order; none with a single rank, or without a common step.
 
     Args:
-        traces: Of all ranks.
+        traces: Traces of all ranks.
         row: A step of one of them.
     """
     if len(traces) < 2 or any(row.get(name) is None for name in PASS):  # noqa: PLR2004  # ranks

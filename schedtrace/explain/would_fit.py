@@ -187,7 +187,7 @@ def what_if(
         timeline: The engine's trace.
         row: The step's row of ``timeline.steps``.
         need: The room that a request needs (``known_need``).
-        waiting: Who waited after it, in order; empty where that is not known for certain.
+        waiting: Requests that waited after the step, in order; empty if unknown.
         scheduled: What each scheduled request got.
         stops: The step's exits.
     """

@@ -62,7 +62,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class State:
-    """One state that a request can be in."""
+    """State that a request can be in."""
 
     word: str
     character: str
@@ -83,7 +83,7 @@ Cell = Content | Bars
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
+    """Column of a table."""
 
     heading: str
     """Line breaks in it are where a narrow column may break it."""
@@ -147,7 +147,7 @@ def left_out(count: int, most: int | None, how: str = "--format json lists them 
 
 @dataclass(frozen=True)
 class Band:
-    """One line of a strip."""
+    """Line of a strip."""
 
     label: str
     drawn: Bars | States | Content
@@ -191,7 +191,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: how much it matters, its name, what it says, what to do."""
+    """Finding: its severity, its name, its statement, and its advice."""
 
     level: Styled
     code: str
@@ -204,7 +204,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a whole."""
+    """Part of a whole."""
 
     label: Text
     share_frac: float
@@ -223,7 +223,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Cause:
-    """One root cause: what it is, what it would gain, the evidence, and what to try."""
+    """Root cause: its title, its gain, its evidence, and its advice."""
 
     number: int
     title: Content

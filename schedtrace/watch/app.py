@@ -102,7 +102,7 @@ class TextScreen(ModalScreen[None]):
     """A text to read.
 
     Args:
-        text: It.
+        text: The text.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "Back")]

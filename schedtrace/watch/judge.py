@@ -95,7 +95,7 @@ class Judge:
     Args:
         span_s: Seconds up to now.
         every_s: At least so long passes between two verdicts.
-        share: Of one core that the verdicts may take while the engines look alike.
+        share: Share of a core that the verdicts may take while the engines look alike.
         spent: Processor seconds of this process.
     """
 

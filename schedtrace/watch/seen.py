@@ -219,9 +219,9 @@ def summed_cells(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int
     """Return the last seconds of all engines; a second without steps has the queue of the step before.
 
     Args:
-        engines: Of each, second to what happened in it.
+        engines: Each engine's cells by second.
         edge_s: The last second.
-        seconds_shown: How many.
+        seconds_shown: Number of seconds.
     """
     shown = [Cell() for _ in range(seconds_shown)]
     for engine in engines:

@@ -28,7 +28,7 @@ def queue_page(queues: EngineQueues, *, most: int = MOST_ROWS) -> Page[EngineQue
     """Return the page of the queues.
 
     Args:
-        queues: Of all engines of a server.
+        queues: Queues of all engines of a server.
         most: Rows of each table.
     """
     return Page(queues, lambda shown: [part for engine in shown.engines for part in _engine(engine, most)])
@@ -106,7 +106,7 @@ def _fields(entries: Sequence[QueueEntry], *, queued: bool) -> list[Field[QueueE
 
     Args:
         entries: The rows, in their order.
-        queued: Of those who wait, who have a place in the queue.
+        queued: Whether the requests wait, and therefore have a place in the queue.
     """
 
     def counts(heading: str, count: Callable[[QueueEntry], int | None]) -> list[Field[QueueEntry]]:

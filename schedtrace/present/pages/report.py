@@ -59,7 +59,7 @@ def report_page(report: Report, *, full: bool = False, replays: bool = False) ->
     """Return all runs, one after the other.
 
     Args:
-        report: Of ``analyze``.
+        report: Report of ``analyze``.
         full: With every table and finding (``--details``).
         replays: Name the command that tries other settings: it can be run here, and was not.
     """

@@ -62,8 +62,8 @@ def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
     """Make a table with a row per trial and engine. A server has no trials, hence no first step of a trial.
 
     Args:
-        trials: Of one run.
-        log: It is a benchmark's log, which has one trial and does not say so.
+        trials: Trials of a run.
+        log: Whether the record is a benchmark's log, which has one trial without saying it.
     """
     of_trials = log or any(trial.trial is not None for trial in trials)
     several = len({trial.engine_rank for trial in trials}) > 1

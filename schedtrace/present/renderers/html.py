@@ -45,10 +45,10 @@ def fragment(sections: Iterable[Section], *, rank: int | None = None, level: int
     """Render sections; ``html.css`` draws them.
 
     Args:
-        sections: Of a page, and so printable.
+        sections: Sections of a page, which are printable.
         rank: Steps and requests become links such as ``#step=264&rank=0`` and ``#request=t1-3``. Steps
             without an engine of their own are those of this one. None: no links.
-        level: Of the headline; headings below it are one level lower.
+        level: Level of the headline; headings below it are one level lower.
     """
     module = template("sections.jinja").make_module({"level": level, "linked": rank is not None})
     return Markup().join(module.section(section, rank) for section in sections)  # type: ignore[attr-defined]  # a macro of the template

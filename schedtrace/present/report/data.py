@@ -161,7 +161,7 @@ def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.D
     that the most of them had. Rows do not reach over the end of a trial.
 
     Args:
-        steps: Of ``timeline.chart.per_step``.
+        steps: Rows of ``timeline.chart.per_step``.
         named: Steps that stay single, as ``DETAIL`` on either side of each do, as far as half of the rows
             suffice for them.
         most: Rows.
@@ -237,7 +237,7 @@ class TimelineChart:
             run: 0, or 1 for the second of two.
             offset_us: From its clock to that of the run's first engine.
             named: What the run's findings name, which stays in full.
-            engines: How many of the run share the page.
+            engines: Number of the run's engines that share the page.
         """
         if Fact.TIMES not in timeline.facts:
             self.notes.append(f"Engine {timeline.rank} is not drawn: the record has no times of its steps.")

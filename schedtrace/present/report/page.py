@@ -57,9 +57,9 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
     """Return the page of one run.
 
     Args:
-        report: Of ``analyze``.
+        report: Report of ``analyze``.
         run: The run.
-        timelines: Those that the report was made from.
+        timelines: Timelines that the report was made from.
     """
     names, texts = named(report), dict[str, str]()
     chart = TimelineChart()
@@ -94,7 +94,7 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
     """Return the page of two runs on one time axis, each from its first request.
 
     Args:
-        comparison: Of ``diff``.
+        comparison: Comparison of ``diff``.
         runs: The base and the new run.
     """
     chart, marks = TimelineChart(), _first_difference(comparison)

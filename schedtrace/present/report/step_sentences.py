@@ -153,7 +153,7 @@ def add_words(
 
     Args:
         packed: Where to.
-        name: Of the engine in it.
+        name: Name of the engine in it.
         timeline: The engine's.
         rows: The page's steps; those that are not rows of their own get no words.
         ids: Requests of the page.
