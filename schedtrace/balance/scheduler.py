@@ -27,7 +27,7 @@ def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
 
 
 class _Gate:
-    """What ``balanced`` puts before a scheduler class."""
+    """Gate that ``balanced`` puts before a scheduler class."""
 
     held_back_by_ranks = False
     """Whether the latest ``schedule()`` had a free seat and the gate was closed; the recorder reads it."""

@@ -1,4 +1,4 @@
-"""What several commands share: options, how runs are read, and every way to print.
+"""Shared parts of commands: options, reading runs, and printing.
 
 Data come from strangers: a page makes its sections from a printable copy of its document, a line is made
 visible before it is printed, and rich is never asked to read markup or emoji names in either.

@@ -65,7 +65,7 @@ ALIKE_FRAC = 0.05
 
 @dataclass(frozen=True)
 class Load:
-    """What a run was given to do. None: not recorded.
+    """Load of a run. None: not recorded.
 
     The rate of arrivals is none of it: clients that wait for their answers send faster to a faster engine.
     """
@@ -129,7 +129,7 @@ WORK = (
     *("dataset", "num_prompts", "input_tokens", "output_tokens"),
     *("request_rate", "burstiness", "own_times", "speedup"),
 )
-"""What makes two workloads the same: how much there is to do, and how it comes."""
+"""Fields that identify a workload: its amount and its arrivals."""
 NAMED_WORK = ("batch_size", "input_len", "output_len")
 """The same for a log that has it in its name."""
 

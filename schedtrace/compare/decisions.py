@@ -22,7 +22,7 @@ GIVEN = (
     "max_num_running_reqs",
     "kv_blocks_free_before",
 )
-"""What a decision is made from, as far as a trace records it."""
+"""Inputs of a decision, as far as a trace records them."""
 
 _NEEDS = {Fact.REQUESTS, Fact.LIVES}
 _RECORDED_BY = {"scheduled": Fact.REQUESTS, "preempted": Fact.PREEMPTIONS, "causes": Fact.EXITS}

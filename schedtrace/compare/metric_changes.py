@@ -1,4 +1,4 @@
-"""What became of each metric between two runs, and whether that is more than chance."""
+"""Change of each metric between two runs, and its significance."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -45,7 +45,7 @@ LATENCIES = {"TTFT p50": "ttft_us", "TPOT p50": "tpot_us", "E2E p50": "e2e_us"}
 
 @dataclass(frozen=True)
 class Served:
-    """What a server's figures are made of, in order: by metric."""
+    """Values behind a server's figures, in order, by metric."""
 
     series: dict[str, Series]
 

@@ -1,4 +1,4 @@
-"""What two sets of trials say about a figure, and how small a change they could have seen.
+"""Statistics of two sets of trials: the change of a figure, and the smallest change they could detect.
 
 Nothing here assumes that the figures are distributed normally. Only how many trials it takes is planned
 with the normal approximation: of figures with heavy tails it is an estimate, and the spread itself is known

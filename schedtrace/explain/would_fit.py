@@ -1,4 +1,4 @@
-"""What a different limit would have allowed in one step, where the trace has enough to compute it.
+"""Effect of a different limit in a step, where the trace has enough to compute it.
 
 Only the limit that stopped this step changes, and only this step counts: the waiting requests are taken in
 the order of the queue until one does not fit into what the step left over. Where anything that decides is not
@@ -26,7 +26,7 @@ MOST_BLOCKS_FRAC = 1.05
 
 @dataclass(frozen=True)
 class Left:
-    """What a step left over."""
+    """Leftovers of a step."""
 
     budget: int
     blocks: int

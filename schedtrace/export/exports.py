@@ -1,4 +1,4 @@
-"""What ``schedtrace export`` writes: which files, and none over another."""
+"""Files of ``schedtrace export``, none of which replaces another."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from schedtrace.timeline.timeline import make_timeline
 from schedtrace.timeline.unrecorded import gone, missing_steps
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
-"""What a spreadsheet evaluates: also behind what it may take for a separator, and in full width."""
+"""Beginnings of formulas in a spreadsheet, also after possible separators, and in full width."""
 _SUSPECT = rf"[^\x20-\x5b\x5d-\x7e]|{_FORMULA}"
 
 

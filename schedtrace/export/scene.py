@@ -1,4 +1,4 @@
-"""What a viewer of traces shows of a run: processes with tracks of slices, counters, and arrows.
+"""Scene of a run for a viewer of traces: processes with tracks of slices, counters, and arrows.
 
 Both formats for viewers are written from it. Times are microseconds on the clock of the run's first trace.
 

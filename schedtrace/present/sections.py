@@ -1,4 +1,4 @@
-"""What a person reads, as data: the sections of a page. A renderer draws them; none is named here.
+"""Sections of a page, as data. A renderer draws them; none is named here.
 
 Every text is a ``str`` or a ``Message``, plain or with a named style. Sections hold no markup, no widths and
 no line breaks but those of a column's heading.
@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 
 
 class Style(StrEnum):
-    """What a text is, as far as a renderer shows it."""
+    """Style of a text, as far as a renderer shows it."""
 
     STRONG = "strong"
     DIM = "dim"
@@ -100,7 +100,7 @@ class Table:
     columns: list[Column]
     rows: list[list[Cell]]
     more: Text = ""
-    """What is left out, and how to see it."""
+    """Note on omitted rows, and how to see them."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +179,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Headline:
-    """What the page is about."""
+    """Subject of the page."""
 
     title: Text
     about: Text = ""
     """Follows the title."""
     lines: list[Content] = field(default_factory=list)
     warnings: list[Text] = field(default_factory=list)
-    """What to keep in mind when reading what follows."""
+    """Caveats for the sections that follow."""
 
 
 @dataclass(frozen=True)

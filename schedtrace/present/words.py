@@ -14,7 +14,7 @@ from schedtrace.present.sections import Bars, State, States, Strip, Style, Style
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 
 CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
-"""What became of a finding."""
+"""Outcomes of a finding."""
 
 EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
 
@@ -31,7 +31,7 @@ STATES = {
     "not_recorded": State("not recorded", " ", Style.DIM),
     "unrecorded": State("before the recording", " ", Style.DIM),
 }
-"""What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
+"""States of a request; prefill and recompute take few steps, but must stand out in a long life."""
 
 ENGINE_STATES = {
     "device": "device",

@@ -107,7 +107,7 @@ class Judge:
     _soonest_s: float = 0.0
     _due_s: float = 0.0
     _judged: Picture | None = None
-    """What the engines looked like when they were judged."""
+    """Picture of the engines at the latest judgement."""
 
     def look(
         self, engines: list[WatchedEngine], now: Picture, now_s: float, *, at_once: bool = False

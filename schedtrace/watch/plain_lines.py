@@ -1,4 +1,4 @@
-"""What is seen as text: a line for a pipe, and a page for a file."""
+"""The watch as text: a line for a pipe, and a page for a file."""
 
 import time
 from collections.abc import Callable

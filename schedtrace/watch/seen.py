@@ -1,4 +1,4 @@
-"""What a look at a running engine shows: data for the screen and for lines of text."""
+"""Data of a look at a running engine, for the screen and for lines of text."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What limited the engines in the last seconds."""
+    """Verdict on the engines' last seconds."""
 
     span_s: int
     at_s: float
@@ -116,7 +116,7 @@ class Seen:
     name: str
     """Name of the run; empty: there is none yet."""
     awaited: str
-    """What the watch waits for while there is no engine."""
+    """Awaited path while there is no engine."""
     engines: list[Figures]
     verdicts: list[Verdict]
     slowest: list[Slow]

@@ -1,4 +1,4 @@
-"""What is seen as styled lines of a screen."""
+"""The watch as styled lines of a screen."""
 
 import textwrap
 from collections import Counter

@@ -41,9 +41,9 @@ MOST_LINES, WIDTH = 40, 80
 """Lines and columns of the usual terminal."""
 MOST_CAUSES = 5
 SHOWN_FROM_FRAC = 0.05
-"""What weighs less is named, not described."""
+"""Share below which a root cause is named, not described."""
 NAMED_FROM_FRAC = 0.01
-"""What weighs less is only counted among what was looked at."""
+"""Share below which a root cause is only counted among the findings examined."""
 PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
 """Findings whose time is a part without a cause."""
 APART_FRAC = 0.04

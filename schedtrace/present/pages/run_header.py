@@ -1,4 +1,4 @@
-"""What a run was: the lines below its name, and the figures of a foreign log."""
+"""Header of a run: the lines below its name, and the figures of a foreign log."""
 
 from collections.abc import Iterator
 from typing import Any

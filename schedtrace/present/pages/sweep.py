@@ -150,7 +150,7 @@ def _split(figures: list[_Figure], rows: list[SweepRow]) -> tuple[list[_Figure],
 
 
 UNKNOWN = number(None)
-"""What stands for it; a column of nothing else is left out."""
+"""Placeholder of a missing value; a column of placeholders is left out."""
 
 
 def _table(figures: list[_Figure], rows: list[SweepRow]) -> Table:

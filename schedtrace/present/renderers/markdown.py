@@ -31,9 +31,9 @@ from schedtrace.present.words import bar_characters, legend_with_key, state_char
 _SPECIAL = re.compile(
     r"[\\`*\[\]~#@$]|<[a-z/!?]|&[#\w]|(?<![^\W_])_|_(?![^\W_])|://|www\.|:[\w+-]+:", re.IGNORECASE
 )
-"""What Markdown, or a site that renders it, could take for more than text."""
+"""Characters that Markdown, or a site that renders it, could interpret."""
 _BEGINS_BLOCK = re.compile(r"[-+]+$|=+$|>|\||\d+[.)]$")
-"""What Markdown, at the start of a line, could take for a list, a quotation, a rule or a heading."""
+"""Beginnings of a line that Markdown could read as a list, a quotation, a rule or a heading."""
 _NAMES = (Request, CauseWord, Setting, Code)
 """Arguments that stand as they are."""
 

@@ -225,7 +225,7 @@ class TimelineChart:
     causes: list[str] = field(default_factory=list)
     """Words of causes; columns have their places in it, ``UNKNOWN`` for none."""
     notes: list[str] = field(default_factory=list)
-    """What is left out, for the reader."""
+    """Notes on omissions, for the reader."""
 
     def add_engine(
         self, timeline: Timeline, *, run: int, offset_us: int, named: Named, engines: int = 1

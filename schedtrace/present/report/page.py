@@ -50,7 +50,7 @@ from schedtrace.timeline.timeline import Timeline, make_timeline
 SCRIPTS = ("../sentence.js", "model.js", "panels.js", "requests.js", "words.js", "moves.js")
 """The page's one script, in its parts."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-"""What could end the element that holds the data, or a line of it."""
+"""Characters that could end the element that holds the data, or a line of it."""
 
 
 def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
