@@ -26,12 +26,12 @@ class BalanceScheduler:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """The scheduler; vLLM gives all arguments by name."""
+        """Return the scheduler; vLLM gives all arguments by name."""
         return cls.scheduler_class_for(kwargs["vllm_config"].scheduler_config)(*args, **kwargs)
 
     @staticmethod
     def scheduler_class_for(config: Any) -> type:
-        """The class that is built with this ``SchedulerConfig``; the recorder's plugin asks for it."""
+        """Return the class that is built with this ``SchedulerConfig``; the recorder's plugin asks for it."""
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -65,15 +65,15 @@ class _InEngine:
 @cache
 def _in_engine(base: type) -> type:
     name = f"Balance{base.__name__}"
-    return types.new_class(name, (_InEngine, balanced(base)), exec_body=_of_this_module)
+    return types.new_class(name, (_InEngine, balanced(base)), exec_body=_set_module)
 
 
-def _of_this_module(namespace: dict[str, Any]) -> None:
+def _set_module(namespace: dict[str, Any]) -> None:
     namespace["__module__"] = __name__
 
 
 def _no_ranks(parallel: Any) -> str | None:
-    """Why this engine has no ranks to gather counts from; None: it has."""
+    """Return why this engine has no ranks to gather counts from; None: it has."""
     if parallel.data_parallel_size == 1:  # vLLM 0.14 and newer also says so to each rank of a dense model
         return "this engine runs in lock-step with no other rank"
     if getattr(parallel, "enable_elastic_ep", False):
@@ -97,7 +97,7 @@ def _gathers(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _gathered(own: int, group: Any) -> list[int]:
-    """The numbers of all ranks of ``group``, in their order; every rank of it has to call this.
+    """Return the numbers of all ranks of ``group``, in rank order; every rank has to call this.
 
     Raises:
         RuntimeError: A rank is gone, as vLLM's own collectives of the group raise.

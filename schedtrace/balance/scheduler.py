@@ -12,7 +12,7 @@ from typing import Any
 
 
 def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
-    """Whether a rank admits no request, neither a new nor a preempted one.
+    """Return whether a rank admits no request, neither a new nor a preempted one.
 
     No rank admits while one of them runs ``max_num_seqs - 1`` requests or more. A rank that runs none may
     always admit: so each rank with requests has one to run, and the ranks cannot wait for each other.
@@ -27,7 +27,7 @@ def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
 
 
 class _Gate:
-    """What ``balanced`` puts before a scheduler class."""
+    """Gate that ``balanced`` puts before a scheduler class."""
 
     held_back_by_ranks = False
     """Whether the latest ``schedule()`` had a free seat and the gate was closed; the recorder reads it."""
@@ -38,7 +38,7 @@ class _Gate:
         self._ranks = tuple(running)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's own, without a free seat while the gate is closed."""
+        """Call vLLM's own, without a free seat while the gate is closed."""
         scheduler: Any = self
         name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
         seats: int = getattr(scheduler, name)
@@ -56,7 +56,7 @@ class _Gate:
 
 @cache
 def balanced(base: type) -> type:
-    """A subclass of ``base`` that admits only while the gate is open; ``base`` itself if it is one already.
+    """Return a subclass of ``base`` that admits only while its gate is open, or ``base`` if it is one.
 
     Its ``observe_ranks`` has to be called with the counts of all ranks after every step, by an engine
     (``engine.py``) or a simulation. Until then, and with one rank, it decides as ``base`` does.

@@ -75,14 +75,14 @@ def analyze(
 
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
-    for option, given in {"--objective": objective, "--concurrency": concurrency}.items():
-        if given is not None and not predict:
+    for option, value in {"--objective": objective, "--concurrency": concurrency}.items():
+        if value is not None and not predict:
             msg = f"{option} is about the replays of --predict: give both"
             raise UsageError(msg)
-    found = look_for_runs(paths)
-    for line in skipped_lines(found.skipped):
+    search = look_for_runs(paths)
+    for line in skipped_lines(search.skipped):
         print_line(f"schedtrace: {line}", err=True)
-    runs = read_runs(found.runs, cache=cache, window=window)
+    runs = read_runs(search.runs, cache=cache, window=window)
     doing = "replaying the load with other settings" if predict else "analyzing"
     with CountBar(stderr_console(), doing, counted=predict) as bar:
         test = partial(_replay, objective=objective, clients=concurrency, progress=bar) if predict else None
@@ -104,7 +104,7 @@ def _replay(
     clients: int | None = None,
     progress: "Progress" = lambda *_: None,
 ) -> "tuple[list[Finding], Tested]":
-    """Try changes on replays; what cannot be replayed is left as it is, and said."""
+    """Try changes on replays; report findings unchanged, with the reason, where a replay is impossible."""
     require_vllm()
     from schedtrace.model.report import Tested
     from schedtrace.whatif.advice import judged

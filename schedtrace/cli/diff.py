@@ -78,7 +78,7 @@ def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
 
 
 def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
-    """Options that typer took for the runs to compare, or that no command has."""
+    """Raise UsageError for options that typer took for the runs to compare, or that no command has."""
     from schedtrace.engine.vllm_options import meant
 
     if run:
@@ -97,7 +97,7 @@ def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) ->
 def _run_both(
     context: typer.Context, files: list[Path], interleave: bool | None, output: Path, force: bool
 ) -> list[Path]:
-    """Make the two runs; what stands behind the files on the command line goes to both."""
+    """Make the two runs; both get the options that follow the files on the command line."""
     from schedtrace.cli.loads import print_notes
     from schedtrace.cli.run import as_command, make_plan, merge, run_plans
     from schedtrace.engine.plan import both_fit, make_folders
@@ -106,11 +106,13 @@ def _run_both(
     plans: list[Any] = []
     for file in files:
         child = run_command.make_context("run", list(context.args), parent=context)
-        options, given = merge(child, file)
+        options, engine_args = merge(child, file)
         options["output"], options["force"] = output, force
         options["label"] = str(options["label"] or file.stem)
-        plan = make_plan(options, given, command=["schedtrace", *sys.argv[1:]], also=option_names(context))
-        if plan.folder in {other.folder for other in plans}:
+        plan = make_plan(
+            options, engine_args, command=["schedtrace", *sys.argv[1:]], also=option_names(context)
+        )
+        if plan.folder in {earlier.folder for earlier in plans}:
             msg = f"both runs would be called {plan.label}: give each file a label of its own"
             raise UsageError(msg)
         plans.append(plan)

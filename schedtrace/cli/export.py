@@ -7,21 +7,26 @@ import typer
 
 from schedtrace.cli.options import RunArgument, one_run, print_line, stderr_console
 from schedtrace.errors import ExitCode, UsageError
-from schedtrace.export import Kind
+from schedtrace.export import ExportKind
 
-WRITTEN = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events", Kind.MOONCAKE: "requests"}
-"""What the files have that are no tables."""
+WRITTEN = {
+    ExportKind.JSONL: "lines",
+    ExportKind.PERFETTO: "events",
+    ExportKind.CHROME: "events",
+    ExportKind.MOONCAKE: "requests",
+}
+"""Units of the files that are no tables."""
 
 
 def export(
     run: RunArgument,
     to: Annotated[
-        Kind,
+        ExportKind,
         typer.Option(
             help="Tables as Parquet or CSV; JSON Lines: the trace with every step in full; "
             "perfetto or chrome: a trace for a viewer; mooncake: the load, for a benchmark that replays it."
         ),
-    ] = Kind.PARQUET,
+    ] = ExportKind.PARQUET,
     output: Annotated[
         Path | None, typer.Option(help="Output folder (default: export/ in the run folder).")
     ] = None,
@@ -35,14 +40,14 @@ def export(
     steps: the files are written, and a message says what they lack.
     """
     from schedtrace.export.exports import export as write_files
-    from schedtrace.export.exports import missing
+    from schedtrace.export.exports import gap_sentences
     from schedtrace.export.mooncake import mooncake_loads, mooncake_notes
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
 
-    found = one_run(run)
-    beside = found.path if found.path.is_dir() else found.path.parent
-    for trace in found.traces:
+    recorded_run = one_run(run)
+    beside = recorded_run.path if recorded_run.path.is_dir() else recorded_run.path.parent
+    for trace in recorded_run.traces:
         for problem in trace.problems.sentences(trace.path):
             print_line(f"schedtrace: {plain(problem)}", err=True)
     folder = output or beside / "export"
@@ -50,19 +55,19 @@ def export(
         msg = f"{folder} is a link to {folder.readlink()}; --output names the folder to write to"
         raise UsageError(msg)
     with CountBar(stderr_console(), "exporting", counted=False):
-        written = write_files(found, folder, kind=to, force=force)
+        written = write_files(recorded_run, folder, kind=to, force=force)
     width = max(len(str(file)) for file in written)
     what = WRITTEN.get(to, "rows")
     for file, count in written.items():
         print_line(f"{file!s:<{width}}  {count:>9,} {what}")
-    if to is Kind.MOONCAKE:
+    if to is ExportKind.MOONCAKE:
         for note in dict.fromkeys(
-            plain(note) for load in mooncake_loads(found).values() for note in mooncake_notes(load)
+            plain(note) for load in mooncake_loads(recorded_run).values() for note in mooncake_notes(load)
         ):
             print_line(f"note: {note}")
-    if to in {Kind.PERFETTO, Kind.CHROME}:
+    if to in {ExportKind.PERFETTO, ExportKind.CHROME}:
         print_line("next: open it in Perfetto UI, https://ui.perfetto.dev (the file stays in your browser)")
-    if lacks := missing(found):
+    if lacks := gap_sentences(recorded_run):
         for sentence in lacks:
             print_line(f"schedtrace: {plain(sentence)}", err=True)
         raise typer.Exit(ExitCode.INPUT)

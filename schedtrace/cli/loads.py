@@ -72,16 +72,16 @@ OPTIONS = (
     "prefix_block",
     "seed",
 )
-"""The options of a load that is no recorded one."""
+"""Options of a load that is not recorded."""
 OF_RANDOM = ("input_len", "range_ratio")
 OF_FILES = ("speedup", "time_unit", "prefix_block")
 
 
 def load_of(context: typer.Context, source: str) -> "Workload":
-    """The load that a command's options describe.
+    """Return the load that a command's options describe.
 
     Args:
-        context: Of the command, with all of ``OPTIONS``.
+        context: Context of the command, with all of ``OPTIONS``.
         source: ``random``, or a file of the field.
 
     Raises:
@@ -97,8 +97,8 @@ def load_of(context: typer.Context, source: str) -> "Workload":
             raise UsageError(msg)
     options = {name: context.params[name] for name in OPTIONS}
     rate, prompts, output = (options.pop(name) for name in ("request_rate", "num_prompts", "output_len"))
-    other = OF_FILES if source == "random" else OF_RANDOM
-    options = {name: value for name, value in options.items() if name not in other}
+    inapplicable = OF_FILES if source == "random" else OF_RANDOM
+    options = {name: value for name, value in options.items() if name not in inapplicable}
     if source == "random":
         prompts, output = prompts or DEFAULT_PROMPTS, output or DEFAULT_OUTPUT_LEN
         return random_workload(num_prompts=prompts, output_len=output, rate=rate, **options)

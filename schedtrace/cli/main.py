@@ -36,7 +36,7 @@ from schedtrace.model.printable import capped, shortened
 from schedtrace.version import __version__
 
 LONGEST_ARGUMENT = 1000
-"""Characters of one that is quoted as it is: paths may be long."""
+"""Characters of an argument that is quoted whole: paths may be long."""
 LONGEST_MESSAGE = 4000
 
 
@@ -103,23 +103,23 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Options of all commands."""
+    """Accept the options of all commands."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; every error on purpose is a line on stderr."""
     forget_absurd_terminal()
     command = typer.main.get_command(app)
-    given = sys.argv[1:] if arguments is None else arguments
+    command_line = sys.argv[1:] if arguments is None else arguments
     try:  # not app(): it would turn Ctrl-C and closed pipes into exit codes of its own
-        with command.make_context("schedtrace", given or ["--help"]) as context:
+        with command.make_context("schedtrace", command_line or ["--help"]) as context:
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
     except SchedtraceError as error:
-        return _tell(_cut(str(error), given), error.exit_code, *error.details)
+        return _tell(_cut(str(error), command_line), error.exit_code, *error.details)
     except typer.TyperException as error:
-        return _tell(_cut(error.format_message(), given), ExitCode.USAGE)
+        return _tell(_cut(error.format_message(), command_line), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return _tell("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough
@@ -127,19 +127,21 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:  # a full disk under our own output, most likely
             _drop_output()
-        return _tell(_cut(f"{error.filename or 'output'}: {error.strerror or error}", given), ExitCode.INPUT)
+        return _tell(
+            _cut(f"{error.filename or 'output'}: {error.strerror or error}", command_line), ExitCode.INPUT
+        )
     return ExitCode.OK
 
 
 def _drop_output() -> None:
-    """What is left in the buffer cannot be written: Python would try again at its end, and exit with 120."""
+    """Discard buffered output that cannot be written: Python would retry it at exit, and exit with 120."""
     with suppress(io.UnsupportedOperation):  # an output in memory, of a caller in Python, is never full
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _cut(message: str, given: list[str]) -> str:
-    """A message that may quote what was given: long arguments and their values are cut as ids are."""
-    parts = {part for argument in given for part in (argument, *argument.split("="))}
+def _cut(message: str, command_line: list[str]) -> str:
+    """Return the message with long arguments that it quotes, and their values, cut as ids are."""
+    parts = {part for argument in command_line for part in (argument, *argument.split("="))}
     for part in sorted(parts, key=len, reverse=True):
         if len(part) > LONGEST_ARGUMENT:
             message = message.replace(part, capped(part))
@@ -166,7 +168,7 @@ def open_closed_streams() -> None:
 
 
 def entry() -> None:
-    """The console script."""
+    """Run the console script."""
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without our characters gets question marks

@@ -1,4 +1,4 @@
-"""What several commands share: options, how runs are read, and every way to print.
+"""Shared parts of commands: options, reading runs, and printing.
 
 Data come from strangers: a page makes its sections from a printable copy of its document, a line is made
 visible before it is printed, and rich is never asked to read markup or emoji names in either.
@@ -142,7 +142,7 @@ SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Window | None":
-    """The part of a trace that ``--from``, ``--to`` and ``--last`` ask for; None: all of it.
+    """Return the part of a trace that ``--from``, ``--to`` and ``--last`` select; None: all of it.
 
     Raises:
         UsageError: a time is none.
@@ -161,7 +161,7 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """A time that was given, in seconds; None: none was.
+    """Return the time of an option, in seconds; None: the option is not set.
 
     Raises:
         UsageError: it is none.
@@ -195,7 +195,7 @@ TraceOption = Annotated[
 
 
 def trace_bounds(text: str | None) -> str | None:
-    """``--trace`` as given, once it is known to be understood.
+    """Return ``--trace`` unchanged after checking it.
 
     Raises:
         UsageError: it is not.
@@ -212,24 +212,24 @@ def trace_bounds(text: str | None) -> str | None:
 
 
 def option_names(context: "typer.Context") -> list[str]:
-    """The options of a command, with both forms of its switches."""
+    """Return the options of a command, with both forms of its switches."""
     return [name for option in context.command.params for name in (*option.opts, *option.secondary_opts)]
 
 
 def was_given(context: typer.Context, name: str) -> bool:
-    """Whether an option is on the command line."""
+    """Return whether an option is on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
 
 
 def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict[str, Any]:
-    """What was given, as changes of settings."""
-    given = {"data_parallel_size": data_parallel_size, "router": router}
-    return {name: value for name, value in given.items() if value is not None}
+    """Return these options as changes of settings."""
+    options = {"data_parallel_size": data_parallel_size, "router": router}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_runs(paths: list[Path], *, cache: bool = True, window: "Window | None" = None) -> "list[Run]":
-    """The runs at these paths.
+    """Return the runs at these paths.
 
     Args:
         paths: Run folders or trace files.
@@ -250,10 +250,10 @@ def read_runs(paths: list[Path], *, cache: bool = True, window: "Window | None" 
 
 
 def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -> "list[Run]":
-    """The run at each path: a folder of one, one of its traces, or a folder that holds no other run.
+    """Return the run at each path: a folder of one, one of its traces, or a folder that holds no other run.
 
     Args:
-        paths: Of one run each.
+        paths: Each is a run's.
         several: Raised where a path holds several.
 
     Raises:
@@ -261,19 +261,19 @@ def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -
     """
     from schedtrace.read.run import find_runs
 
-    found = [find_runs([path]) for path in paths]
-    for path, runs in zip(paths, found, strict=True):
+    runs_by_path = [find_runs([path]) for path in paths]
+    for path, runs in zip(paths, runs_by_path, strict=True):
         if len(runs) > 1:
             msg = f"{path}: {len(runs)} runs in it; name one of them, such as {runs[0]}"
             raise several(msg)
-    read = read_runs([run for runs in found for run in runs])
+    read = read_runs([run for runs in runs_by_path for run in runs])
     for problem in (problem for run in read for problem in run.problems):
         print_line(f"schedtrace: {problem}", err=True)
     return read
 
 
 def one_run(path: Path) -> "Run":
-    """The run at a path (``runs_at``)."""
+    """Return the run at a path (``runs_at``)."""
     return runs_at([path])[0]
 
 
@@ -311,7 +311,7 @@ def put(text: str) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether a person sits at all three streams: a full screen reads stdin and draws on stderr."""
+    """Return whether all three streams are a terminal: a full screen reads stdin and draws on stderr."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 

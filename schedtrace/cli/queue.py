@@ -1,4 +1,4 @@
-"""``schedtrace queue``: who waits in a running engine."""
+"""``schedtrace queue``: the queue of a running engine."""
 
 from typing import Annotated
 

@@ -46,20 +46,22 @@ def report(
     if len(runs) > 2 or (len(runs) == 2 and window is not None):  # noqa: PLR2004  # base and new
         msg = "give one run, or two without --from, --to and --last"
         raise UsageError(msg)
-    found = runs_at(runs)
-    beside = found[-1].path if found[-1].path.is_dir() else found[-1].path.parent
-    file = output or beside / ("report.html" if len(found) == 1 else "comparison.html")
+    recorded_runs = runs_at(runs)
+    beside = recorded_runs[-1].path if recorded_runs[-1].path.is_dir() else recorded_runs[-1].path.parent
+    file = output or beside / ("report.html" if len(recorded_runs) == 1 else "comparison.html")
     if file.exists() and not force:
         msg = f"{file} exists already: --force replaces it"
         raise UsageError(msg)
     with CountBar(stderr_console(), "writing the page", counted=False):
-        if len(found) == 1:
-            timelines = Timelines(found[0], window)
-            html = run_html(analyze_run(found[0], window, timelines=timelines), found[0], timelines)
+        if len(recorded_runs) == 1:
+            timelines = Timelines(recorded_runs[0], window)
+            html = run_html(
+                analyze_run(recorded_runs[0], window, timelines=timelines), recorded_runs[0], timelines
+            )
         else:
             from schedtrace.compare.compare import compare
 
-            html = comparison_html(compare(base=found[0], new=found[1]), found)
+            html = comparison_html(compare(base=recorded_runs[0], new=recorded_runs[1]), recorded_runs)
     try:
         safe_files.replace(file, html.encode(errors="backslashreplace"))
     except OSError as error:

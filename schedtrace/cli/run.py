@@ -109,8 +109,8 @@ def run(
     """
     from schedtrace.engine.plan import make_folders
 
-    options, given = merge(context, config)
-    plan = make_plan(options, given, command=["schedtrace", *sys.argv[1:]])
+    options, engine_args = merge(context, config)
+    plan = make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]])
     make_folders([plan.folder], force=options["force"])
     print_notes(plan.notes)
     run_plans([plan])
@@ -118,14 +118,14 @@ def run(
 
 
 def as_command() -> Any:
-    """``run`` as a command of its own, for others that take its options."""
+    """Return ``run`` as a command of its own, for commands that take its options."""
     app = typer.Typer()
     app.command("run", cls=Command, context_settings=WITH_OPTIONS_OF_VLLM)(run)
     return typer.main.get_command(app)
 
 
 def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any], list[Given]]":
-    """The options in force and vLLM's arguments: command line over file over defaults."""
+    """Return the options in force and vLLM's arguments: command line over file over defaults."""
     from schedtrace.engine.plan import Given
 
     from_file = read_yaml(config) if config else {}
@@ -143,7 +143,7 @@ def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any],
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
+    """Return a ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
 
     Raises:
         InputError: it cannot be read.
@@ -166,7 +166,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def as_arguments(options: dict[str, Any]) -> list[str]:
-    """YAML options as command-line arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
+    """Convert YAML options to arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
     import json
 
     arguments = []
@@ -181,13 +181,13 @@ def as_arguments(options: dict[str, Any]) -> list[str]:
 
 
 def make_plan(
-    options: dict[str, Any], given: "list[Given]", command: list[str], also: Iterable[str] = ()
+    options: dict[str, Any], engine_args: "list[Given]", command: list[str], also: Iterable[str] = ()
 ) -> Any:
     """Check the options; nothing is written yet.
 
     Args:
         options: Ours.
-        given: vLLM's arguments.
+        engine_args: vLLM's arguments.
         command: As it was typed.
         also: Options of the command that are not those of ``run``, one of which may have been meant.
     """
@@ -204,7 +204,7 @@ def make_plan(
     if options["request_rate"] == float("inf"):  # vLLM's own way to print_line: all at once
         options = {**options, "request_rate": None, "at_once": True}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]
-    arguments += [argument for part in given for argument in part.arguments]
+    arguments += [argument for part in engine_args for argument in part.arguments]
     fields = {name: value for name, value in options.items() if name not in NOT_IN_SPEC}
     try:
         spec = msgspec.convert({"engine_args": arguments, **fields}, RunSpec)
@@ -212,10 +212,10 @@ def make_plan(
         msg = f"--config: {str(error).replace('$.', '').replace('_', '-')}"
         raise UsageError(msg) from error
     trace_bounds(spec.trace)
-    check_arguments(given, own=[*OWN_OPTIONS, *also])
+    check_arguments(engine_args, own=[*OWN_OPTIONS, *also])
     notes = [plain(note) for note in check(spec)]
     label = str(options["label"] or "") or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Plan(spec, folder_of(Path(str(options["output"])), label), label, command, given, notes)
+    return Plan(spec, folder_of(Path(str(options["output"])), label), label, command, engine_args, notes)
 
 
 def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
@@ -246,7 +246,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
 
 
 def _end_when_the_terminal_hangs_up() -> None:
-    """In order, without a word to the terminal that is gone: that would raise."""
+    """End in order when the terminal hangs up; writing to it would raise."""
     to_terminal = [file for file in (1, 2) if os.isatty(file)]
 
     def hung_up(_signal: int, _frame: Any) -> NoReturn:
@@ -260,16 +260,16 @@ def _end_when_the_terminal_hangs_up() -> None:
 
 
 def _show_outcome(plan: Any) -> None:
-    """The trials' figures, the folder, and what to type next."""
+    """Print the trials' figures, the folder, and the next command."""
     from schedtrace.present.phrases import plain
 
     report = show_trials(plan.folder)
     _show_device(plan.manifest)
     for problem in report.problems:
         print_line(f"! {plain(problem)}")
-    found = len(report.findings)
+    findings = len(report.findings)
     print_line("")
-    print_line(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
+    print_line(f"recorded to {plan.folder}, {findings} finding{'' if findings == 1 else 's'}")
     print_line(f"next: schedtrace analyze {plan.folder}")
 
 

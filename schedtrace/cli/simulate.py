@@ -1,4 +1,4 @@
-"""``schedtrace simulate``: a workload on a model and a GPU that nobody has to have."""
+"""``schedtrace simulate``: a workload on a model and a GPU that need not exist here."""
 
 import sys
 import time
@@ -100,11 +100,11 @@ def simulate(
     from schedtrace.simulate.engine_options import shaped_options
     from schedtrace.simulate.replay import play
 
-    _, given = parse_engine_args(["--model", tiny_model(), *context.args])
-    given |= changes_of_ranks(None, router) | ({"balance_ranks": True} if balance_ranks else {})
-    options = shaped_options(shape, device, given, online=not offline)
-    parallel = int(given.get("tensor_parallel_size", 1))
-    roofline = Roofline(shape, device, parallel, given.get("kv_cache_dtype"))
+    _, engine_args = parse_engine_args(["--model", tiny_model(), *context.args])
+    engine_args |= changes_of_ranks(None, router) | ({"balance_ranks": True} if balance_ranks else {})
+    options = shaped_options(shape, device, engine_args, online=not offline)
+    parallel = int(engine_args.get("tensor_parallel_size", 1))
+    roofline = Roofline(shape, device, parallel, engine_args.get("kv_cache_dtype"))
     times = load(step_times) if step_times else roofline
     folder = folder_of(output, label or f"{shape.name}-{device.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders([folder], force=force)
@@ -115,7 +115,7 @@ def simulate(
         played = play(loads, options, times, folder, trial_ids=True, manifest=about)
     for request_id in played.refused[:3]:
         print_line(f"! {request_id}: refused, its prompt fills max_model_len {options['max_model_len']:,}")
-    _show(played, times, options, fitted_length(shape, given, options))
+    _show(played, times, options, fitted_length(shape, engine_args, options))
 
 
 def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "list[Workload]":
@@ -130,7 +130,7 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
 
 
 def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any:
-    """The load as ``run.json`` has it."""
+    """Return the load as ``run.json`` has it."""
     from schedtrace.model.manifest import Workload as Work
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN
 
@@ -174,7 +174,7 @@ def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
 
 
 def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) -> None:
-    """The trials' figures, what they rest on, and what to type next."""
+    """Print the trials' figures, their assumptions, and the next command."""
     from schedtrace.present.phrases import plain
     from schedtrace.step_times.gpus import MOST_BLOCKS
     from schedtrace.whatif.replays import gathering_notes

@@ -122,8 +122,8 @@ def sweep(
                 work, changes, log, lambda sent: pool(sent, most), slo=bounds, label=label, progress=bar
             )
     except KeyboardInterrupt:
-        kept = f"{len(log.finished)} configurations are in {log.path.parent / FILE_NAME}"
-        msg = f"interrupted; {kept}, the same command goes on from there"
+        finished = f"{len(log.finished)} configurations are in {log.path.parent / FILE_NAME}"
+        msg = f"interrupted; {finished}, the same command goes on from there"
         raise InterruptedRunError(msg) from None
     show(sweep_page(answer), output_format)
 
@@ -150,7 +150,7 @@ def _work(
     step_times: Path | None,
     clients: int | None,
 ) -> "tuple[str, Work]":
-    """What the load is called, and what is to be done."""
+    """Return the load's name and the work to do."""
     from schedtrace.step_times.fitted import load as load_times
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.shapes import shape
@@ -164,9 +164,10 @@ def _work(
         raise UsageError(msg)
     times = load_times(step_times) if step_times else None
     run = one_run(Path(source)) if _is_run(source) else None
-    given = [name for name in OPTIONS if was_given(context, name)]
-    if run is not None and given:
-        msg = f"--{given[0].replace('_', '-')}: the load is recorded in {source}; it is replayed as it is"
+    load_options = [name for name in OPTIONS if was_given(context, name)]
+    if run is not None and load_options:
+        option = load_options[0].replace("_", "-")
+        msg = f"--{option}: the load is recorded in {source}; it is replayed as it is"
         raise UsageError(msg)
     if run is None and clients is not None:
         msg = f"--concurrency: {source} is no recorded run; its requests come at their times"
@@ -184,7 +185,7 @@ def _work(
 
 
 def _is_run(source: str) -> bool:
-    """A folder, or a file whose first line is a trace's header."""
+    """Return whether the source is a folder, or a file whose first line is a trace's header."""
     path = Path(source)
     if not path.is_file():
         return source != "random"

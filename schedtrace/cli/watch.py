@@ -32,13 +32,13 @@ def watch(
 
     from pathlib import Path
 
-    from schedtrace.watch.find import target as found
-    from schedtrace.watch.plain_lines import SCREENFUL, page
-    from schedtrace.watch.session import Session
+    from schedtrace.watch.find import target as find_target
+    from schedtrace.watch.plain_lines import SCREENFUL, status_page
+    from schedtrace.watch.session import WatchSession
 
-    session = Session(found(target, dict(os.environ), Path.cwd(), wait=not once))
+    session = WatchSession(find_target(target, dict(os.environ), Path.cwd(), wait=not once))
     if once:
-        put(page(session.look(judge_now=True), SCREENFUL))
+        put(status_page(session.look(judge_now=True), SCREENFUL))
     elif is_terminal():
         try:
             from schedtrace.watch.app import WatchApp

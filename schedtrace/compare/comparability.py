@@ -16,7 +16,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
-    """Whether the trials of both runs were made in the same time; None where that is unknown."""
+    """Return whether the trials of both runs ran in the same period; None where that is unknown."""
     if not (Fact.TIMES in base.facts & new.facts and base.steps.height and new.steps.height):
         return None
     spans = [_span_us(timeline) for timeline in (base, new)]
@@ -24,7 +24,7 @@ def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
 
 
 def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]) -> list[Message]:
-    """What may make two runs differ without their configurations."""
+    """Return reasons other than their configurations for which two runs may differ."""
     notes = []
     if base.header.host != new.header.host:
         hosts = {"base": base.header.host, "new": new.header.host}
@@ -54,7 +54,7 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
 
 
 def _span_us(timeline: Timeline) -> tuple[int, int]:
-    """Wall-clock start of the first and of the last step."""
+    """Return the wall-clock starts of the first and of the last step."""
     starts = timeline.steps["start_us"].to_list()
     return timeline.header.wall_anchor_us + min(starts), timeline.header.wall_anchor_us + max(starts)
 
@@ -65,7 +65,7 @@ ALIKE_FRAC = 0.05
 
 @dataclass(frozen=True)
 class Load:
-    """What a run was given to do. None: not recorded.
+    """Load of a run. None: not recorded.
 
     The rate of arrivals is none of it: clients that wait for their answers send faster to a faster engine.
     """
@@ -90,16 +90,16 @@ class Load:
         outputs = timeline.finishes.filter(pl.col("status").is_in(FINISHED))["output_tokens"].mean()
         return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]  # means of integers
 
-    def differs(self, other: Self) -> bool:
-        """Whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
+    def differs(self, counterpart: Self) -> bool:
+        """Return whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
         return any(
             abs(mine - theirs) > ALIKE_FRAC * max(mine, theirs)
-            for mine, theirs in zip(astuple(self), astuple(other), strict=True)
+            for mine, theirs in zip(astuple(self), astuple(counterpart), strict=True)
             if mine is not None and theirs is not None
         )
 
     def described(self) -> Message:
-        """``220 requests (1,373 + 365 tokens on average)``."""
+        """Return ``220 requests (1,373 + 365 tokens on average)``."""
         return say(
             "{requests:n request}[ ({prompt} + {output} tokens on average)]",
             requests=round(self.requests or 0),
@@ -129,24 +129,24 @@ WORK = (
     *("dataset", "num_prompts", "input_tokens", "output_tokens"),
     *("request_rate", "burstiness", "own_times", "speedup"),
 )
-"""What makes two workloads the same: how much there is to do, and how it comes."""
+"""Fields that identify a workload: its amount and its arrivals."""
 NAMED_WORK = ("batch_size", "input_len", "output_len")
 """The same for a log that has it in its name."""
 
 
 def same_work(*, base: RunReport, new: RunReport) -> bool:
-    """Whether both runs had the same to do; also where one of them does not record it."""
+    """Return whether both runs had the same load, or one of them does not record its load."""
     before, after = _work(base), _work(new)
     return before is None or after is None or before == after
 
 
 def records_work(report: RunReport) -> bool:
-    """Whether the run's manifest or name says what it had to do."""
+    """Return whether the run's manifest or name describes its load."""
     return _work(report) is not None
 
 
 def workload(report: RunReport) -> Message:
-    """``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
+    """Return ``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
     if named := report.config.get("named"):
         return say(
             "batch size {batch_size:n}, {input_len:n} + {output_len:n} tokens", SimpleNamespace(**named)
@@ -167,7 +167,7 @@ def workload(report: RunReport) -> Message:
 
 
 def _work(report: RunReport) -> tuple[Any, ...] | None:
-    """What the run had to do, as far as its manifest records it."""
+    """Return the run's load, as far as its manifest records it."""
     if named := report.config.get("named"):
         return tuple(named[name] for name in NAMED_WORK)
     work = report.config.get("workload")

@@ -20,7 +20,7 @@ from schedtrace.compare.metric_changes import (
     number_of_tests,
     trials_used,
 )
-from schedtrace.compare.servers import Served, judged
+from schedtrace.compare.servers import Served, server_changes
 from schedtrace.compare.setting_changes import changed_settings
 from schedtrace.compare.significance import fewest_trials
 from schedtrace.diagnose.analyze import analyze_run
@@ -81,7 +81,7 @@ def _threshold(code: str) -> Threshold | None:
 
 
 def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
-    """The largest share that the findings were found for; None: not known, or none was found."""
+    """Return the largest share of these findings; None: unknown, or there is no finding."""
     if threshold is None:
         return None
     fracs = [threshold.found(finding) for finding in findings]
@@ -89,7 +89,7 @@ def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
 
 
 def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
-    """Whether what one run has and the other has not is more than a share that crossed its threshold.
+    """Return whether a finding that only one run has is more than a share that crossed its threshold.
 
     A share that is not known on the side without the finding is at most the threshold.
     """
@@ -100,7 +100,7 @@ def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
 
 
 def _unjudged(base: RunReport, new: RunReport) -> set[str]:
-    """Findings that one side could not have."""
+    """Return the findings that one side could not have."""
     codes = {rule.code for report in (base, new) for rule in report.not_judged}
     differ = bool(base.not_judged) != bool(new.not_judged)
     only_without_queue = {budget_underused.RULE.code} if differ else set()
@@ -136,13 +136,13 @@ def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
 
 
 def _refusals(report: RunReport) -> defaultdict[_Refusal, tuple[int, int]]:
-    """Exits and steps of each kind of refusal; kinds that differ only in the line are one."""
-    found: defaultdict[_Refusal, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    """Count exits and steps of each kind of refusal, regardless of the line."""
+    totals: defaultdict[_Refusal, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in report.causes:
         if row.refusal:
-            exits, steps = found[row.loop, row.cause, row.detail]
-            found[row.loop, row.cause, row.detail] = (exits + row.exits, steps + row.steps)
-    return found
+            exits, steps = totals[row.loop, row.cause, row.detail]
+            totals[row.loop, row.cause, row.detail] = (exits + row.exits, steps + row.steps)
+    return totals
 
 
 def _steps(report: RunReport) -> int:
@@ -174,7 +174,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
     served, new_served = (Served.of(reports[side], timelines[side]) for side in reports)
     by_requests = served is not None and new_served is not None
     if served is not None and new_served is not None:
-        tested = {} if loads or not alike else judged(base=served, new=new_served)
+        tested = {} if loads or not alike else server_changes(base=served, new=new_served)
         judge_servers(metrics, tested)
         tests = len(tested)
     return Comparison(
@@ -209,7 +209,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
 
 
 def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
-    """What to keep in mind when reading the figures."""
+    """Return the caveats for reading the figures."""
     sides = {"base": base, "new": new}
     notes = [
         say("{side}: {problem}", side=side, problem=problem)
@@ -273,12 +273,12 @@ def _require_common_ground(*, base: RunReport, new: RunReport, alike: bool) -> N
 
 
 def _not_compared(sides: dict[str, RunReport]) -> list[Message]:
-    """What a side could not be judged for, and why; once where both are alike."""
-    found: dict[tuple[str, str, int], list[str]] = {}
+    """Return the findings that a side could not be judged for, and why; one message where both are alike."""
+    sides_by_reason: dict[tuple[str, str, int], list[str]] = {}
     for side, run in sides.items():
         if run.not_judged:
             key = run.config["record"], ", ".join(run.lacks), len(run.not_judged)
-            found.setdefault(key, []).append(side)
+            sides_by_reason.setdefault(key, []).append(side)
     return [
         say(
             "{sides}: {record:code}; it lacks {missing}: {rules:n finding} cannot be compared",
@@ -287,5 +287,5 @@ def _not_compared(sides: dict[str, RunReport]) -> list[Message]:
             missing=missing,
             rules=rules,
         )
-        for (record, missing, rules), names in found.items()
+        for (record, missing, rules), names in sides_by_reason.items()
     ]

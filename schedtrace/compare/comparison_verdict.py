@@ -20,11 +20,11 @@ def verdict(
     in_turn: bool | None,
     whole: bool = True,
 ) -> Message:
-    """Findings that went or appeared, then the largest changes beyond chance, or that none was found.
+    """Return findings that disappeared or appeared, then the largest changes beyond chance, if any.
 
     Args:
         metrics: With their outcomes.
-        findings: Of both runs.
+        findings: Findings of both runs.
         same_work: Whether both runs had the same to do.
         most_tests: Metrics that may vary once there are more trials.
         in_turn: Whether the machine was the same for both; None: unknown.
@@ -36,7 +36,7 @@ def verdict(
     steadied = [steady for metric in first_steps if (steady := _steadied(metric))]
     parts += steadied
     figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
-    parts += figures or _nothing_found(metrics, most_tests, other=bool(parts))
+    parts += figures or _nothing_found(metrics, most_tests, has_changes=bool(parts))
     if figures and same_work and in_turn is False:
         parts.append(say("not made in turn: may be the machine"))
     return (
@@ -68,7 +68,7 @@ def _finding(change: FindingChange) -> Message:
 
 
 def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
-    """The largest changes beyond chance.
+    """Return the largest changes beyond chance.
 
     Figures without a unit, such as the number of steps, count only where nothing else is to be said.
     """
@@ -82,7 +82,7 @@ def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> lis
 
 
 def _changed(metric: MetricChange) -> Message:
-    """``output +12.3 %``, or that the base was 0."""
+    """Return ``output +12.3 %``, or that the base was 0."""
     return say("{name} from 0" if metric.change_frac is None else "{name} {change_frac:+%}", metric)
 
 
@@ -90,7 +90,7 @@ def _shape(metric: MetricChange) -> Message:
     return say("{name} {base:n} -> {new:n}", metric, base=metric.base.mean, new=metric.new.mean)
 
 
-def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool) -> list[Message]:
+def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes: bool) -> list[Message]:
     """Say that no figure differs for certain, and what could not be seen; nothing if all are equal."""
     untold = {Outcome.NONE_FOUND, Outcome.TOO_FEW, Outcome.ONE_EACH}
     changed = [m for m in metrics if m.outcome in untold]
@@ -107,7 +107,7 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool)
         say(
             "{what} at this number of {counted}[ ({noise_floor_frac:%} in {name} would have shown)]",
             first,
-            what="no other difference found" if other else SAME,
+            what="no other difference found" if has_changes else SAME,
             counted="requests" if any(m.outcome is Outcome.ONE_EACH for m in metrics) else "trials",
         )
     ]

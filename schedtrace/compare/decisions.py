@@ -22,7 +22,7 @@ GIVEN = (
     "max_num_running_reqs",
     "kv_blocks_free_before",
 )
-"""What a decision is made from, as far as a trace records it."""
+"""Inputs of a decision, as far as a trace records them."""
 
 _NEEDS = {Fact.REQUESTS, Fact.LIVES}
 _RECORDED_BY = {"scheduled": Fact.REQUESTS, "preempted": Fact.PREEMPTIONS, "causes": Fact.EXITS}
@@ -80,10 +80,10 @@ def _divergence(
     )
 
 
-def _decided(row: _Row | None, other: _Row | None) -> DecidedStep | None:
+def _decided(row: _Row | None, counterpart: _Row | None) -> DecidedStep | None:
     if row is None:
         return None
-    there = other["scheduled"] if other else []
+    there = counterpart["scheduled"] if counterpart else []
     differ = [share for at, share in enumerate(row["scheduled"]) if there[at : at + 1] != [share]]
     return DecidedStep(
         step=row["step"],
@@ -97,7 +97,7 @@ def _decided(row: _Row | None, other: _Row | None) -> DecidedStep | None:
 
 
 def _decided_steps(timeline: Timeline) -> pl.DataFrame:
-    """The steps in which anything could be decided: somebody was scheduled, preempted, or waited for it.
+    """Return the steps with a decision to make: a request was scheduled, preempted or waiting.
 
     Beside the columns of ``Timeline.steps``: ``scheduled`` (``number: tokens`` each, in order), ``preempted``
     (numbers), ``causes`` (``loop: cause`` of the exits, each once) and ``arrived``: requests of the trial
@@ -128,21 +128,21 @@ def _decided_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _numbers(timeline: Timeline) -> pl.LazyFrame:
-    """Trial and request id to the request's number; who was there when the trace began comes before all."""
+    """Return the requests' numbers by trial and id; requests present when the trace began come first."""
     columns = (*_OF_TRIAL, "queued_us")
     there = timeline.present.select(*_OF_TRIAL, queued_us=pl.int_range(pl.len()) - pl.lit(LONGEST_US))
-    known = pl.concat([there, timeline.arrivals.select(columns)])
-    known = known.unique(_OF_TRIAL, keep="first", maintain_order=True)
+    requests = pl.concat([there, timeline.arrivals.select(columns)])
+    requests = requests.unique(_OF_TRIAL, keep="first", maintain_order=True)
     in_id = pl.col("request_id").str.extract(_NUMBER, 1).cast(pl.Int64)
     in_order = pl.col("queued_us").rank("ordinal").over("trial").cast(pl.Int64) - 1
     by_id = timeline.header.trial_ids and not timeline.header.hashed_ids
-    return known.select(*_OF_TRIAL, number=in_id if by_id else in_order).lazy()
+    return requests.select(*_OF_TRIAL, number=in_id if by_id else in_order).lazy()
 
 
 def _with_arrivals(steps: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).sort("queued_us")
+    arrivals = timeline.arrivals.filter(~pl.col("streaming_update")).sort("queued_us")
     of = pl.col("trial").fill_null(-1)
-    counted = came.select("queued_us", of=of, arrived=pl.col("queued_us").cum_count().over("trial"))
+    counted = arrivals.select("queued_us", of=of, arrived=pl.col("queued_us").cum_count().over("trial"))
     return (
         steps.with_columns(of=of)
         .sort("start_us", maintain_order=True)

@@ -1,4 +1,4 @@
-"""What became of each metric between two runs, and whether that is more than chance."""
+"""Change of each metric between two runs, and its significance."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ METRICS = [
 
 
 def trials_used(report: RunReport) -> list[list[TrialReport]]:
-    """Whole trials, each as the reports of its engines; cut ones only where there is no whole one."""
+    """Return whole trials, each as its engines' reports; cut trials only if none is whole."""
     whole = [trial for trial in report.trials if trial.complete]
     by_trial: dict[int | None, list[TrialReport]] = {}
     for trial in whole or report.trials:
@@ -58,7 +58,7 @@ def trials_used(report: RunReport) -> list[list[TrialReport]]:
 
 
 def sample(metric: Metric, report: RunReport) -> Sample | None:
-    """The metric over the trials of a run; None if no trial has it."""
+    """Return the metric over the trials of a run; None if no trial has it."""
     figures = []
     for engines in trials_used(report):
         values = [value for trial in engines if (value := metric.value(trial)) is not None]
@@ -77,7 +77,7 @@ def sample(metric: Metric, report: RunReport) -> Sample | None:
 
 
 def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
-    """The metrics that both sides have, their tests corrected for their number."""
+    """Return the metrics that both sides have, their tests corrected for their number."""
     pairs = [(metric, sample(metric, base), sample(metric, new)) for metric in METRICS]
     changes = [
         _untested(metric, base=before, new=after) for metric, before, after in pairs if before and after
@@ -110,19 +110,19 @@ def most_tests(changes: Sequence[MetricChange]) -> int:
 def judge_servers(
     changes: Sequence[MetricChange], tested: Mapping[str, tuple[servers.Change, float]]
 ) -> None:
-    """The outcomes of one server against one; what ``tested`` lacks is not tested."""
+    """Set the outcomes of one server against one; metrics missing from ``tested`` stay untested."""
     for change in changes:
         if change.base.same_figures(change.new):
             change.outcome = Outcome.SAME
         elif change.name not in tested:
             change.outcome = Outcome.ONE_EACH
         else:
-            found, p_corrected = tested[change.name]
-            change.p, change.p_corrected = found.p, p_corrected
-            change.ci_low_frac, change.ci_high_frac = found.interval
-            change.noise_floor_frac = found.noise_floor(len(tested))
+            tested_change, p_corrected = tested[change.name]
+            change.p, change.p_corrected = tested_change.p, p_corrected
+            change.ci_low_frac, change.ci_high_frac = tested_change.interval
+            change.noise_floor_frac = tested_change.noise_floor(len(tested))
             change.significant = p_corrected <= significance.ALPHA
-            better = (found.change > 0) == change.higher_is_better
+            better = (tested_change.change > 0) == change.higher_is_better
             change.outcome = Outcome.NONE_FOUND
             if change.significant:
                 change.outcome = Outcome.BETTER if better else Outcome.WORSE
@@ -152,7 +152,7 @@ def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
 
 
 def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
-    """Metrics that vary, those together that are one figure in other units and so one test.
+    """Group metrics that vary; figures of one quantity in several units share a group and a test.
 
     Tokens and requests per second are such where every trial had the same work.
     """
@@ -165,14 +165,14 @@ def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
 
 
 def _shape(change: MetricChange) -> tuple[float, ...]:
-    """The same for one figure in other units."""
+    """Return a name shared by one figure in several units."""
     values = [*change.base.values, *change.new.values]
     largest = max(values, key=abs) or 1.0
     return (change.base.count, *(round(value / largest, 9) for value in values))
 
 
 def _judge(change: MetricChange, *, tests: int) -> None:
-    """The outcome that the figures and their test allow."""
+    """Set the outcome that the figures and their test allow."""
     values = change.base.values, change.new.values
     if change.p is None:
         change.outcome, change.significant = _without_test(change)
@@ -213,7 +213,7 @@ NAMES = [metric.name for metric in METRICS if metric.higher_is_better is not Non
 
 
 def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
-    """A test for metrics that became worse as asked for; for nothing asked, one that none passes.
+    """Return a predicate for metrics that became worse as ``--fail-on`` asks; without it, none does.
 
     Args:
         asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
@@ -232,7 +232,7 @@ def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
 
     Args:
         asked: As for ``regressed``.
-        comparison: Of the two.
+        comparison: Comparison of the two runs.
 
     Raises:
         InputError: none of the metrics of a condition is in both.
@@ -260,7 +260,7 @@ def _condition(asked: str) -> Callable[[MetricChange], bool]:
 
 
 def _parsed(asked: str) -> tuple[list[str], float]:
-    """The metrics that a condition is about, and the least change."""
+    """Return the metrics that a condition is about, and the least change."""
     kind, *rest = asked.split(":")
     if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
         msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"

@@ -45,7 +45,7 @@ LATENCIES = {"TTFT p50": "ttft_us", "TPOT p50": "tpot_us", "E2E p50": "e2e_us"}
 
 @dataclass(frozen=True)
 class Served:
-    """What a server's figures are made of, in order: by metric."""
+    """Values behind a server's figures, in order, by metric."""
 
     series: dict[str, Series]
 
@@ -81,24 +81,24 @@ class Change:
         return expm1(self.change - width), expm1(self.change + width)
 
     def noise_floor(self, tests: int) -> float:
-        """The smallest change that would have been called in ``POWER`` of all cases."""
+        """Return the smallest change that would have been called in ``POWER`` of all cases."""
         level = float(t.isf(ALPHA / max(1, tests) / 2, FREEDOM))
         return expm1((level + float(norm.isf(1 - POWER))) * self.error)
 
 
-def judged(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
-    """The change of each metric with enough values on both sides, and its p-value after Holm's correction."""
-    found = {}
+def server_changes(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
+    """Return each metric's change and Holm-corrected p-value, where both sides have enough values."""
+    changes = {}
     for name, statistic in STATISTICS.items():
         before, after = (_estimate(served.series[name], statistic) for served in (base, new))
         if before and after and (before[1] or after[1]):
-            found[name] = Change(after[0] - before[0], sqrt(before[1] ** 2 + after[1] ** 2))
-    corrected = holm([change.p for change in found.values()])
-    return {name: (change, p) for (name, change), p in zip(found.items(), corrected, strict=True)}
+            changes[name] = Change(after[0] - before[0], sqrt(before[1] ** 2 + after[1] ** 2))
+    corrected = holm([change.p for change in changes.values()])
+    return {name: (change, p) for (name, change), p in zip(changes.items(), corrected, strict=True)}
 
 
 def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, float] | None:
-    """Logarithm of the statistic, and its standard error; None: too few values, or not above 0."""
+    """Return the logarithm of the statistic and its standard error; None: too few values, or none above 0."""
     if len(values) < FEWEST_VALUES:
         return None
     length = len(values) // BLOCKS
@@ -107,13 +107,13 @@ def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, 
     figures = statistic(values[places.reshape(RESAMPLES, -1)], axis=1)
     if min(figures.min(), statistic(values)) <= 0:
         return None
-    # of so few blocks, resampling shows a variance that is too small by one of them
+    # with so few blocks, resampling underestimates the variance by one block's share
     error = float(np.log(figures).std(ddof=1)) * sqrt(BLOCKS / (BLOCKS - 1))
     return float(np.log(statistic(values))), error
 
 
 def _output(timeline: Timeline) -> Series:
-    """Output tokens a second in equal windows of the time with requests."""
+    """Return output tokens a second in equal windows of the time with requests."""
     spans = counted_spans(timeline).select(
         pl.col("begin_us", "end_us") - timeline.header.wall_anchor_us,
         before_us=LENGTH_US.cum_sum() - LENGTH_US,
@@ -133,7 +133,7 @@ def _output(timeline: Timeline) -> Series:
 
 
 def in_windows(at_us: NDArray[Any], tokens: NDArray[Any], lasted_us: int) -> Series:
-    """Tokens a second in equal windows of a time, from the moments of steps and the tokens of each."""
+    """Return tokens a second in equal windows of a time, from steps' times and tokens."""
     windows = min(MOST_WINDOWS, len(at_us) // STEPS_A_WINDOW)
     if not windows:
         return np.array([])

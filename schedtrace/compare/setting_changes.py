@@ -1,4 +1,4 @@
-"""The settings of two runs that differ: those that were given, and what vLLM resolved, with their origin."""
+"""Settings in which two runs differ: explicit and resolved settings, with their origin."""
 
 import re
 from typing import Any
@@ -29,47 +29,47 @@ NAMES = {
 
 
 def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
-    """Settings that differ: options that were given, workload, environment, then what vLLM resolved.
+    """Return settings that differ: explicit options, workload, environment, then what vLLM resolved.
 
     Of what vLLM resolved, the settings that decide scheduling come first.
     """
     before, after = _flat_config(base), _flat_config(new)
-    given = _given(base) | _given(new)
+    explicit = _given(base) | _given(new)
     base_origins, new_origins = _origins(base), _origins(new)
     changes = [
         ConfigChange(
             name=name,
             base=before.get(name),
             new=after.get(name),
-            given=_setting_of(name) in given or name.startswith(("workload.", "environment.")),
+            given=_setting_of(name) in explicit or name.startswith(("workload.", "environment.")),
             base_origin=base_origins.get(_setting_of(name), NOTHING),
             new_origin=new_origins.get(_setting_of(name), NOTHING),
         )
         for name in sorted(before.keys() & after.keys() | _variables(base, new))
         if before.get(name) != after.get(name)
     ]
-    known = {_setting_of(name) for name in before.keys() & after.keys()}
-    changes = _once(changes) + _options(base, new, known)
-    return sorted(changes, key=lambda one: (_group(one), not one.base_origin))
+    compared = {_setting_of(name) for name in before.keys() & after.keys()}
+    changes = _once(changes) + _options(base, new, compared)
+    return sorted(changes, key=lambda change: (_group(change), not change.base_origin))
 
 
 def _group(change: ConfigChange) -> int:
-    """Place in the list: options, the workload, the environment, what vLLM resolved."""
+    """Return the place in the list: options, the workload, the environment, what vLLM resolved."""
     if not change.given:
         return 3
     return {"workload": 1, "environment": 2}.get(change.name.partition(".")[0], 0)
 
 
 def _once(changes: list[ConfigChange]) -> list[ConfigChange]:
-    """Without second names of one setting that say the same of it."""
+    """Return the changes without second names for the same setting."""
     by_value: dict[tuple[str, str], ConfigChange] = {}
     for change in changes:
         by_value.setdefault((_setting_of(change.name), repr((change.base, change.new))), change)
     return list(by_value.values())
 
 
-def _options(base: Run, new: Run, known: set[str]) -> list[ConfigChange]:
-    """Options of two servers' commands that differ, of settings whose value neither record tells."""
+def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
+    """Return options in which two servers' commands differ, for settings that no record has a value of."""
     before, after = (_command_options(run.manifest) for run in (base, new))
     if before is None or after is None:
         return []
@@ -84,7 +84,7 @@ def _options(base: Run, new: Run, known: set[str]) -> list[ConfigChange]:
             new_origin=says[name in after],
         )
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in known | ADDRESS
+        if before.get(name) != after.get(name) and name not in compared | ADDRESS
     ]
 
 
@@ -116,13 +116,13 @@ def _origins(run: Run) -> dict[str, Message]:
 
 
 def _setting_of(name: str) -> str:
-    """``scheduler_config.policy`` to ``scheduling_policy``."""
+    """Return ``scheduling_policy`` for ``scheduler_config.policy``."""
     field = name.rpartition(".")[2]
     return NAMES.get(field, field)
 
 
 def _variables(base: Run, new: Run) -> set[str]:
-    """Environment variables of either side, if both sides tell theirs; other settings need both values."""
+    """Return environment variables of either side, if both record theirs; other settings need both values."""
     if not (base.manifest and new.manifest):
         return set()
     names = base.manifest.environment.keys() | new.manifest.environment.keys()
@@ -130,14 +130,14 @@ def _variables(base: Run, new: Run) -> set[str]:
 
 
 def _given(run: Run) -> set[str]:
-    """Names of vLLM's arguments that were given."""
+    """Return the names of explicit vLLM arguments."""
     configured = configured_by(run)
     of_run = run.manifest.engine_args_given if run.manifest else {}
     return {_setting_of(name) for name in (*of_run, *(configured.given if configured else ()))}
 
 
 def _flat_config(run: Run) -> dict[str, Any]:
-    """``section.field`` to value, from the manifest, or from the trace's header without one."""
+    """Return values by ``section.field``, from the manifest, else from the trace's header."""
     header = run.traces[0].header
     flat: dict[str, Any] = {
         "model": header.model,

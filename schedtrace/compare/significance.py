@@ -1,4 +1,4 @@
-"""What two sets of trials say about a figure, and how small a change they could have seen.
+"""Statistics of two sets of trials: the change of a figure, and the smallest change they could detect.
 
 Nothing here assumes that the figures are distributed normally. Only how many trials it takes is planned
 with the normal approximation: of figures with heavy tails it is an estimate, and the spread itself is known
@@ -26,12 +26,12 @@ Figures = NDArray[np.float64]
 
 
 def change(base: Values, new: Values) -> float | None:
-    """``new / base - 1`` of the means; None where the base is 0."""
+    """Return ``new / base - 1`` of the means; None where the base is 0."""
     return float(np.mean(new) / np.mean(base) - 1) if any(base) else None
 
 
 def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
-    """95 % percentile bootstrap interval of ``change``, from a fixed seed.
+    """Return the 95 % percentile bootstrap interval of ``change``, from a fixed seed.
 
     Trials are taken as independent. Of four a side it holds the truth in about 84 of 100 cases, of eight in
     94. None under four, without spread on either side, or with 0 in a base trial: it may be all drawn.
@@ -42,7 +42,7 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
     def changes(now: Figures, before: Figures, axis: int = -1) -> Figures:
         return np.asarray(now.mean(axis=axis) / before.mean(axis=axis) - 1)
 
-    found = bootstrap(
+    interval = bootstrap(
         (new, base),
         changes,
         n_resamples=RESAMPLES,
@@ -51,11 +51,11 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
         vectorized=True,
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def rank_test(base: Values, new: Values) -> tuple[float, float]:
-    """Two-sided Mann-Whitney U test: Cliff's delta and p.
+    """Return Cliff's delta and the p-value of a two-sided Mann-Whitney U test.
 
     The delta is ``P(new > base) - P(new < base)`` over all pairs of trials: 1 if every new one is larger. p
     is exact for few trials, else asymptotic, but never below what the number of trials allows. Few are up to
@@ -95,7 +95,7 @@ def smallest_p(base_count: int, new_count: int) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): below ``ALPHA`` keeps the chance of any false one."""
+    """Correct p-values for their number (Holm 1979): ``ALPHA`` then bounds the chance of a false positive."""
     corrected, highest = [0.0] * len(ps), 0.0
     for rank, at in enumerate(sorted(range(len(ps)), key=lambda at: ps[at])):
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[at]))
@@ -104,25 +104,25 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def spreads(values: Values) -> bool:
-    """Whether the figure varies at all."""
+    """Return whether the figure varies at all."""
     return min(values) != max(values)
 
 
 def per_trial(base: Values, new: Values, count: Callable[[Values], float]) -> float:
-    """What the variance of a difference of means is a multiple of."""
+    """Return the factor by which the variance of a difference of means exceeds a trial's."""
     return 1 / count(base) + 1 / count(new)
 
 
 POWER = 0.8
 """Probability of finding a difference as large as the noise floor."""
 WANTED_FRAC = 0.05
-"""The change that people want to see."""
+"""Relative change that users want to detect."""
 RANK_EFFICIENCY = 3 / pi
 """Efficiency of the rank test relative to the t-test for normal figures: it needs 5 % more trials."""
 
 
 def noise_floor(base: Values, new: Values, tests: int) -> float | None:
-    """The smallest relative change that these trials would show as significant in ``POWER`` of all cases.
+    """Return the smallest relative change that these trials would detect with a power of ``POWER``.
 
     ``z * spread * sqrt((1 / base_count + 1 / new_count) / efficiency)`` with the relative standard deviation
     of both sides pooled, their effective counts, the ``z`` for ``ALPHA / tests`` two-sided plus that for
@@ -136,7 +136,7 @@ def noise_floor(base: Values, new: Values, tests: int) -> float | None:
 
 
 def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTED_FRAC) -> int | None:
-    """Trials a side for a noise floor of this change, by the same approximation."""
+    """Return the number of trials a side for a noise floor of this change, by the same approximation."""
     relative = _relative_spread(base, new)
     if relative is None:
         return None
@@ -146,12 +146,12 @@ def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTE
 
 
 def fewest_trials(tests: int) -> int:
-    """A side, for any of ``tests`` rank tests to become significant after correction."""
+    """Return the trials a side with which one of ``tests`` rank tests can be significant after correction."""
     return next(count for count in range(1, 100) if smallest_p(count, count) * max(1, tests) <= ALPHA)
 
 
 def _relative_spread(base: Values, new: Values) -> float | None:
-    """Each side's standard deviation over its mean, pooled; None with one trial on a side or a base of 0."""
+    """Return both sides' pooled relative standard deviation; None with one trial on a side or a base of 0."""
     if min(len(base), len(new)) == 1 or not any(base):
         return None
     squares = [

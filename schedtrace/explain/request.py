@@ -20,7 +20,7 @@ MOST_LISTED = 8
 
 
 def find_request(run: Run, text: str) -> tuple[Trace, str]:
-    """The trace and the whole id.
+    """Return the trace that has the request, and the whole id.
 
     The first of these rules that matches an id decides:
 
@@ -43,13 +43,13 @@ def find_request(run: Run, text: str) -> tuple[Trace, str]:
         lambda whole: (prefix := kept_prefix(whole)) is not None and text.startswith(prefix),
     ]
     for matches in rules:
-        found = [whole for whole in ids if text and matches(whole)]
-        if len(found) == 1:
-            return ids[found[0]], found[0]
-        if found:
-            more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-            listed = ", ".join(found[:MOST_LISTED])
-            msg = f"request {capped(text)}: {len(found)} requests match: {listed}{more}"
+        matching = [whole for whole in ids if text and matches(whole)]
+        if len(matching) == 1:
+            return ids[matching[0]], matching[0]
+        if matching:
+            more = f" and {len(matching) - MOST_LISTED} more" if len(matching) > MOST_LISTED else ""
+            listed = ", ".join(matching[:MOST_LISTED])
+            msg = f"request {capped(text)}: {len(matching)} requests match: {listed}{more}"
             raise UsageError(msg)
     listed = f"such as {', '.join(list(ids)[:3])}" if ids else "none at all"
     msg = f"request {capped(text)}: no request of {run.path} matches; it has {len(ids):,} requests, {listed}"
@@ -58,13 +58,13 @@ def find_request(run: Run, text: str) -> tuple[Trace, str]:
 
 def _ids(trace: Trace) -> list[str]:
     scheduled = trace.stretches().select("request_id").unique(maintain_order=True).collect()
-    known = trace.present.select("request_id"), trace.arrivals.select("request_id")
-    frames = [*known, trace.finishes.select("request_id"), scheduled]
+    starts = trace.present.select("request_id"), trace.arrivals.select("request_id")
+    frames = [*starts, trace.finishes.select("request_id"), scheduled]
     return pl.concat(frames)["request_id"].unique(maintain_order=True).to_list()
 
 
 def explain_request(run: Run, text: str) -> Life:
-    """The life of the request that ``text`` names.
+    """Return the life of the request that ``text`` names.
 
     Args:
         run: A run.
@@ -81,24 +81,24 @@ def explain_request(run: Run, text: str) -> Life:
 
 
 def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
-    """The same from a timeline of the whole trace, which many lives can share, by the whole id."""
+    """Return a request's life, by its whole id, from a timeline of the whole trace that lives can share."""
     rows = request_rows(timeline, request_id)
     states, gaps = rows.life_states(), _gaps(rows)
-    came, gone = rows.arrival or rows.present or {}, rows.finish or {}
+    arrival, gone = rows.arrival or rows.present or {}, rows.finish or {}
     first_token = rows.first_token_us
     return Life(
         path=str(run.path),
         label=run.label,
         engine_rank=timeline.rank,
         request_id=request_id,
-        trial=came.get("trial"),
+        trial=arrival.get("trial"),
         into_recording_ms=(rows.begin_us + offset(timeline.header, run.traces.headers[0]).us) / 1e3,
-        prompt_tokens=came.get("prompt_tokens", gone.get("prompt_tokens")),
-        max_tokens=came.get("max_tokens"),
+        prompt_tokens=arrival.get("prompt_tokens", gone.get("prompt_tokens")),
+        max_tokens=arrival.get("max_tokens"),
         output_tokens=gone.get("output_tokens"),
         cached_tokens=next((row["computed_tokens"] for row in rows.scheduled if row["phase"] == "new"), None),
-        num_preemptions=sum(one["in_schedule"] for one in rows.preemptions),
-        num_cache_resets=sum(not one["in_schedule"] for one in rows.preemptions),
+        num_preemptions=sum(preemption["in_schedule"] for preemption in rows.preemptions),
+        num_cache_resets=sum(not preemption["in_schedule"] for preemption in rows.preemptions),
         status=gone.get("status"),
         e2e_ms=None if rows.end_us is None else rows.since_us(rows.end_us),
         ttft_ms=None if first_token is None else rows.since_us(first_token),
@@ -112,7 +112,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
 
 
 def _gaps(rows: RequestRows) -> list[Gap]:
-    """The time between successive outputs."""
+    """Return the time between successive outputs."""
     back = [row for row in rows.scheduled if row["outputs"] and row["output_us"] is not None]
     return [
         Gap(

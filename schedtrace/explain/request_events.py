@@ -22,8 +22,8 @@ SHORTEST_WAIT_MS = 0.05
 
 
 def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
-    """Everything from its arrival to its end; successive decodes are one event."""
-    found = [
+    """Return all events from arrival to end; successive decodes are one event."""
+    events = [
         *_arrival(rows),
         *request_facts(rows),
         *_computing(rows, waited),
@@ -33,19 +33,21 @@ def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
         *_waits_in_vain(rows, waited),
         *_end(rows),
     ]
-    return sorted(found, key=lambda event: event.at_ms)
+    return sorted(events, key=lambda event: event.at_ms)
 
 
 def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
-    came = rows.arrival
-    if came is None:
+    arrival = rows.arrival
+    if arrival is None:
         yield from _was_there(rows)
-    elif came["arrived_us"] is not None:
-        yield rows.event(came["arrived_us"], "arrived", say("at the front end: {about}", about=_load(came)))
-        yield rows.event(came["queued_us"], "queued", say("in the scheduler's queue"))
+    elif arrival["arrived_us"] is not None:
+        yield rows.event(
+            arrival["arrived_us"], "arrived", say("at the front end: {about}", about=_load(arrival))
+        )
+        yield rows.event(arrival["queued_us"], "queued", say("in the scheduler's queue"))
     else:
-        sentence = say("in the scheduler's queue: {about}", about=_load(came))
-        yield rows.event(came["queued_us"], "queued", sentence)
+        sentence = say("in the scheduler's queue: {about}", about=_load(arrival))
+        yield rows.event(arrival["queued_us"], "queued", sentence)
 
 
 def _was_there(rows: RequestRows) -> Iterator[LifeEvent]:
@@ -63,18 +65,18 @@ def _was_there(rows: RequestRows) -> Iterator[LifeEvent]:
     yield rows.event(there["at_us"], "present", sentence)
 
 
-def _load(came: Row) -> Message:
-    most = came["max_tokens"]
+def _load(arrival: Row) -> Message:
+    most = arrival["max_tokens"]
     return say(
         "{prompt_tokens:n prompt token}[, at most {most} to generate][, priority {priority:n}]"
         "[, LoRA {lora:code}]",
-        SimpleNamespace(**came),
+        SimpleNamespace(**arrival),
         most=None if most is None else Number(most),
     )
 
 
 def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
-    """Admissions, chunks of prefill, the first token, runs of decodes."""
+    """Yield admissions, chunks of prefill, the first token, runs of decodes."""
     waits = {wait.left_step: wait for wait in waited}
     first_token = rows.first_token_us
     if first_token is not None:
@@ -95,7 +97,7 @@ def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
 
 
 def _same_work(row: Row) -> tuple[str, int]:
-    """Decodes go together until the next preemption."""
+    """Return a key that successive decodes share until the next preemption."""
     return (row["work"] or "decode", row["lost_tokens"])
 
 
@@ -138,7 +140,7 @@ def _decodes(rows: RequestRows, run: list[Row]) -> LifeEvent:
 
 
 def _stalled_by(rows: RequestRows, first: Row, last: Row) -> Message:
-    """The causes with which the running loop skipped it, with the number of steps of each."""
+    """Return the causes with which the running loop skipped the request, and the steps of each."""
     causes = (
         rows.timeline.exits.filter(
             (pl.col("request_id") == rows.request_id)
@@ -170,7 +172,7 @@ def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
 
 
 def _causes_of(wait: Wait) -> Message:
-    """``3 steps kv_blocks (9 ms)``; nothing where it did not wait through a step."""
+    """Return ``3 steps kv_blocks (9 ms)``; nothing where the request did not wait through a step."""
     if not wait.causes:
         return NOTHING
     parts = [
@@ -205,7 +207,7 @@ def _set_aside(rows: RequestRows) -> Iterator[LifeEvent]:
 
 
 def _interruptions(rows: RequestRows) -> Iterator[LifeEvent]:
-    """Interruptions while it ran, as far as they matter for its life; its waits tell of the others."""
+    """Yield interruptions while the request ran, if they matter for it; waits cover the others."""
     whole = sum(row["end_us"] - row["begin_us"] for row in rows.states)
     for row in rows.states:
         took = row["end_us"] - row["begin_us"]
@@ -216,7 +218,7 @@ def _interruptions(rows: RequestRows) -> Iterator[LifeEvent]:
 
 
 def _waits_in_vain(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
-    """A wait that no step ended: it was aborted meanwhile, or the trace ends with it."""
+    """Yield a wait that no step ended: the request was aborted meanwhile, or the trace ends."""
     for wait in waited:
         if wait.left_step is None and wait.causes:
             sentence = say(
@@ -233,7 +235,7 @@ def _end(rows: RequestRows) -> Iterator[LifeEvent]:
 
 
 def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
-    """Events, where the trace has them."""
+    """Yield events recorded as facts, where the trace has them."""
     its = pl.col("request_id") == rows.request_id
     if rows.arrival is not None:
         yield from _received(rows, rows.arrival)
@@ -250,33 +252,33 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
         yield from _left(rows, rows.finish)
 
 
-def _received(rows: RequestRows, came: Row) -> Iterator[LifeEvent]:
-    received, queued = came["received_us"], came["input_queue_us"]
+def _received(rows: RequestRows, arrival: Row) -> Iterator[LifeEvent]:
+    received, queued = arrival["received_us"], arrival["input_queue_us"]
     if received is not None and queued is not None:
         sentence = say(
             "received by the engine: {prepared:us} to prepare, {lay:us} in its input queue",
             prepared=queued - received,
-            lay=max(0, came["queued_us"] - queued),
+            lay=max(0, arrival["queued_us"] - queued),
         )
         yield rows.event(received, "received", sentence)
-    yield from _asks(rows, came, came["queued_us"])
+    yield from _asks(rows, arrival, arrival["queued_us"])
 
 
-def _asks(rows: RequestRows, came: Row, at_us: int) -> Iterator[LifeEvent]:
-    if asked := list(_asked_for(came)):
+def _asks(rows: RequestRows, arrival: Row, at_us: int) -> Iterator[LifeEvent]:
+    if asked := list(_asked_for(arrival)):
         yield rows.event(at_us, "asked", say("asks for {features}", features=joined(asked, ", ")))
 
 
-def _asked_for(came: Row) -> Iterator[Message]:
-    if came["structured"]:
+def _asked_for(arrival: Row) -> Iterator[Message]:
+    if arrival["structured"]:
         yield say("structured output")
     for column, where in (("logprobs", "output"), ("prompt_logprobs", "prompt")):
-        if came[column] is not None:
-            yield say("{count:n} logprobs per {where} token", count=came[column], where=where)
-    if came["min_tokens"]:
-        yield say("at least {tokens:n token}", tokens=came["min_tokens"])
-    if came["logit_bias"]:
-        yield say("a bias on {tokens:n token}", tokens=came["logit_bias"])
+        if arrival[column] is not None:
+            yield say("{count:n} logprobs per {where} token", count=arrival[column], where=where)
+    if arrival["min_tokens"]:
+        yield say("at least {tokens:n token}", tokens=arrival["min_tokens"])
+    if arrival["logit_bias"]:
+        yield say("a bias on {tokens:n token}", tokens=arrival["logit_bias"])
 
 
 def _grammar(grammar: Row) -> Message:
@@ -295,7 +297,7 @@ def _kv_load(load: Row) -> Message:
 
 
 def _cached(admitted: Row) -> Message:
-    """What it found; of hits in the prefix cache alone nothing, since the chunk says how many they were."""
+    """Say what admission found in caches; nothing for prefix-cache hits alone: the chunk counts them."""
     return say(
         "[found nothing in the prefix cache: {reason}][found {external_tokens:n token} through a KV connector"
         "[, {local_tokens:n} in the prefix cache]{reason:!}]",

@@ -1,4 +1,4 @@
-"""Everything that a trace has of one request, and when it waited."""
+"""All rows of a request in a trace, and its waits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class RequestRows:
     request_id: str
     arrival: Row | None
     present: Row | None
-    """State when the trace began; None: it arrived later, or nobody knows when."""
+    """State when the trace began; None: it arrived later, or at an unknown time."""
     finish: Row | None
     scheduled: list[Row]
     """Rows of the steps that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
@@ -63,14 +63,14 @@ class RequestRows:
         return recorded if recorded is not None else next(outputs, None)
 
     def _times_us(self) -> list[int]:
-        """What is known of a request that was in no state for any time."""
-        came, gone = self.arrival or self.present or {}, self.finish or {}
-        told = [came.get("arrived_us"), came.get("queued_us"), *(gone.get(name) for name in _TIMES)]
-        told += [row["start_us"] for row in (*self.scheduled, *self.preemptions)]
-        return [int(us) for us in told if us is not None]
+        """Return the recorded times of a request that was in no state for any time."""
+        arrival, gone = self.arrival or self.present or {}, self.finish or {}
+        times = [arrival.get("arrived_us"), arrival.get("queued_us"), *(gone.get(name) for name in _TIMES)]
+        times += [row["start_us"] for row in (*self.scheduled, *self.preemptions)]
+        return [int(us) for us in times if us is not None]
 
     def life_states(self) -> list[LifeState]:
-        """Its states, in milliseconds since it arrived."""
+        """Return the request's states, in milliseconds since its arrival."""
         return [
             *self._unrecorded(),
             *(
@@ -90,7 +90,7 @@ class RequestRows:
         ]
 
     def _tokens(self, state: Row) -> int:
-        """Tokens scheduled for it in the steps of a state, or of a piece of one."""
+        """Return the tokens scheduled for the request in the steps of a state, or of a part of a state."""
         if state["tokens"] is not None:
             return int(state["tokens"])
         first, last = state["begin_step"], state["end_step"]
@@ -98,7 +98,7 @@ class RequestRows:
         return sum(row["scheduled_tokens"] for row in inside)
 
     def _unrecorded(self) -> Iterator[LifeState]:
-        """Its time before the recording began."""
+        """Yield the request's time before the recording began."""
         if self.present is None or self.present["at_us"] <= self.begin_us:
             return
         yield LifeState(
@@ -113,11 +113,11 @@ class RequestRows:
         )
 
     def since_us(self, us: int) -> float:
-        """Milliseconds since it arrived."""
+        """Return milliseconds since the request's arrival."""
         return (us - self.begin_us) / 1e3
 
     def event(self, us: int, what: str, sentence: Message, step: int | None = None) -> LifeEvent:
-        """An event at a time of the trace's clock."""
+        """Return an event at a time of the trace's clock."""
         return LifeEvent(at_ms=self.since_us(us), what=what, step=step, last_step=step, message=sentence)
 
 
@@ -133,19 +133,21 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
     times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
     scheduled = with_work(timeline, timeline.requests_of(its).drop("start_us"))
     lost, prompt = pl.col("lost_tokens"), pl.col("prompt_tokens")
-    known = pl.max_horizontal(prompt, pl.when(lost >= prompt).then(lost + 1))  # one was sampled, not computed
+    tokens = pl.max_horizontal(
+        prompt, pl.when(lost >= prompt).then(lost + 1)
+    )  # one was sampled, not computed
     scheduled = scheduled.join(times, on="step", how="left", maintain_order="left").with_columns(
-        outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= known
+        outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= tokens
     )
     caps: dict[int, list[str]] = {}
     for cap in timeline.caps.filter(its).to_dicts():
         caps.setdefault(cap["step"], []).append(cap["cap"])
-    came = timeline.arrivals.filter(its & ~pl.col("streaming_update")).to_dicts()
+    arrivals = timeline.arrivals.filter(its & ~pl.col("streaming_update")).to_dicts()
     went = timeline.finishes.filter(its).with_columns(status=ending()).to_dicts()
     return RequestRows(
         timeline=timeline,
         request_id=request_id,
-        arrival=came[0] if came else None,
+        arrival=arrivals[0] if arrivals else None,
         present=next(iter(timeline.present.filter(its).to_dicts()), None),
         finish=went[-1] if went else None,
         scheduled=scheduled.to_dicts(),
@@ -184,16 +186,16 @@ class Wait:
 
 
 def waits(states: list[LifeState]) -> list[Wait]:
-    """Each stay in the queue; a request that the first possible step schedules has one, too."""
-    found = []
+    """Return each stay in the queue; a request that the first possible step schedules has one, too."""
+    queue_waits = []
     for queued, group in groupby(
         enumerate(states), key=lambda entry: (entry[1].of_state or entry[1].state) in QUEUED
     ):
         stay = list(group)
         if queued:
             after = states[stay[-1][0] + 1 :]
-            found.append(_wait([state for _, state in stay], after[0].first_step if after else None))
-    return found
+            queue_waits.append(_wait([state for _, state in stay], after[0].first_step if after else None))
+    return queue_waits
 
 
 def _wait(stay: list[LifeState], left_step: int | None) -> Wait:

@@ -27,28 +27,30 @@ from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.timeline import Timeline
 
 _ACTIONS = {"gate": "was not entered", "continue": "skipped a request"}
-"""Kinds of exits in words; any other one ended its loop."""
+"""Kinds of exits in words; any other exit ended its loop."""
 SAME_STOP = ("loop", "kind", "cause", "detail", "location", "guard", "via")
 
 Row = dict[str, Any]
 Values = dict[str, Value]
 
 
-def stops(timeline: Timeline, number: int) -> list[Stop]:
-    """A step's exits in order; successive exits of the same kind are one entry."""
+def step_stops(timeline: Timeline, number: int) -> list[Stop]:
+    """Return a step's exits in order; successive exits of the same kind are one entry."""
     rows = stop_rows(timeline.exits.filter(pl.col("step") == number)).to_dicts()
     own = set(Stop.__struct_fields__) - {"message"}
     return [
-        Stop(**{name: row[name] for name in own}, message=stopped(timeline.header, row, stop_values(row)))
+        Stop(
+            **{name: row[name] for name in own}, message=stop_message(timeline.header, row, stop_values(row))
+        )
         for row in rows
     ]
 
 
 def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
-    """Exits with successive ones of the same kind as one: the columns of ``Stop``, ``step`` and ``guard``.
+    """Merge successive exits of the same kind: the columns of ``Stop``, ``step`` and ``guard``.
 
     Args:
-        exits: Of ``timeline.exits``, in their order.
+        exits: Rows of ``timeline.exits``, in their order.
     """
     named = pl.col("request_id").filter(pl.col("request_id").is_not_null() & (pl.col("request_id") != ""))
     return (
@@ -64,7 +66,7 @@ def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def stop_values(row: Row) -> Values:
-    """What differs between two exits of one kind; ``row`` is of ``stop_rows``."""
+    """Return what differs between two exits of one kind; ``row`` is of ``stop_rows``."""
     return {
         "requests": Requests(row["request_ids"], row["count"]),
         "needed": Count(row["blocks_needed"] or 0, "block"),
@@ -73,12 +75,12 @@ def stop_values(row: Row) -> Values:
     }
 
 
-def stopped(header: Header, row: Row, values: Values) -> Message:
+def stop_message(header: Header, row: Row, values: Values) -> Message:
     """Say an exit, or several alike, in a sentence.
 
     Args:
-        header: Of the trace.
-        row: Of ``stop_rows``: it decides what the sentence says.
+        header: Header of the trace.
+        row: Row of ``stop_rows``; it decides what the sentence says.
         values: ``stop_values`` of a row, or slots for them.
     """
     skips, named = row["kind"] == "continue", bool(row["request_ids"])
@@ -101,17 +103,17 @@ def stopped(header: Header, row: Row, values: Values) -> Message:
 
 
 def victims(timeline: Timeline, number: int) -> list[Victim]:
-    """The requests that lost their blocks in a step."""
+    """Return the requests that lost their blocks in a step."""
     own = set(Victim.__struct_fields__) - {"message"}
     lost = timeline.preemptions.filter(pl.col("step") == number).to_dicts()
     return [
-        Victim(**{name: row[name] for name in own}, message=preempted(row, victim_values(row)))
+        Victim(**{name: row[name] for name in own}, message=preemption_message(row, victim_values(row)))
         for row in lost
     ]
 
 
 def victim_values(row: Row) -> Values:
-    """What differs between two preemptions of one kind; ``row`` is of ``timeline.preemptions``."""
+    """Return what differs between two preemptions of one kind; ``row`` is of ``timeline.preemptions``."""
     return {
         "victim": Request(row["request_id"]),
         "for": Request(row["for_request_id"] or ""),
@@ -122,11 +124,11 @@ def victim_values(row: Row) -> Values:
     }
 
 
-def preempted(row: Row, values: Values) -> Message:
+def preemption_message(row: Row, values: Values) -> Message:
     """Say a preemption in a sentence.
 
     Args:
-        row: Of ``timeline.preemptions``: it decides what the sentence says.
+        row: Row of ``timeline.preemptions``; it decides what the sentence says.
         values: ``victim_values`` of a row, or slots for them.
     """
     return say(
@@ -141,7 +143,7 @@ def preempted(row: Row, values: Values) -> Message:
 
 
 def preempted_for(row: Row, request: Value) -> Message:
-    """The request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
+    """Return the request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
     if not row["in_schedule"]:
         return say("outside schedule(), in a reset of the prefix cache")
     if row["for_request_id"] == row["request_id"]:
@@ -162,12 +164,12 @@ MISSES = {
 
 
 def step_facts(timeline: Timeline, row: Row) -> list[Message]:
-    """The facts of a step, a row of ``timeline.steps``; none where the trace has none."""
-    return [*_refusals(timeline, row), *_hits(timeline, row), *_of_columns(row)]
+    """Return the facts of a step, a row of ``timeline.steps``; none where the trace has none."""
+    return [*_refusals(timeline, row), *_hits(timeline, row), *_step_columns(row)]
 
 
 def entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
-    """The entries of one of the trace's lists of facts."""
+    """Return the entries of one of the trace's lists of facts."""
     table = timeline.lists.get(name)
     return [] if table is None else table.filter(which).collect().to_dicts()
 
@@ -211,9 +213,9 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
         )
         for holder, blocks in list(zip(refusal["holders"], held, strict=True))[:MOST_NAMED]
     ]
-    if others := refusal["other_holders"] + len(held[MOST_NAMED:]):
+    if unnamed := refusal["other_holders"] + len(held[MOST_NAMED:]):
         rest = sum(refusal["other_held"]) + sum(held[MOST_NAMED:])
-        named.append(say("{others:n more request} {rest:n}", others=others, rest=rest))
+        named.append(say("{others:n more request} {rest:n}", others=unnamed, rest=rest))
     holders = len(held) + refusal["other_holders"]
     yield say(
         "{holders:n request} {hold} {blocks:n block}[ (shared blocks count for each){shared:?}]: {named}.",
@@ -226,9 +228,9 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
 
 
 def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
-    came = entries(timeline, "admitted", pl.col("step") == row["step"])
-    local = sum(request["local_tokens"] or 0 for request in came)
-    external = sum(request["external_tokens"] or 0 for request in came)
+    admitted = entries(timeline, "admitted", pl.col("step") == row["step"])
+    local = sum(request["local_tokens"] or 0 for request in admitted)
+    external = sum(request["external_tokens"] or 0 for request in admitted)
     if local or external:
         yield say(
             "New requests found {local:n token} in the prefix cache[, a KV connector brought {external:n}].",
@@ -236,7 +238,7 @@ def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
             external=external,
         )
     for miss, why in MISSES.items():
-        missed = sum(request["miss"] == miss for request in came)
+        missed = sum(request["miss"] == miss for request in admitted)
         if missed:
             yield say(
                 "{requests:n new request} found nothing in the prefix cache: {reason}.",
@@ -255,14 +257,14 @@ _OF_COLUMNS = (
     "[This rank ran {dummy_batches:n dummy batch/dummy batches} before it, {dummy_us:us} in total.]",
     "[Wave {wave} of the data-parallel ranks, pass {counter}.]",
 )
-"""What columns of a step say; nothing where one is not known, or a count is 0."""
+"""Sentences for columns of a step; empty where a column is unknown, or a count is 0."""
 _COUNTS = (
     *("finished_holding", "deferred_free_blocks", "kv_loads_parked", "sessions_paused"),
     *("dummy_batches", "dummy_us"),
 )
 
 
-def _of_columns(row: Row) -> Iterator[Message]:
+def _step_columns(row: Row) -> Iterator[Message]:
     def known(column: str, kind: Callable[[Any], Value]) -> Value | None:
         return None if row.get(column) is None else kind(row[column])
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from schedtrace.errors import UsageError
 from schedtrace.explain.request_rows import ending
-from schedtrace.explain.sentences import step_facts, stops, victims
+from schedtrace.explain.sentences import step_facts, step_stops, victims
 from schedtrace.explain.would_fit import known_need, what_if
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
@@ -40,7 +40,7 @@ def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
     """Return a turn per rank, in their order; none with a single rank, or without a common step.
 
     Args:
-        traces: Of all ranks.
+        traces: Traces of all ranks.
         row: A step of one of them.
     """
     if len(traces) < 2 or any(row.get(name) is None for name in PASS):  # noqa: PLR2004  # ranks
@@ -85,7 +85,7 @@ def _turn(trace: Trace, same: pl.Expr, offset_us: int) -> tuple[int | None, Rank
 
 
 def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
-    """The story of one ``schedule()`` call.
+    """Return the story of one ``schedule()`` call.
 
     Args:
         run: A run.
@@ -102,7 +102,7 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
 
 @dataclass
 class StepStories:
-    """The stories of one engine's steps; what they share is computed once."""
+    """Stories of an engine's steps, with their shared data computed once."""
 
     run: Run
     timeline: Timeline
@@ -118,7 +118,7 @@ class StepStories:
         return frozenset(self.timeline.mismatches["step"])
 
     def story(self, number: int) -> StepStory:
-        """The story of one step.
+        """Return the story of one step.
 
         Raises:
             UsageError: there is no such step.
@@ -127,7 +127,7 @@ class StepStories:
         row = _row(run, timeline, number)
         agrees = number not in self._wrong
         waiting = _waiters(timeline, waiting_after(timeline.waits, number), row)
-        scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
+        scheduled, ended = _scheduled(timeline, number), step_stops(timeline, number)
         answers = what_if(
             timeline,
             row,
@@ -183,22 +183,22 @@ def _row(run: Run, timeline: Timeline, number: int) -> Row:
 
 
 def _arrived(timeline: Timeline, row: Row) -> list[Newcomer]:
-    """Requests that reached the scheduler since the step before ``row``, a row of ``timeline.steps``."""
-    came = _since_last(timeline, row, timeline.arrivals.filter(~pl.col("streaming_update")), "queued_us")
+    """Return requests that reached the scheduler since the step before ``row`` of ``timeline.steps``."""
+    arrivals = _since_last(timeline, row, timeline.arrivals.filter(~pl.col("streaming_update")), "queued_us")
     on_its_way = (pl.col("queued_us") - pl.col("arrived_us")).alias("on_its_way_us")
     columns = ["request_id", "prompt_tokens", "max_tokens", "queued_us"]
-    return [Newcomer(**request) for request in came.select(*columns, on_its_way).to_dicts()]
+    return [Newcomer(**request) for request in arrivals.select(*columns, on_its_way).to_dicts()]
 
 
 def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
-    """Requests that left the scheduler since then."""
+    """Return requests that left the scheduler since the step before ``row``."""
     gone = _since_last(timeline, row, timeline.finishes, "finished_us")
     rows = gone.with_columns(status=ending()).select(*Leaver.__struct_fields__)
     return [Leaver(**request) for request in rows.to_dicts()]
 
 
 def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
-    """Interruptions between the begin of the step before and that of the step after."""
+    """Return interruptions between the starts of the step before and of the step after."""
     starts = timeline.steps.select("step", "start_us").drop_nulls()
     before = starts.filter(pl.col("step") < row["step"])["start_us"].max()
     after = starts.filter(pl.col("step") > row["step"])["start_us"].min()
@@ -231,7 +231,7 @@ def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
 
 
 def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
-    """Requests at the front end before the step's output was back, in the scheduler only after it began."""
+    """Return requests that reached the front end before the step's output, but the scheduler too late."""
     later = timeline.steps.filter(pl.col("step") > row["step"]).head(1).to_dicts()
     if not later or row["output_us"] is None:
         return []
@@ -243,7 +243,7 @@ def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
 
 
 def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) -> pl.DataFrame:
-    """Events that came in this step's line, or after the step before began and before this one did."""
+    """Return events of this step's line, or between the starts of the step before and of this step."""
     before = timeline.steps.filter(pl.col("step") < row["step"])["start_us"].max()
     after = pl.lit(value=True) if before is None else pl.col(time) > before
     between = pl.col("step").is_null() & after & (pl.col(time) <= row["start_us"])
@@ -251,7 +251,7 @@ def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) ->
 
 
 def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
-    """What each scheduled request got, and what made its chunk smaller."""
+    """Return the tokens of each scheduled request, and what made its chunk smaller."""
     caps: dict[str, list[Row]] = {}
     for cap in timeline.caps.filter(pl.col("step") == number).to_dicts():
         caps.setdefault(cap["request_id"], []).append(cap)
@@ -268,7 +268,7 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
 
 
 def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
-    """The requests of ``queue`` that waited after the step, with their waiting time when it ended."""
+    """Return the requests of ``queue`` that waited after the step, with their waiting time when it ended."""
     since = since_us(timeline, timeline.request_states, row["end_us"], queue["request_id"])
     rows = queue.join(since, on="request_id", how="left", maintain_order="left").with_columns(
         waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3

@@ -1,4 +1,4 @@
-"""What a different limit would have allowed in one step, where the trace has enough to compute it.
+"""Effect of a different limit in a step, where the trace has enough to compute it.
 
 Only the limit that stopped this step changes, and only this step counts: the waiting requests are taken in
 the order of the queue until one does not fit into what the step left over. Where anything that decides is not
@@ -26,7 +26,7 @@ MOST_BLOCKS_FRAC = 1.05
 
 @dataclass(frozen=True)
 class Left:
-    """What a step left over."""
+    """Leftovers of a step."""
 
     budget: int
     blocks: int
@@ -34,22 +34,22 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Admission:
+class FittingRequests:
     """The requests that fit; false if none does."""
 
     request_ids: list[str]
     tokens: int
     blocks: int
     limit: Message
-    """Why the next one would not have fitted."""
+    """Reason why the next request would not have fitted."""
     cut: bool
-    """The last one would have got only a part of its prompt."""
+    """Whether the last request would have got only a part of its prompt."""
 
     def __bool__(self) -> bool:
         return bool(self.request_ids)
 
     def described(self, noun: str) -> Message:
-        """``2 more requests (a and b, 1,536 tokens)``."""
+        """Return ``2 more requests (a and b, 1,536 tokens)``."""
         count = len(self.request_ids)
         return say(
             "{count} ({requests}, {tokens:n token}[, the last one in part{cut:?}])",
@@ -59,7 +59,7 @@ class Admission:
         )
 
 
-def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name: str) -> Admission:
+def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name: str) -> FittingRequests:
     """Take the waiting requests in their order until one does not fit, as the waiting loop does.
 
     With ``need.whole`` a request has to fit whole, but takes only the blocks of its first chunk.
@@ -92,11 +92,11 @@ def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name:
             taken.append(request.request_id)
             continue
         break
-    return Admission(taken, left.budget - budget, left.blocks - blocks, limit, cut)
+    return FittingRequests(taken, left.budget - budget, left.blocks - blocks, limit, cut)
 
 
 def known_need(timeline: Timeline) -> AdmissionNeed | None:
-    """The room that a request needs; None where the blocks in use are not those of the tokens."""
+    """Return the room that a request needs; None where blocks in use do not follow from tokens."""
     need = need_of(timeline, timeline.refused_heads)
     if need is None:
         return None
@@ -128,7 +128,7 @@ def known_need(timeline: Timeline) -> AdmissionNeed | None:
 
 @dataclass(frozen=True)
 class Question:
-    """A step, what it left over, and who wanted more."""
+    """A step, its leftover budget and blocks, and the requests that wanted more."""
 
     timeline: Timeline
     need: AdmissionNeed
@@ -153,15 +153,15 @@ class Question:
     @property
     def budget_name(self) -> str:
         """The setting that the token budget comes from."""
-        given = self.timeline.header.scheduler_config.get("max_num_scheduled_tokens")
-        return "max_num_scheduled_tokens" if given else "max_num_batched_tokens"
+        configured = self.timeline.header.scheduler_config.get("max_num_scheduled_tokens")
+        return "max_num_scheduled_tokens" if configured else "max_num_batched_tokens"
 
     def cut_by(self, cap: str) -> list[Scheduled]:
-        """Requests whose chunk this limit made smaller at last."""
+        """Return requests whose chunk this limit was the last to make smaller."""
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
-        """KV blocks that so many more tokens would have taken, given to these requests in turn."""
+        """Return the KV blocks for this many more tokens, given to these requests in turn."""
         blocks = 0
         for request in requests:
             more = min(tokens, _lacking([request]))
@@ -181,13 +181,13 @@ def what_if(
     scheduled: list[Scheduled],
     stops: list[Stop],
 ) -> list[WhatIf]:
-    """The answers for one step.
+    """Return the answers for one step.
 
     Args:
         timeline: The engine's trace.
         row: The step's row of ``timeline.steps``.
         need: The room that a request needs (``known_need``).
-        waiting: Who waited after it, in order; empty where that is not known for certain.
+        waiting: Requests that waited after the step, in order; empty if unknown.
         scheduled: What each scheduled request got.
         stops: The step's exits.
     """
@@ -196,17 +196,17 @@ def what_if(
         return []
     left = Left(row["remaining_budget"], free - need.kept_free, timeline.seats - row["num_running_after"])
     question = Question(timeline, need, left, row["token_budget"], waiting, scheduled, stops)
-    found = list(_longer_chunks(question))
+    answers = list(_longer_chunks(question))
     all_ready = not row["num_not_ready_after"] and not timeline.known_requests["lora"].drop_nulls().len()
     if question.end and waiting and all_ready and question.end.cause in _ANSWERS:
-        found += _ANSWERS[question.end.cause](question)
-    return found
+        answers += _ANSWERS[question.end.cause](question)
+    return answers
 
 
 def _answer(
     sentence: str, limit: str, now: int, then: int | None, request_ids: list[str], tokens: int, **values: Any
 ) -> WhatIf:
-    """An answer; its sentence has its fields beside ``values``."""
+    """Return an answer whose sentence can use its fields and ``values``."""
     answer = WhatIf(limit=limit, now=now, then=then, request_ids=request_ids, tokens=tokens, message=NOTHING)
     answer.message = say(sentence, answer, **values)
     return answer
@@ -266,7 +266,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
 
 
 def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
-    """Without ``long_prefill_token_threshold``, what its victims would have got of the budget left."""
+    """Yield what requests would have got of the budget left without ``long_prefill_token_threshold``."""
     cut = asked.cut_by(Cap.LONG_PREFILL)
     tokens = min(asked.left.budget, _lacking(cut))
     if tokens <= 0 or asked.more_blocks(cut, tokens) > asked.left.blocks:
@@ -326,7 +326,7 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
 
 
 def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
-    """Chunked prefill on, or a budget that holds the next prompt whole."""
+    """Yield the effect of chunked prefill, or of a budget that holds the next prompt whole."""
     head, need, left = asked.waiting[0], asked.need, asked.left
     fits = need.blocks_asked(head.wanted_tokens, head.wanted_tokens) <= left.blocks
     tokens = min(head.wanted_tokens, left.budget)
@@ -355,7 +355,7 @@ def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
 
 
 def _lacking(scheduled: list[Scheduled]) -> int:
-    """Tokens that these requests wanted and did not get."""
+    """Return the tokens that these requests wanted but did not get."""
     return sum(
         (request.wanted_tokens or request.scheduled_tokens) - request.scheduled_tokens
         for request in scheduled

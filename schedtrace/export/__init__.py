@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class ExportKind(StrEnum):
     """Formats of the files."""
 
     PARQUET = "parquet"

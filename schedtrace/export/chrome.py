@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schedtrace.export.scene import Clock, Process, Track, clock_of, processes
+from schedtrace.export.scene import EngineProcess, TraceClock, Track, clock_of, processes
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
@@ -33,14 +33,16 @@ def write_chrome(run: Run, file: Path) -> int:
     with safe_files.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:
         head = json_of(_head(run, clock))
         text.write(head[:-1] + b',"traceEvents":[\n')
-        for number, event in enumerate(event for one in processes(run) for event in _events(one, clock)):
+        for number, event in enumerate(
+            event for process in processes(run) for event in _events(process, clock)
+        ):
             text.write((b",\n" if number else b"") + json_of(event))
             count += event["ph"] in "XiC"
         text.write(b"\n]}\n")
     return count
 
 
-def _head(run: Run, clock: Clock) -> dict[str, Any]:
+def _head(run: Run, clock: TraceClock) -> dict[str, Any]:
     header = run.traces[0].header
     return {
         "displayTimeUnit": "ms",
@@ -56,7 +58,7 @@ def _head(run: Run, clock: Clock) -> dict[str, Any]:
     }
 
 
-def _events(process: Process, clock: Clock) -> Iterator[dict[str, Any]]:
+def _events(process: EngineProcess, clock: TraceClock) -> Iterator[dict[str, Any]]:
     pid = process.number
 
     def ts(us: int) -> float:
@@ -72,14 +74,14 @@ def _events(process: Process, clock: Clock) -> Iterator[dict[str, Any]]:
         yield about("thread_name", _tid(track.number), name=_name(track))
         yield about("thread_sort_index", _tid(track.number), sort_index=track.number)
         own = {"ph": "X", "pid": pid, "tid": _tid(track.number), "cat": track.group or "engine"}
-        for one in track.slices():
-            took = one.end_us - one.begin_us
-            yield {**own, "ts": ts(one.begin_us), "dur": took, "name": one.name, "args": one.facts}
+        for span in track.slices():
+            took = span.end_us - span.begin_us
+            yield {**own, "ts": ts(span.begin_us), "dur": took, "name": span.name, "args": span.facts}
     for name, values in process.counters.items():
         for row in values.iter_rows(named=True):
             us = row.pop("us")
-            known = {series: value for series, value in row.items() if value is not None}
-            yield {"ph": "C", "pid": pid, "tid": 0, "ts": ts(us), "name": name, "args": known}
+            recorded = {series: value for series, value in row.items() if value is not None}
+            yield {"ph": "C", "pid": pid, "tid": 0, "ts": ts(us), "name": name, "args": recorded}
     for number, preempted in enumerate(process.preemptions):
         at = {"pid": pid, "ts": ts(preempted.us), "cat": "preemption"}
         mark = {"ph": "i", "s": "t", "args": preempted.facts}

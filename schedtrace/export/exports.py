@@ -1,4 +1,4 @@
-"""What ``schedtrace export`` writes: which files, and none over another."""
+"""Files of ``schedtrace export``, none of which replaces another."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ import polars as pl
 from polars import selectors as cs
 
 from schedtrace.errors import InputError, MissingExtraError, UsageError
-from schedtrace.export import Kind
+from schedtrace.export import ExportKind
 from schedtrace.export.mooncake import mooncake_loads, write_mooncake
 from schedtrace.model import safe_files
 from schedtrace.model.printable import encodable, visible, visible_json
@@ -22,12 +22,12 @@ from schedtrace.timeline.timeline import make_timeline
 from schedtrace.timeline.unrecorded import missing_steps
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
-"""What a spreadsheet evaluates: also behind what it may take for a separator, and in full width."""
+"""Beginnings of formulas in a spreadsheet, also after possible separators, and in full width."""
 _SUSPECT = rf"[^\x20-\x5b\x5d-\x7e]|{_FORMULA}"
 
 
 def safe_cells(table: pl.LazyFrame) -> pl.LazyFrame:
-    """The table with its texts fit for a CSV file; numbers stay."""
+    """Return the table with its texts fit for a CSV file; numbers stay."""
     texts = [name for name, dtype in table.collect_schema().items() if dtype == pl.String]
     return table.with_columns(
         pl.col(name).map_batches(_safe, return_dtype=pl.String, is_elementwise=True) for name in texts
@@ -35,7 +35,7 @@ def safe_cells(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def safe_cell(text: str) -> str:
-    """The text with everything visible, and an apostrophe before what would begin a formula."""
+    """Return the text with everything visible, and an apostrophe before what would begin a formula."""
     return re.sub(_FORMULA, r"\1'\2", visible(text))
 
 
@@ -61,7 +61,7 @@ NEEDS = {
 
 
 def tables(run: Run) -> dict[str, pl.LazyFrame]:
-    """Name to table, the warm-up (trial 0) included; all engines, told apart by ``engine_rank``.
+    """Return tables by name, warm-up (trial 0) included; ``engine_rank`` tells engines apart.
 
     Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own, and
     ``present`` is left out where nobody was there when a trace began, ``gaps`` where no step is missing, and
@@ -70,21 +70,21 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
     first = of_traces[0][1]
-    known = ALL_FACTS.intersection(*(trace.facts for trace in run.traces))
-    for name in [name for name, needs in NEEDS.items() if not needs <= known]:
+    facts = ALL_FACTS.intersection(*(trace.facts for trace in run.traces))
+    for name in [name for name, needs in NEEDS.items() if not needs <= facts]:
         del first[name]
     for name in ("present", "gaps"):
         if name in first and all(getattr(trace, name).is_empty() for trace in run.traces):
             del first[name]
     return {
         name: pl.concat(
-            [_of_engine(rank, frames[name]) for rank, frames in of_traces], how="diagonal_relaxed"
+            [_with_rank(rank, frames[name]) for rank, frames in of_traces], how="diagonal_relaxed"
         )
         for name in first
     }
 
 
-def missing(run: Run) -> list[str]:
+def gap_sentences(run: Run) -> list[str]:
     """Return a sentence for each trace that lacks steps or requests between its begin and its end."""
     sentences = []
     for trace in run.traces:
@@ -104,14 +104,14 @@ def missing(run: Run) -> list[str]:
     return sentences
 
 
-def write_table(table: pl.LazyFrame, kind: Kind, file: Path) -> int:
+def write_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
     """Write one as Parquet or CSV, streamed, as a large trace's table does not fit memory; gives its rows.
 
     Raises:
         OSError: the file cannot be written.
     """
     safe_files.create(file)
-    if kind is Kind.CSV:
+    if kind is ExportKind.CSV:
         safe_cells(table).sink_csv(file)
     else:
         table.sink_parquet(file)
@@ -135,12 +135,12 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
     }
 
 
-def _of_engine(rank: int, table: pl.LazyFrame) -> pl.LazyFrame:
+def _with_rank(rank: int, table: pl.LazyFrame) -> pl.LazyFrame:
     return table.select(pl.lit(rank, dtype=pl.Int64).alias("engine_rank"), pl.all())
 
 
-def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[Path, int]:
-    """Write one file per table, one per trace for ``Kind.JSONL``, or one for a viewer, into ``folder``.
+def export(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> dict[Path, int]:
+    """Write one file per table, one per trace for ``ExportKind.JSONL``, or one for a viewer, into ``folder``.
 
     Args:
         run: A run.
@@ -172,19 +172,19 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
         raise InputError(msg) from error
 
 
-def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], int]]:
-    """Each file with what writes it."""
-    if kind is Kind.JSONL:
+def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Path], int]]:
+    """Return each file with the function that writes it."""
+    if kind is ExportKind.JSONL:
         files = {folder / plain_of(trace.path): partial(_expand, trace) for trace in run.traces}
         _require_traces(run, files)
         return dict(files)
-    if kind is Kind.MOONCAKE:
+    if kind is ExportKind.MOONCAKE:
         loads = mooncake_loads(run)
         return {folder / name: partial(write_mooncake, load) for name, load in loads.items()}
-    if kind in {Kind.PERFETTO, Kind.CHROME}:
+    if kind in {ExportKind.PERFETTO, ExportKind.CHROME}:
         for trace in run.traces:
             trace.require(Fact.TIMES, "a viewer")
-    if kind is Kind.PERFETTO:
+    if kind is ExportKind.PERFETTO:
         try:
             from schedtrace.export.perfetto import write_perfetto  # noqa: PLC0415  # protobuf takes 0.1 s
         except ModuleNotFoundError as error:
@@ -193,7 +193,7 @@ def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], in
             ) from error
 
         return {folder / "trace.pftrace": partial(write_perfetto, run)}
-    if kind is Kind.CHROME:
+    if kind is ExportKind.CHROME:
         from schedtrace.export.chrome import write_chrome  # noqa: PLC0415  # likewise: only what is asked for
 
         return {folder / "trace.json.gz": partial(write_chrome, run)}
@@ -203,7 +203,7 @@ def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], in
 
 
 def _require_traces(run: Run, files: Iterable[Path]) -> None:
-    """Raises UsageError unless each file can be written from a trace of its own."""
+    """Raise UsageError unless each file can be written from a trace of its own."""
     foreign = [trace for trace in run.traces if trace.facts != ALL_FACTS]
     if foreign:
         msg = f"{foreign[0].path}: --to jsonl expands traces of schedtrace, and this is a {foreign[0].record}"
@@ -215,7 +215,7 @@ def _require_traces(run: Run, files: Iterable[Path]) -> None:
 
 
 def _expand(trace: Trace, file: Path) -> int:
-    """Line by line, as a large trace in full does not fit memory."""
+    """Expand line by line, as a large trace in full does not fit memory."""
     count = 0
     with safe_files.writable(file) as target:
         for line in expanded(trace.path):

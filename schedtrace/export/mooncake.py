@@ -24,7 +24,7 @@ MILLISECOND_US = 1000
 
 
 def mooncake_loads(run: Run) -> dict[str, Workload]:
-    """The load of each trial by the name of its file; of a server, which has no trials, one.
+    """Return each trial's load by file name; a server, which has no trials, has a single load.
 
     Raises:
         InputError: no requests are recorded.
@@ -33,7 +33,7 @@ def mooncake_loads(run: Run) -> dict[str, Workload]:
     names = (
         ["mooncake.jsonl"]
         if len(loads) == 1
-        else [f"mooncake-{one}.jsonl" for one in range(1, len(loads) + 1)]
+        else [f"mooncake-{number}.jsonl" for number in range(1, len(loads) + 1)]
     )
     return dict(zip(names, loads, strict=True))
 
@@ -45,7 +45,7 @@ def write_mooncake(load: Workload, file: Path) -> int:
         OSError: the file cannot be written.
     """
     ids = _HashIds(load.prefix_block)
-    requests = sorted(load, key=lambda one: one.arrived_us)
+    requests = sorted(load, key=lambda request: request.arrived_us)
     first_us = requests[0].arrived_us if requests else 0.0
     with safe_files.writable(file) as target:
         for request in requests:
@@ -61,7 +61,7 @@ def write_mooncake(load: Workload, file: Path) -> int:
 
 
 def mooncake_notes(load: Workload) -> Iterator[Message]:
-    """What such a file does not say of the load."""
+    """Yield the properties of the load that such a file omits."""
     if unknown := sum(_unknown_end(request) for request in load):
         yield say(
             "{unknown:n request} did not end by themselves: output_length is what they were allowed to "
@@ -97,17 +97,17 @@ class _HashIds:
         """Block numbers by the block before, the block's content and its length."""
 
     def of(self, request: LoadRequest) -> list[int]:
-        """A number for each begun block; one that is not wholly known equals no other."""
-        found: list[int] = []
+        """Return a number for each begun block; a block that is not wholly known gets a unique number."""
+        ids: list[int] = []
         known_tokens = len(request.prefix) * self._recorded
         for begin in range(0, request.prompt_tokens, BLOCK):
             end = min(begin + BLOCK, request.prompt_tokens)
             if end > known_tokens:
-                found.append(next(self._numbers))
+                ids.append(next(self._numbers))
                 continue
             inside = request.prefix[begin // self._recorded : -(-end // self._recorded)]
-            key = (found[-1] if found else None, inside, end - begin)
+            key = (ids[-1] if ids else None, inside, end - begin)
             if key not in self._known:
                 self._known[key] = next(self._numbers)
-            found.append(self._known[key])
-        return found
+            ids.append(self._known[key])
+        return ids

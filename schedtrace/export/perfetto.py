@@ -6,7 +6,7 @@ from typing import IO, Any
 import polars as pl
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from schedtrace.export.scene import REQUESTS, Clock, Facts, Preempted, Process, clock_of, processes
+from schedtrace.export.scene import REQUESTS, EngineProcess, Facts, Preempted, TraceClock, clock_of, processes
 from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
@@ -22,7 +22,7 @@ def write_perfetto(run: Run, file: Path) -> int:
     """Write a run; gives the number of events: slices, marks and values of counters.
 
     Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning has ``CLOCK_MONOTONIC`` beside it, and the
-    time of a torch profile (``Clock.torch_base_ns``).
+    time of a torch profile (``TraceClock.torch_base_ns``).
 
     Raises:
         OSError: the file cannot be written.
@@ -35,7 +35,7 @@ def write_perfetto(run: Run, file: Path) -> int:
 
 
 class _Writer:
-    def __init__(self, target: IO[bytes], clock: Clock) -> None:
+    def __init__(self, target: IO[bytes], clock: TraceClock) -> None:
         self._target = target
         self._clock = clock
         self._chunk = pb.Trace()
@@ -49,7 +49,7 @@ class _Writer:
         self._target.write(self._chunk.SerializeToString())
         self._chunk = pb.Trace()
 
-    def process(self, process: Process) -> None:
+    def process(self, process: EngineProcess) -> None:
         """Write everything of an engine."""
         whole = process.number << _PROCESS_BITS
         described = pb.ProcessDescriptor(
@@ -66,9 +66,9 @@ class _Writer:
             parent = root if track.group is None else groups[track.group]
             uuid = whole + track.number
             self._track(uuid, name=track.name, parent_uuid=parent, sibling_order_rank=track.number)
-            for one in track.slices():
-                self._event(one.begin_us, uuid, pb.TrackEvent.TYPE_SLICE_BEGIN, one.name, one.facts)
-                self._event(one.end_us, uuid, pb.TrackEvent.TYPE_SLICE_END)
+            for span in track.slices():
+                self._event(span.begin_us, uuid, pb.TrackEvent.TYPE_SLICE_BEGIN, span.name, span.facts)
+                self._event(span.end_us, uuid, pb.TrackEvent.TYPE_SLICE_END)
                 self.events += 1
         for name, values in process.counters.items():
             self._counter(groups[name], values)
@@ -77,10 +77,10 @@ class _Writer:
         self.flush()
 
     def _begin(self) -> None:
-        """The sequence's start, with the clocks.
+        """Write the sequence's start, with the clocks.
 
         A viewer that also gets a torch profile, which is a file without clocks, takes the numbers of both for
-        one time. So this trace's own time has to count from where the profile's does.
+        one time. Therefore this trace's time has to count from the profile's origin.
         """
         clock = self._clock
         readings = {
@@ -103,7 +103,7 @@ class _Writer:
         )
 
     def _counter(self, group: int, values: pl.DataFrame) -> None:
-        """A track for each series; a value that the record does not tell is left out."""
+        """Write a track for each series, without the values that the record lacks."""
         for place, series in enumerate(values.columns[1:], 1):
             uuid = group + (place << _SERIES_BITS)
             counter = pb.CounterDescriptor()
@@ -112,16 +112,18 @@ class _Writer:
                 self._event(us, uuid, pb.TrackEvent.TYPE_COUNTER).counter_value = value
                 self.events += 1
 
-    def _preempted(self, whole: int, one: Preempted) -> None:
-        """A mark on both tracks, joined by an arrow; its origin first, since they have one time."""
+    def _preempted(self, whole: int, preemption: Preempted) -> None:
+        """Mark both tracks, joined by an arrow; its origin first, since both have the same time."""
         mark = pb.TrackEvent.TYPE_INSTANT
-        if one.preempter is not None:
+        if preemption.preempter is not None:
             self._flows += 1
-            origin = self._event(one.us, whole + one.preempter, mark, "preempts", one.facts)
+            origin = self._event(
+                preemption.us, whole + preemption.preempter, mark, "preempts", preemption.facts
+            )
             origin.flow_ids.append(self._flows)
             self.events += 1
-        victim = self._event(one.us, whole + one.victim, mark, "preempted", one.facts)
-        if one.preempter is not None:
+        victim = self._event(preemption.us, whole + preemption.victim, mark, "preempted", preemption.facts)
+        if preemption.preempter is not None:
             victim.terminating_flow_ids.append(self._flows)
         self.events += 1
 
@@ -146,7 +148,7 @@ class _Writer:
         return event
 
     def _packet(self) -> pb.TracePacket:
-        """An empty one at the end of the trace."""
+        """Return an empty one at the end of the trace."""
         if len(self._chunk.packet) >= _CHUNK:
             self.flush()
         packet = self._chunk.packet.add()

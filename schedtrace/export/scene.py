@@ -1,4 +1,4 @@
-"""What a viewer of traces shows of a run: processes with tracks of slices, counters, and arrows.
+"""Scene of a run for a viewer of traces: processes with tracks of slices, counters, and arrows.
 
 Both formats for viewers are written from it. Times are microseconds on the clock of the run's first trace.
 
@@ -25,7 +25,7 @@ QUARTER_NS = 7_889_238_000_000_000
 """A quarter of a mean Gregorian year, ``std::chrono::months(3)``."""
 
 
-class Clock(NamedTuple):
+class TraceClock(NamedTuple):
     """Conversion of a run's times, in microseconds of its first trace's clock, to Unix time."""
 
     wall_ns: int
@@ -34,7 +34,7 @@ class Clock(NamedTuple):
     """``CLOCK_MONOTONIC`` at 0; None: not recorded, or a simulation's virtual time."""
 
     def ns(self, us: int) -> int:
-        """Unix time; at least 0."""
+        """Return Unix time in nanoseconds; at least 0."""
         return max(0, self.wall_ns + 1000 * us)
 
     @property
@@ -47,10 +47,10 @@ class Clock(NamedTuple):
         return self.wall_ns // QUARTER_NS * QUARTER_NS
 
 
-def clock_of(header: Header) -> Clock:
+def clock_of(header: Header) -> TraceClock:
     """Make the clock from the anchors of a trace's header."""
     monotonic_us = header.monotonic_anchor_us
-    return Clock(1000 * header.wall_anchor_us, None if monotonic_us is None else 1000 * monotonic_us)
+    return TraceClock(1000 * header.wall_anchor_us, None if monotonic_us is None else 1000 * monotonic_us)
 
 
 def step_spans(timeline: Timeline) -> pl.DataFrame:
@@ -71,7 +71,7 @@ def step_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
-    """What the thread of vLLM's ``EngineCore`` did, in order of time.
+    """Return what the thread of vLLM's ``EngineCore`` did, in order of time.
 
     ``schedule()`` and ``update_from_output()`` of each step; of a rank in lock-step also its dummy batches
     and the all-reduces in which ranks agree on going on.
@@ -101,7 +101,7 @@ def execution_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def request_spans(timeline: Timeline) -> pl.DataFrame:
-    """``timeline.request_states``, requests in order of arrival; named by state and cause."""
+    """Return ``timeline.request_states`` in order of arrival, named by state and cause."""
     state = pl.col("state").replace({"front_end": "front end", NOT_RECORDED: "not recorded"})
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     return (
@@ -113,7 +113,7 @@ def request_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def in_lanes(spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Spans in as few parts as needed so that none of a part overlap; at least one part.
+    """Yield spans in the fewest parts without overlaps; at least one part.
 
     Steps overlap under asynchronous scheduling. On one track viewers would nest one in the other.
     """
@@ -178,7 +178,7 @@ class Track:
     """Number of its rows; None: all."""
 
     def slices(self) -> Iterator[Slice]:
-        """In order of time."""
+        """Yield the slices in order of time."""
         for row in self.spans.slice(self.first, self.count).iter_rows(named=True):
             begin_us, end_us, name = row.pop("begin_us"), row.pop("end_us"), row.pop("name")
             row.pop("request_id", None)  # the track's name
@@ -197,7 +197,7 @@ class Preempted(NamedTuple):
 
 
 @dataclass
-class Process:
+class EngineProcess:
     """An engine's tracks."""
 
     number: int
@@ -210,18 +210,18 @@ class Process:
     preemptions: list[Preempted]
 
 
-def processes(run: Run) -> Iterator[Process]:
-    """The engines of a run, one at a time; the warm-up included."""
+def processes(run: Run) -> Iterator[EngineProcess]:
+    """Yield the engines of a run, warm-up included."""
     for number, trace in enumerate(run.traces, 1):
         yield _process(run, trace, number)
 
 
-def _process(run: Run, trace: Trace, number: int) -> Process:
+def _process(run: Run, trace: Trace, number: int) -> EngineProcess:
     timeline = make_timeline(trace, run.manifest, whole=True)
     offset_us = offset(trace.header, run.traces[0].header).us
     tracks = _tracks(timeline, trace, offset_us)
     of_request = {track.name: track.number for track in tracks if track.group == REQUESTS}
-    return Process(
+    return EngineProcess(
         number=number,
         name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
         labels=[*_labels(trace.header), *_missing(timeline)],
@@ -242,7 +242,7 @@ def _missing(timeline: Timeline) -> list[str]:
 
 
 def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:
-    """Steps, the engine's thread, the worker, then a track per request in order of arrival."""
+    """Return tracks: steps, the engine's thread, the worker, then requests in order of arrival."""
     tracks: list[Track] = []
     for name, spans in (
         ("steps", step_spans(timeline)),
@@ -289,7 +289,7 @@ def _preemptions(timeline: Timeline, of_request: Mapping[str, int], offset_us: i
 
 
 def _known(row: Mapping[str, int | str | None]) -> Facts:
-    """Without what the record does not tell."""
+    """Return the facts without those missing from the record."""
     return {
         name: value if isinstance(value, str) else int(value)
         for name, value in row.items()

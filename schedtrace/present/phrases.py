@@ -27,7 +27,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def change_range(low_frac: float, high_frac: float) -> str:
-    """``+7..+13``: an interval of changes, in percent."""
+    """Return ``+7..+13``: an interval of changes, in percent."""
     return f"{settled(100 * low_frac, 0):+.0f}..{settled(100 * high_frac, 0):+.0f}"
 
 
@@ -39,7 +39,7 @@ def bar(fraction: float) -> str:
 
 
 def series(values: list[int], most: int = 6) -> str:
-    """``1, 15`` or ``8, 8, 8, 8, 8, 8 ... (40)`` with the number of all."""
+    """Return ``1, 15`` or ``8, 8, 8, 8, 8, 8 ... (40)``, with the total count."""
     shown = ", ".join(f"{value:,}" for value in values[:most])
     return shown if len(values) <= most else f"{shown} ... ({len(values)})"
 
@@ -49,12 +49,12 @@ MOST_RANGES = 8
 
 
 def plain(text: str | Message) -> str:
-    """The whole sentence as one text."""
+    """Return the whole sentence as one text."""
     return "".join(words for words, _ in pieces(text))
 
 
 def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
-    """The sentence piece by piece: the words, and the argument that they are; None for plain words."""
+    """Yield the sentence piece by piece: the words, and the argument that they are; None for plain words."""
     for part in [text] if isinstance(text, str) else text.parts():
         if isinstance(part, str):
             yield part, None
@@ -93,7 +93,7 @@ def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument 
 
 
 def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
-    """``a, b, c and 61 others``."""
+    """Yield ``a, b, c and 61 others``."""
     ids, count = value.request_ids, value.count
     shown = ids if len(ids) == count <= MOST_REQUESTS + 1 else ids[:MOST_REQUESTS]
     rest = count - len(shown)
@@ -108,7 +108,7 @@ def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
 
 
 def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
-    """``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` where the list is not whole."""
+    """Yield ``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` where the list is not whole."""
     ranges: list[tuple[int, int]] = []
     for step in value.steps:
         if ranges and ranges[-1][1] + 1 == step:

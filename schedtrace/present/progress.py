@@ -1,4 +1,4 @@
-"""What a run is doing, while it does it: bars on a terminal, plain lines elsewhere. On stderr."""
+"""Progress of a run on stderr: bars on a terminal, plain lines elsewhere."""
 
 import atexit
 import threading
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # reading a trace needs no engine
 EVERY_S = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 SOON_S = 1.0
-"""What is read faster than this needs no bar."""
+"""Time in which a file may be read without a bar."""
 MB = 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""What a person reads, as data: the sections of a page. A renderer draws them; none is named here.
+"""Sections of a page, as data. A renderer draws them; none is named here.
 
 Every text is a ``str`` or a ``Message``, plain or with a named style. Sections hold no markup, no widths and
 no line breaks but those of a column's heading.
@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 
 
 class Style(StrEnum):
-    """What a text is, as far as a renderer shows it."""
+    """Style of a text, as far as a renderer shows it."""
 
     STRONG = "strong"
     DIM = "dim"
@@ -62,7 +62,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class State:
-    """One state that a request can be in."""
+    """State that a request can be in."""
 
     word: str
     character: str
@@ -83,7 +83,7 @@ Cell = Content | Bars
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
+    """Column of a table."""
 
     heading: str
     """Line breaks in it are where a narrow column may break it."""
@@ -100,7 +100,7 @@ class Table:
     columns: list[Column]
     rows: list[list[Cell]]
     more: Text = ""
-    """What is left out, and how to see it."""
+    """Note on omitted rows, and how to see them."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Field(Generic[_R]):
 
 
 def figure(heading: str, cell: Callable[[_R], Cell], *, of_steps: bool = False) -> Field[_R]:
-    """A column of figures."""
+    """Return a column of figures."""
     return Field(heading, cell, numeric=True, of_steps=of_steps)
 
 
@@ -126,7 +126,7 @@ def table(
     most: int | None = None,
     how: str = "--format json lists them all",
 ) -> Table:
-    """A row for each of these things.
+    """Return a row for each of these things.
 
     Args:
         things: What has a row.
@@ -141,13 +141,13 @@ def table(
 
 
 def left_out(count: int, most: int | None, how: str = "--format json lists them all") -> str:
-    """How many of these things are not shown; nothing if all are."""
+    """Say how many of these things are not shown; nothing if all are."""
     return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 
 
 @dataclass(frozen=True)
 class Band:
-    """One line of a strip."""
+    """Line of a strip."""
 
     label: str
     drawn: Bars | States | Content
@@ -179,19 +179,19 @@ class Facts:
 
 @dataclass(frozen=True)
 class Headline:
-    """What the page is about."""
+    """Subject of the page."""
 
     title: Text
     about: Text = ""
     """Follows the title."""
     lines: list[Content] = field(default_factory=list)
     warnings: list[Text] = field(default_factory=list)
-    """What to keep in mind when reading what follows."""
+    """Caveats for the sections that follow."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: how much it matters, its name, what it says, what to do."""
+    """Finding: its severity, its name, its statement, and its advice."""
 
     level: Styled
     code: str
@@ -204,7 +204,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a whole."""
+    """Part of a whole."""
 
     label: Text
     share_frac: float
@@ -223,7 +223,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Cause:
-    """One root cause: what it is, what it would gain, the evidence, and what to try."""
+    """Root cause: its title, its gain, its evidence, and its advice."""
 
     number: int
     title: Content

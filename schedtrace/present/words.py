@@ -14,7 +14,7 @@ from schedtrace.present.sections import Bars, State, States, Strip, Style, Style
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 
 CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
-"""What became of a finding."""
+"""Outcomes of a finding."""
 
 EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
 
@@ -31,7 +31,7 @@ STATES = {
     "not_recorded": State("not recorded", " ", Style.DIM),
     "unrecorded": State("before the recording", " ", Style.DIM),
 }
-"""What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
+"""States of a request; prefill and recompute take few steps, but must stand out in a long life."""
 
 ENGINE_STATES = {
     "device": "device",
@@ -72,24 +72,24 @@ EVENTS = {
 
 
 def severity(word: str) -> Styled:
-    """A severity, marked."""
+    """Return a severity, marked."""
     return Styled(word, SEVERITIES[word])
 
 
 def time_part(part: str, cause: str | None) -> tuple[Text, Style]:
-    """A part of the requests' time, and how it is drawn."""
+    """Return the label and the style of a part of the requests' time."""
     if part == "stalled":
         return say("running without tokens ({cause:cause})", cause=cause or "other"), Style.BAD
     if part == "waiting":
-        known = _WAITS.get(cause or "")
-        return known or say("waiting ({cause:cause})", cause=cause or "other"), Style.WARNING
+        waiting_for = _WAITS.get(cause or "")
+        return waiting_for or say("waiting ({cause:cause})", cause=cause or "other"), Style.WARNING
     if part in _PARTS:
         return _PARTS[part]
     return part, state(part).style
 
 
 def state(word: str) -> State:
-    """A state by its word in a document; one that is not known keeps its word."""
+    """Return a state by its word in a document; one that is not known keeps its word."""
     return STATES.get(word) or State(word, "?", Style.DIM)
 
 
@@ -118,29 +118,29 @@ MOST_NAMES = 6
 
 
 def some(texts: list[Message], *, everything: bool = False) -> Message:
-    """``a, b, c, d, e, f and 9 more``; all of them if asked for."""
+    """Return ``a, b, c, d, e, f and 9 more``; all of them if asked for."""
     most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
     rest = len(texts) - most
     more = f" and {integer(rest)} more" if rest > 0 else ""
     return say("{names}{more}", names=joined(texts[:most], ", "), more=more)
 
 
-def of_trial(trial: int | None) -> str:
-    """`` of trial 1``; nothing for a trace without trials."""
+def trial_suffix(trial: int | None) -> str:
+    """Return `` of trial 1``; nothing for a trace without trials."""
     return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
 
 
-def engine(rank: int) -> str:
-    """``, engine 2``; nothing for the first one, which most runs have alone."""
+def engine_suffix(rank: int) -> str:
+    """Return ``, engine 2``; nothing for engine 0, the only engine of most runs."""
     return f", engine {rank}" if rank else ""
 
 
 MOST_NAMED = 6
 
 
-def on_engines(found: Finding, engines: int) -> str:
-    """``on all 4 engines``, ``on engines 0, 2 and 5``, ``on 30 of 64 engines``, ``on engine 1``."""
-    ranks = found.engine_ranks or [found.engine_rank]
+def on_engines(finding: Finding, engines: int) -> str:
+    """Return ``on all 4 engines``, ``on engines 0, 2 and 5``, ``on 30 of 64 engines``, ``on engine 1``."""
+    ranks = finding.engine_ranks or [finding.engine_rank]
     if len(ranks) == 1:
         return f"on engine {ranks[0]}"
     if len(ranks) == engines:
@@ -150,16 +150,16 @@ def on_engines(found: Finding, engines: int) -> str:
     return f"on engines {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def whose_figures(found: Finding, engines: int) -> str:
-    """Where an engine's finding was found, and whose figures are shown; nothing for one of all ranks."""
-    if engines == 1 or found.of_ranks:
+def whose_figures(finding: Finding, engines: int) -> str:
+    """Say which engines have the finding, and whose figures are shown; nothing for all ranks together."""
+    if engines == 1 or finding.of_ranks:
         return ""
-    several = f"; these are figures of engine {found.engine_rank}" if len(found.engine_ranks) > 1 else ""
-    return f"Found {on_engines(found, engines)}{several}."
+    several = f"; these are figures of engine {finding.engine_rank}" if len(finding.engine_ranks) > 1 else ""
+    return f"Found {on_engines(finding, engines)}{several}."
 
 
 def in_brackets(detail: str | None) -> str:
-    """`` (full_sequence)``; nothing where there is no detail."""
+    """Return `` (full_sequence)``; nothing where there is no detail."""
     return f" ({detail})" if detail else ""
 
 
@@ -167,12 +167,12 @@ _T = TypeVar("_T")
 
 
 def bar_characters(bars: Bars, width: int) -> str:
-    """A character for each height; the highest of several where there is not room for all."""
+    """Return a character for each height; the highest of several where there is not room for all."""
     return "".join(bar(height) for height in highest(bars, width))
 
 
 def highest(bars: Bars, width: int) -> list[float]:
-    """At most this many heights: the highest of several where there are more."""
+    """Reduce heights to at most this many: the highest of several where there are more."""
     return [max(part) for part in _parts(bars.heights, width)]
 
 
@@ -180,7 +180,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def horizontal_bar(fraction: float, width: int) -> str:
-    """A bar as long as the fraction of the width, in eighths of a character; anything above 0 is visible."""
+    """Return a bar of this fraction of the width, in eighths of a character; above 0 it is visible."""
     eighths = int(settled(8 * width * min(1.0, fraction), 0))
     if fraction > 0:
         eighths = max(1, eighths)
@@ -189,11 +189,11 @@ def horizontal_bar(fraction: float, width: int) -> str:
 
 
 def state_characters(states: States, width: int) -> list[State]:
-    """A state for each step; where there is not room for all, a prominent one, else the most frequent."""
+    """Return a state per step, or per several without room: a prominent state, else the most frequent."""
     ends = list(accumulate(count for _, count in states.runs))
     steps = ends[-1] if ends else 0
     cells = min(width, steps)
-    found = []
+    drawn = []
     for cell in range(cells):  # steps are not listed: a damaged trace may count 10^18 of them
         begin, end = cell * steps // cells, (cell + 1) * steps // cells
         first, part = bisect_right(ends, begin), Counter[State]()
@@ -201,18 +201,18 @@ def state_characters(states: States, width: int) -> list[State]:
             if its_end - count >= end:
                 break
             part[state] += min(end, its_end) - max(begin, its_end - count)
-        found.append(next((state for state in part if state.prominent), part.most_common(1)[0][0]))
-    return found
+        drawn.append(next((state for state in part if state.prominent), part.most_common(1)[0][0]))
+    return drawn
 
 
 def states_of(strip: Strip) -> list[State]:
-    """Every state that is drawn in it, in the order of their first runs."""
+    """Return every state drawn in the strip, in the order of their first runs."""
     drawn = [band.drawn for band in strip.bands]
-    return list(dict.fromkeys(state for one in drawn if isinstance(one, States) for state, _ in one.runs))
+    return list(dict.fromkeys(state for row in drawn if isinstance(row, States) for state, _ in row.runs))
 
 
 def legend_with_key(strip: Strip) -> Text:
-    """What its pictures mean, with the character of each state: ``steps 3-9: P prefill, = decode``."""
+    """Return what its pictures mean, with the character of each state: ``steps 3-9: P prefill, = decode``."""
     key = ", ".join(f"{state.character} {state.word}" for state in states_of(strip))
     return say("{legend}: {key}", legend=strip.legend, key=key) if key else strip.legend
 

@@ -1,4 +1,4 @@
-"""The screen of ``schedtrace watch``: lines of which one is chosen, and texts to read."""
+"""The screen of ``schedtrace watch``: lists with a chosen line, and texts to read."""
 
 import asyncio
 import re
@@ -21,13 +21,13 @@ from schedtrace.errors import SchedtraceError
 from schedtrace.model import safe_files
 from schedtrace.model.printable import visible
 from schedtrace.watch import view
-from schedtrace.watch.plain_lines import moment, page
+from schedtrace.watch.plain_lines import moment, status_page
 from schedtrace.watch.seen import Seen, Slow
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 
 
 class Listing(Widget, can_focus=True):
-    """Lines of which one is chosen.
+    """List of lines with a chosen line.
 
     Args:
         widget_id: Its id.
@@ -71,7 +71,7 @@ class Listing(Widget, can_focus=True):
         return self._lines[self._place()][0] if self._lines else None
 
     def render(self) -> Content:
-        """The title and the lines around the chosen one."""
+        """Return the title and the lines around the chosen one."""
         room = max(1, self.size.height - 1)
         at = self._place()
         first = max(0, min(at - room // 2, len(self._lines) - room))
@@ -90,7 +90,7 @@ class Listing(Widget, can_focus=True):
             self.post_message(self.Moved())
 
     def action_choose(self) -> None:
-        """Tell what is chosen."""
+        """Post the choice."""
         if self.key is not None:
             self.post_message(self.Chosen(self.key))
 
@@ -102,7 +102,7 @@ class TextScreen(ModalScreen[None]):
     """A text to read.
 
     Args:
-        text: It.
+        text: The text.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "Back")]
@@ -112,7 +112,7 @@ class TextScreen(ModalScreen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """The text, and its key."""
+        """Yield the text and the footer."""
         with VerticalScroll():
             yield Static(Content(self._text))
         yield Footer()
@@ -140,7 +140,7 @@ what they wait for: docs/causes.md says what each word means."""
 
 
 class WatchApp(App[None]):
-    """Looks every few seconds, and shows what is seen.
+    """Screen that looks every few seconds and shows the result.
 
     Args:
         session: Looks.
@@ -173,7 +173,9 @@ class WatchApp(App[None]):
         Binding("enter", "request(0)", show=False),
     ]
 
-    def __init__(self, session: Session, every_s: float | None = EVERY_S, folder: Path | None = None) -> None:
+    def __init__(
+        self, session: WatchSession, every_s: float | None = EVERY_S, folder: Path | None = None
+    ) -> None:
         super().__init__()
         self.session, self._every_s, self._folder = session, every_s, folder or Path.cwd()
         self.seen: Seen | None = None
@@ -220,12 +222,15 @@ class WatchApp(App[None]):
             return
         seen, (width, height), dark = self.seen, self.size, self.current_theme.dark
         small = height < 40  # noqa: PLR2004  # lines of a screen
-        self._show("head", view.head(seen, width, paused=self.paused))
+        self._show("head", view.head_line(seen, width, paused=self.paused))
         engines = self.query_one("#engines", Listing)
         total = seen.total()
         rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
         shown = rows[:5] if small else rows
-        engines.show(Content(view.HEAD[:width]), [(one.rank, view.engine_line(one, width)) for one in shown])
+        engines.show(
+            Content(view.HEAD[:width]),
+            [(figures.rank, view.engine_line(figures, width)) for figures in shown],
+        )
         engines.can_focus = len(seen.engines) > 1
         if engines.has_focus and not engines.can_focus:
             self.query_one("#requests").focus()
@@ -238,9 +243,9 @@ class WatchApp(App[None]):
         texts = [f"{moment(note.at_s)} {visible(note.text)}"[:width] for note in seen.notes[-2:]]
         self._show("notes", Content("\n".join(texts)))
         self.query_one("#notes").display = bool(texts)
-        others = 2 + 1 + max(1, len(shown)) + tall + len(texts)  # with head and keys
-        kept = 1 + max(1, min(REQUESTS_KEPT, requests))
-        self._show("verdicts", view.verdicts(seen, width, height - others - kept))
+        fixed_height = 2 + 1 + max(1, len(shown)) + tall + len(texts)  # with head and keys
+        request_height = 1 + max(1, min(REQUESTS_KEPT, requests))
+        self._show("verdicts", view.verdicts(seen, width, height - fixed_height - request_height))
 
     def _show(self, widget_id: str, content: Content) -> None:
         """Change a widget; the others move only if it becomes higher or lower."""
@@ -260,18 +265,20 @@ class WatchApp(App[None]):
         return len(lines)
 
     def on_listing_moved(self) -> None:
-        """Another engine may be chosen."""
+        """Draw for the chosen engine."""
         self.draw()
 
     async def on_listing_chosen(self, chosen: Listing.Chosen) -> None:
         """Show a request's life."""
-        slow = next((one for one in self._slowest() if (one.rank, one.request_id) == chosen.key), None)
+        slow = next(
+            (request for request in self._slowest() if (request.rank, request.request_id) == chosen.key), None
+        )
         if slow is None:
             return
         await self._read(lambda width: self.session.life(slow, width))
 
     async def action_queue(self) -> None:
-        """Show who waits right now."""
+        """Show the engine's current queue."""
         await self._read(self.session.queue)
 
     async def _read(self, text_of: Callable[[int], str]) -> None:
@@ -300,9 +307,9 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_text(self) -> None:
-        """All that is seen."""
+        """Show everything as text."""
         if self.seen is not None:
-            self.push_screen(TextScreen(page(self.seen)), self._back)
+            self.push_screen(TextScreen(status_page(self.seen)), self._back)
 
     def action_keys(self) -> None:
         """Show the keys."""
@@ -312,7 +319,7 @@ class WatchApp(App[None]):
         """Save what is seen as text."""
         if self.seen is not None:
             path = self._folder / f"{self._file_name()}.txt"
-            self._save(lambda seen: safe_files.replace(path, page(seen).encode()), path)
+            self._save(lambda seen: safe_files.replace(path, status_page(seen).encode()), path)
 
     def action_save_window(self) -> None:
         """Save the last minute as a run folder."""

@@ -29,13 +29,13 @@ class Target:
     """Whether it is a single run or trace; else a folder of runs, of which the newest counts."""
 
     def awaited(self) -> str:
-        """What is waited for where ``files`` finds nothing."""
+        """Return what the watch waits for while ``files`` finds nothing."""
         if self.path.exists():
             return f"waiting for a trace in {self.path}"
         return f"waiting for {self.path} to appear: no such file or folder yet"
 
     def files(self, without: Collection[Path] = ()) -> list[Path]:
-        """The traces of the run to watch, rank by rank; empty: there is none yet.
+        """Return the traces of the run to watch, rank by rank; empty: there is none yet.
 
         Args:
             without: Folders that are no runs of the engine, such as saved windows.
@@ -52,11 +52,11 @@ class Target:
         return max(runs, key=_newest, default=[])
 
 
-def target(given: str | None, environment: dict[str, str], here: Path, *, wait: bool = True) -> Target:
-    """What a person means.
+def target(location: str | None, environment: dict[str, str], here: Path, *, wait: bool = True) -> Target:
+    """Return the target that the location means.
 
     Args:
-        given: A run folder, a folder of runs, a trace, a process id; None: ``SCHEDTRACE_DIR``, else the
+        location: A run folder, a folder of runs, a trace, a process id; None: ``SCHEDTRACE_DIR``, else the
             newest trace below ``here`` that grows.
         environment: With ``SCHEDTRACE_DIR``, where it is set.
         here: The current folder.
@@ -66,18 +66,18 @@ def target(given: str | None, environment: dict[str, str], here: Path, *, wait: 
         InputError: there is no such path or process, the file is no trace, or the process records nothing.
         UsageError: nothing was given, and nothing is found.
     """
-    if given is not None:
-        path = Path(given) if os.path.lexists(given) else expanded(given)
+    if location is not None:
+        path = Path(location) if os.path.lexists(location) else expanded(location)
         if path.is_dir():
             return Target(path, only=bool(traces_in(path)))
         if path.exists() or (is_in_parts(path) and files_of(path)):
             require_header(path)
             return Target(path, only=True)
-        if (pid := process_id(given)) is not None:
-            return of_process(pid)
+        if (pid := process_id(location)) is not None:
+            return process_target(pid)
         if wait and path.parent.is_dir():
             return Target(path, only=is_trace(path))
-        msg = f"{given}: no such file or folder, and no process id"
+        msg = f"{location}: no such file or folder, and no process id"
         raise InputError(msg)
     if folder := environment.get(DIR):
         return Target(expanded(folder), only=False)
@@ -91,8 +91,8 @@ def target(given: str | None, environment: dict[str, str], here: Path, *, wait: 
     raise UsageError(msg)
 
 
-def of_process(pid: int) -> Target:
-    """The run that a process or one of its descendants records.
+def process_target(pid: int) -> Target:
+    """Return the run that a process or one of its descendants records.
 
     Raises:
         InputError: there is no such process, it may not be looked at, or it records nothing.
@@ -101,11 +101,13 @@ def of_process(pid: int) -> Target:
         msg = f"{pid}: no such process, file or folder"
         raise InputError(msg)
     family = [pid, *_descendants(pid)]
-    for one in family:
-        for path in _open_traces(one):
+    for process in family:
+        for path in _open_traces(process):
             return Target(path.parent, only=True)
     try:
-        folder = next((found for one in family if (found := _environment(one).get(DIR))), None)
+        folder = next(
+            (directory for process in family if (directory := _environment(process).get(DIR))), None
+        )
     except PermissionError:
         msg = f"process {pid}: its environment cannot be read; name the run folder instead"
         raise InputError(msg) from None
@@ -116,7 +118,7 @@ def of_process(pid: int) -> Target:
 
 
 def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]:
-    """What is in it; empty where it may not be looked at."""
+    """Return the folder's entries; empty where reading it is not permitted."""
     try:
         return [child for child in folder.iterdir() if wanted(child)]
     except OSError:
@@ -124,12 +126,12 @@ def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]
 
 
 def _newest(traces: list[Path]) -> tuple[bool, float]:
-    """To order runs by: those that grow come last, and of these the one that began last."""
+    """Return a sort key for runs: growing runs last, and the latest start last among them."""
     return grows(traces), _modified_s(traces[0].parent)
 
 
 def grows(traces: list[Path]) -> bool:
-    """Whether something was written to one of them lately."""
+    """Return whether any of these files was written to lately."""
     return any(time.time() - _modified_s(path) < GROWING_S for path in traces)
 
 
@@ -149,7 +151,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _descendants(pid: int) -> list[int]:
-    return [one for child in children(pid) for one in (child, *_descendants(child))]
+    return [process for child in children(pid) for process in (child, *_descendants(child))]
 
 
 def _open_traces(pid: int) -> Iterator[Path]:

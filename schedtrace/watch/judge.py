@@ -16,7 +16,7 @@ from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed
 from schedtrace.watch.seen import Figures, Slow, Verdict
-from schedtrace.watch.watched_engine import Engine
+from schedtrace.watch.watched_engine import WatchedEngine
 
 WAITS_US = 500_000
 """A shorter wait, as that for the next step, does not count."""
@@ -26,17 +26,17 @@ FULL, NO_LONGER_FULL = 0.95, 0.90
 
 @dataclass(frozen=True)
 class Picture:
-    """All engines at one look."""
+    """State of all engines at a look."""
 
     idle: bool
     waiting_for: dict[str, int]
-    """Cause to requests; empty: nobody has waited for long."""
+    """Number of requests by cause; empty: no request has waited for long."""
     kv_frac: float
     """KV cache usage of the fullest engine; 0: unknown."""
     preempting: bool
 
     def changed(self, then: "Picture") -> str:
-        """What began or ended since ``then``, to be read after "before"; empty: nothing in kind."""
+        """Return what began or ended since ``then``, worded to follow "before"; empty: nothing in kind."""
         if self.idle != then.idle:
             return "the engine ran empty" if self.idle else "requests ran"
         if bool(self.waiting_for) != bool(then.waiting_for):
@@ -50,7 +50,7 @@ class Picture:
         return self._other_cause(then)
 
     def _other_cause(self, then: "Picture") -> str:
-        """Twice as frequent as the one before: two that are near each other do not alternate."""
+        """Return a cause twice as frequent as the previous cause; similar counts must not alternate."""
         if not self.waiting_for:
             return ""
         cause = _most_frequent(self.waiting_for)
@@ -69,14 +69,14 @@ def picture(engines: list[Figures], slowest: list[Slow]) -> Picture:
     """
     waits = any(slow.waits_us is not None and slow.waits_us >= WAITS_US for slow in slowest)
     causes: dict[str, int] = {}
-    for one in engines if waits else []:
-        for cause, count in one.waiting_for.items():
+    for figures in engines if waits else []:
+        for cause, count in figures.waiting_for.items():
             causes[cause] = causes.get(cause, 0) + count
     return Picture(
-        idle=all(one.state and not one.running for one in engines),
+        idle=all(figures.state and not figures.running for figures in engines),
         waiting_for=causes,
-        kv_frac=max((one.kv_frac or 0.0 for one in engines), default=0.0),
-        preempting=any(one.preempted_per_s for one in engines),
+        kv_frac=max((figures.kv_frac or 0.0 for figures in engines), default=0.0),
+        preempting=any(figures.preempted_per_s for figures in engines),
     )
 
 
@@ -95,7 +95,7 @@ class Judge:
     Args:
         span_s: Seconds up to now.
         every_s: At least so long passes between two verdicts.
-        share: Of one core that the verdicts may take while the engines look alike.
+        share: Share of a core that the verdicts may take while the engines look alike.
         spent: Processor seconds of this process.
     """
 
@@ -107,9 +107,11 @@ class Judge:
     _soonest_s: float = 0.0
     _due_s: float = 0.0
     _judged: Picture | None = None
-    """What the engines looked like when they were judged."""
+    """Picture of the engines at the latest judgement."""
 
-    def look(self, engines: list[Engine], now: Picture, now_s: float, *, at_once: bool = False) -> None:
+    def look(
+        self, engines: list[WatchedEngine], now: Picture, now_s: float, *, at_once: bool = False
+    ) -> None:
         """Judge again if it is time to, if they look different in kind by ``now``, or ``at_once``."""
         changed = now.changed(self._judged) if self._judged and self.latest else ""
         if not (at_once or now_s >= (self._soonest_s if changed else self._due_s)):
@@ -118,7 +120,7 @@ class Judge:
             return
         began, first = self.spent(), self.latest is None
         before = self.latest.code if self.latest else ""
-        self.latest, self._judged = judge(engines, now_s, self.span_s, before), now
+        self.latest, self._judged = judge_window(engines, now_s, self.span_s, before), now
         # The first one also imports and compiles, which no other does.
         cost = 0.0 if first else self.spent() - began
         if self.latest.judged:
@@ -126,12 +128,12 @@ class Judge:
             self._due_s = now_s + max(self.every_s, cost / self.share)
 
     def reset(self) -> None:
-        """Another run is judged next."""
+        """Forget the run: another is judged next."""
         self.latest, self._judged, self._soonest_s, self._due_s = None, None, 0.0, 0.0
 
 
-def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") -> Verdict:
-    """What ``analyze`` says of the last ``span_s`` seconds of these engines.
+def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before: str = "") -> Verdict:
+    """Return what ``analyze`` says of the last ``span_s`` seconds of these engines.
 
     What a step costs and what the load asks for at once do not show in a few seconds: the former is of the
     last minute, the latter of all that was seen.
@@ -142,7 +144,7 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
         span_s: Seconds.
         before: Code of the verdict before; it stays as long as no other finding is twice as large.
     """
-    windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
+    windows = [window for engine in engines if (window := _window(engine, now_s, span_s)) is not None]
     standing = [
         on_engine(engine.rank, sentence) if len(engines) > 1 else sentence
         for engine in engines
@@ -151,10 +153,12 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
     if not windows:
         nothing = [say("No step in this time: nothing to judge.")]
         return Verdict(span_s, now_s, standing or nothing, NOTHING, judged=False)
-    facts = ALL_FACTS.intersection(*(one.facts for one in windows))
-    findings = lead_first(all_findings([judge_engine(one) for one in windows], Ranks.of(windows), facts))
-    split = time_split([engine_split(one) for one in windows]) if facts >= SHOWS_LIMITS else []
-    unlimiteds = [replace(unlimited(one), stalled=NOTHING) for one in windows]
+    facts = ALL_FACTS.intersection(*(window.facts for window in windows))
+    findings = lead_first(
+        all_findings([judge_engine(window) for window in windows], Ranks.of(windows), facts)
+    )
+    split = time_split([engine_split(window) for window in windows]) if facts >= SHOWS_LIMITS else []
+    unlimiteds = [replace(unlimited(window), stalled=NOTHING) for window in windows]
     sentences = [*standing, *verdict(unlimiteds, findings, split, before)]
     if any(_lost(engine, now_s, span_s) for engine in engines):
         sentences = [LINES_LOST, *sentences]
@@ -163,13 +167,13 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
     return Verdict(span_s, now_s, sentences, advice, code=lead[0].code if lead else "")
 
 
-def _lost(engine: Engine, now_s: float, span_s: int) -> bool:
-    """Lines of this time could not be read, as of a file that was cut while the recorder held it open."""
+def _lost(engine: WatchedEngine, now_s: float, span_s: int) -> bool:
+    """Return whether lines of this time could not be read, as after a cut of the open file."""
     lost_us = engine.following.garbled_us
     return lost_us is not None and lost_us >= engine.edge_us(now_s) - span_s * 1_000_000
 
 
-def _window(engine: Engine, now_s: float, span_s: int) -> Timeline | None:
+def _window(engine: WatchedEngine, now_s: float, span_s: int) -> Timeline | None:
     begin_us = engine.edge_us(now_s) - span_s * 1_000_000
     timeline = engine.timeline(begin_us)
     if timeline is None:

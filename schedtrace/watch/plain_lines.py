@@ -1,4 +1,4 @@
-"""What is seen as text: a line for a pipe, and a page for a file."""
+"""The watch as text: a line for a pipe, and a page for a file."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from schedtrace.model.printable import visible
 from schedtrace.model.say import say
 from schedtrace.present.phrases import integer, plain
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 
 
 def moment(at_s: float) -> str:
@@ -17,54 +17,54 @@ def moment(at_s: float) -> str:
 
 
 def long(us: float) -> str:
-    """A duration in a few characters: ``0.3 s``, ``12 s``, ``4 min``."""
+    """Return a duration in a few characters: ``0.3 s``, ``12 s``, ``4 min``."""
     if us < 9_950_000:  # noqa: PLR2004  # ten seconds
         return f"{us / 1e6:.1f} s"
     return f"{us / 1e6:.0f} s" if us < 180e6 else f"{us / 60e6:.0f} min"  # noqa: PLR2004  # three minutes
 
 
 def waiting(figures: Figures) -> str:
-    """``12 (kv_blocks 10, token_budget 2)``."""
+    """Return ``12 (kv_blocks 10, token_budget 2)``."""
     causes = ", ".join(f"{visible(cause)} {count:,}" for cause, count in figures.waiting_for.items())
     return f"{integer(figures.waiting)} ({causes})" if causes else integer(figures.waiting)
 
 
 def running(figures: Figures) -> str:
-    """``8/16``: of so many seats."""
+    """Return ``8/16``: running requests of all seats."""
     seats = "" if figures.seats is None else f"/{integer(figures.seats)}"
     return f"{integer(figures.running)}{seats}"
 
 
 def name_of(figures: Figures) -> str:
-    """``rank 0``, ``all``."""
+    """Return ``rank 0``, ``all``."""
     return "all" if figures.rank is None else f"rank {figures.rank}"
 
 
 def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
-    """All sentences, or only the first, and the advice."""
+    """Return all sentences, or only the first, and the advice."""
     advice = say("[Try: {advice}.]", advice=plain(verdict.advice).rstrip("."))
     return visible(plain(joined([*verdict.sentences[: 1 if brief else None], advice])))
 
 
-def span(verdict: Verdict) -> str:
-    """``10 s``, ``1 min``."""
+def span_text(verdict: Verdict) -> str:
+    """Return ``10 s``, ``1 min``."""
     return "1 min" if verdict.span_s == 60 else f"{verdict.span_s} s"  # noqa: PLR2004  # seconds
 
 
 def age(verdict: Verdict, now_s: float) -> str:
-    """``now``, ``4 s ago``, ``12 s ago, before requests waited``."""
+    """Return ``now``, ``4 s ago``, ``12 s ago, before requests waited``."""
     seconds = now_s - verdict.at_s
     since = f", before {visible(verdict.changed)}" if verdict.changed else ""
     return ("now" if seconds < 1 else f"{seconds:.0f} s ago") + since
 
 
 def title(verdict: Verdict, now_s: float) -> str:
-    """``last 10 s (now)``."""
-    return f"last {span(verdict)} ({age(verdict, now_s)})"
+    """Return ``last 10 s (now)``."""
+    return f"last {span_text(verdict)} ({age(verdict, now_s)})"
 
 
-def state(slow: Slow) -> str:
-    """``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
+def state_text(slow: Slow) -> str:
+    """Return ``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
     does = "running"
     if slow.waits_us is not None:
         does = f"waiting {long(slow.waits_us)}, now for {visible(slow.cause or 'an unknown cause')}"
@@ -73,13 +73,13 @@ def state(slow: Slow) -> str:
 
 
 def shown_id(request_id: str, width: int) -> str:
-    """A request id in a bounded width, its end kept: ids often begin alike."""
+    """Return a request id in a bounded width, its end kept: ids often begin alike."""
     text = visible(request_id)
-    kept = max(1, (width - 2) // 2)
-    return text if len(text) <= width else f"{text[: width - 2 - kept]}..{text[-kept:]}"
+    end_length = max(1, (width - 2) // 2)
+    return text if len(text) <= width else f"{text[: width - 2 - end_length]}..{text[-end_length:]}"
 
 
-def line(seen: Seen) -> str:
+def status_line(seen: Seen) -> str:
     """Return a line with everything but the requests."""
     total: Figures | None = seen.total()
     if total is None:
@@ -95,11 +95,11 @@ def line(seen: Seen) -> str:
     )
     parts = [plain(figures)]
     if len(seen.engines) > 1:
-        each = ", ".join(f"{name_of(one)} {running(one)}+{one.waiting:,}" for one in seen.engines)
+        each = ", ".join(f"{name_of(engine)} {running(engine)}+{engine.waiting:,}" for engine in seen.engines)
         parts.append(f"(running+waiting: {each})")
     if seen.verdicts:
         short = seen.verdicts[0]
-        parts.append(f"| last {span(short)}, {age(short, seen.at_s)}: {verdict_text(short)}")
+        parts.append(f"| last {span_text(short)}, {age(short, seen.at_s)}: {verdict_text(short)}")
     return " ".join(parts)
 
 
@@ -107,7 +107,7 @@ SCREENFUL = 10
 """Requests and notes of a page that fits on a screen."""
 
 
-def page(seen: Seen, most: int | None = None) -> str:
+def status_page(seen: Seen, most: int | None = None) -> str:
     """Return everything, as a text of some lines.
 
     Args:
@@ -118,7 +118,7 @@ def page(seen: Seen, most: int | None = None) -> str:
     total = seen.total()
     rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
     shown, notes = seen.slowest[:most], seen.notes[-(most or 0) :]
-    requests = [f"{long(one.age_us):>8} {state(one)}  {visible(one.request_id)}" for one in shown]
+    requests = [f"{long(slow.age_us):>8} {state_text(slow)}  {visible(slow.request_id)}" for slow in shown]
     if requests:
         requests.insert(0, "requests (age, state): the longest waits, then the oldest")
     if more := len(seen.slowest) - len(shown):
@@ -126,7 +126,7 @@ def page(seen: Seen, most: int | None = None) -> str:
     parts = [
         [
             f"{visible(seen.name or f'no run yet, {seen.awaited}')}, {at}",
-            *(f"{title(one, seen.at_s)}: {verdict_text(one)}" for one in seen.verdicts),
+            *(f"{title(verdict, seen.at_s)}: {verdict_text(verdict)}" for verdict in seen.verdicts),
         ],
         [_row(figures) for figures in rows],
         requests,
@@ -149,7 +149,7 @@ def _row(figures: Figures) -> str:
 
 
 def stream(
-    session: Session,
+    session: WatchSession,
     every_s: float,
     put: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
@@ -166,7 +166,7 @@ def stream(
         shown = session.noted
         before, still = still, seen.name if seen.ended else "" if seen.engines else seen.awaited
         if not still or still != before:
-            put(line(seen))
+            put(status_line(seen))
         if seen.over:
             return
         sleep(every_s)

@@ -1,4 +1,4 @@
-"""What a look at a running engine shows: data for the screen and for lines of text."""
+"""Data of a look at a running engine, for the screen and for lines of text."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
@@ -72,27 +72,27 @@ class Slow:
     waits_us: int | None
     """Time in the waiting queue; None: it runs."""
     cause: str | None
-    """What it waits for."""
+    """Cause of its wait."""
     preempted: int
     """Number of preemptions."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What limited the engines in the last seconds."""
+    """Verdict on the engines' last seconds."""
 
     span_s: int
     at_s: float
-    """Up to when (Unix time)."""
+    """End of the span (Unix time)."""
     sentences: list[Message]
     advice: Message
-    """The first thing to do about it; empty: nothing."""
+    """First advice; empty: none."""
     code: str = ""
     """Code of its finding; empty: nothing limited the engines."""
     judged: bool = True
     """False: there was no step."""
     changed: str = ""
-    """What is different since, to be read after "before"; empty: nothing in kind."""
+    """Change in kind since, worded to follow "before"; empty: none."""
 
     def old(self, now_s: float) -> bool:
         """Tell whether it may no longer hold: something changed, or it exceeds its span or ``OLD_S``."""
@@ -100,7 +100,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Note:
+class TraceNote:
     """Something that happened to the trace."""
 
     at_s: float
@@ -116,25 +116,25 @@ class Seen:
     name: str
     """Name of the run; empty: there is none yet."""
     awaited: str
-    """What is waited for where there is no engine."""
+    """Awaited path while there is no engine."""
     engines: list[Figures]
     verdicts: list[Verdict]
     slowest: list[Slow]
     """Slowest requests: waiting ones by wait, the longest first, then running ones by age."""
     cells: dict[int | None, list[Cell]]
-    """Rank to its seconds, the last one last; None: of all engines."""
+    """Seconds by rank, in order of time; None: all engines."""
     edge_s: int
     """The last of these seconds (Unix time)."""
     causes: list[str]
-    """All that were waited for since the watch began, the first one first."""
-    notes: list[Note]
+    """Causes of all waits since the watch began, in order of appearance."""
+    notes: list[TraceNote]
     ended: bool
-    """All engines that there are."""
+    """Whether all engines have ended."""
     over: bool
     """Whether nothing more will come."""
 
     def total(self) -> Figures | None:
-        """All engines; None: there is none yet."""
+        """Return the sum of all engines; None: there is none yet."""
         if len(self.engines) <= 1:
             return self.engines[0] if self.engines else None
         return summed(self.engines)
@@ -143,83 +143,85 @@ class Seen:
 def summed(engines: list[Figures]) -> Figures:
     """Sum the figures of all engines; a state only if all have it."""
     causes: Counter[str] = Counter()
-    for one in engines:
-        causes.update(one.waiting_for)
-    budgets = [one.budget_frac for one in engines if one.budget_frac is not None]
-    states = [one.state for one in engines]
+    for engine in engines:
+        causes.update(engine.waiting_for)
+    budgets = [engine.budget_frac for engine in engines if engine.budget_frac is not None]
+    states = [engine.state for engine in engines]
     return Figures(
         rank=None,
         state=states[0] if all(states) else "",
-        running=sum(one.running for one in engines),
-        seats=_sum([one.seats for one in engines]),
-        waiting=sum(one.waiting for one in engines),
+        running=sum(engine.running for engine in engines),
+        seats=_sum([engine.seats for engine in engines]),
+        waiting=sum(engine.waiting for engine in engines),
         waiting_for=dict(causes),
-        kv_used=_sum([one.kv_used for one in engines]),
-        kv_total=_sum([one.kv_total for one in engines]),
+        kv_used=_sum([engine.kv_used for engine in engines]),
+        kv_total=_sum([engine.kv_total for engine in engines]),
         budget_frac=sum(budgets) / len(budgets) if budgets else None,
-        preempted_per_s=sum(one.preempted_per_s for one in engines),
-        steps_per_s=sum(one.steps_per_s for one in engines),
-        output_tokens=sum(one.output_tokens for one in engines),
-        present=pl.concat([one.present for one in engines]),
+        preempted_per_s=sum(engine.preempted_per_s for engine in engines),
+        steps_per_s=sum(engine.steps_per_s for engine in engines),
+        output_tokens=sum(engine.output_tokens for engine in engines),
+        present=pl.concat([engine.present for engine in engines]),
     )
 
 
 def at_one_time(engines: list[Figures]) -> list[Figures]:
-    """Engines with their throughput over the time in which any of them had a request, so that it adds up."""
-    return [replace(one, present=pl.concat([other.present for other in engines])) for one in engines]
+    """Return engines with throughput over the time when any of them had a request, making it additive."""
+    return [
+        replace(engine, present=pl.concat([figures.present for figures in engines])) for engine in engines
+    ]
 
 
 def _sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
 UNNAMED = "other"
-"""What those wait for whom no step refused."""
+"""Cause of requests that wait without a refusal."""
 
 
-def cells(rows: pl.DataFrame) -> dict[int, Cell]:
-    """Second to what happened in it.
+def cells_by_second(rows: pl.DataFrame) -> dict[int, Cell]:
+    """Return what happened in each second, by second.
 
     Args:
         rows: ``per_step``, in Unix time.
     """
-    found: dict[int, Cell] = {}
+    by_second: dict[int, Cell] = {}
     sums: defaultdict[int, Counter[str]] = defaultdict(Counter)
     columns = ("begin_us", "running", "waiting", "cause")
     for begin_us, running, waiting, cause in rows.select(columns).iter_rows():
         second = begin_us // 1_000_000
-        cell = found.setdefault(second, Cell())
+        cell = by_second.setdefault(second, Cell())
         cell.steps += 1
         cell.left = {cause or UNNAMED: waiting} if waiting and running else {}
         if waiting:
             sums[second][cause or UNNAMED] += waiting
-    for second, cell in found.items():
+    for second, cell in by_second.items():
         cell.waiting = {cause: count / cell.steps for cause, count in sums[second].items()}
-    return found
+    return by_second
 
 
-def added(one: Cell, other: Cell) -> Cell:
-    """Two parts of a second of one engine, the later one last."""
-    steps = one.steps + other.steps
-    waited = dict.fromkeys([*one.waiting, *other.waiting], 0.0)
-    for part in (one, other):
+def added(earlier: Cell, later: Cell) -> Cell:
+    """Add two parts of the same second of an engine."""
+    steps = earlier.steps + later.steps
+    waited = dict.fromkeys([*earlier.waiting, *later.waiting], 0.0)
+    for part in (earlier, later):
         for cause, count in part.waiting.items():
             waited[cause] += count * part.steps
     return Cell(
         steps=steps,
-        left=other.left if other.steps else one.left,
+        left=later.left if later.steps else earlier.left,
         waiting={cause: count / steps for cause, count in waited.items()},
     )
 
 
-def together(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
-    """The last seconds of all engines; in one without a step those wait whom the last step before left.
+def summed_cells(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
+    """Return the last seconds of all engines; a second without steps has the queue of the step before.
 
     Args:
-        engines: Of each, second to what happened in it.
+        engines: Each engine's cells by second.
         edge_s: The last second.
-        seconds_shown: How many.
+        seconds_shown: Number of seconds.
     """
     shown = [Cell() for _ in range(seconds_shown)]
     for engine in engines:

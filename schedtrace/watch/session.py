@@ -20,8 +20,8 @@ from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import LONG_S, SHORT_S, Judge, picture
-from schedtrace.watch.seen import Cell, Figures, Note, Seen, Slow, at_one_time, together
-from schedtrace.watch.watched_engine import SECONDS_KEPT, Engine
+from schedtrace.watch.seen import Cell, Figures, Seen, Slow, TraceNote, at_one_time, summed_cells
+from schedtrace.watch.watched_engine import SECONDS_KEPT, WatchedEngine
 
 MOST_SLOW = 50
 MOST_NOTES = 100
@@ -31,7 +31,7 @@ COMPRESSED = 6
 """Times as many are in a part of a trace as it has on disk, or more (docs/recording.md)."""
 
 
-class Session:
+class WatchSession:
     """A person's view of a target.
 
     Args:
@@ -41,11 +41,11 @@ class Session:
 
     def __init__(self, target: Target, clock: Callable[[], float] = time.time) -> None:
         self.target, self._clock = target, clock
-        self.engines: dict[Path, Engine] = {}
+        self.engines: dict[Path, WatchedEngine] = {}
         self.judges = [Judge(SHORT_S, 5.0, 0.015), Judge(LONG_S, 15.0, 0.007)]
-        self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
+        self.notes: deque[TraceNote] = deque(maxlen=MOST_NOTES)
         self.noted = 0
-        """Notes that there were."""
+        """Number of notes so far."""
         self._refused: set[Path] = set()
         self._told: set[str] = set()
         self._causes: list[str] = []
@@ -76,11 +76,11 @@ class Session:
             self._tell(engine, now)
         over = bool(engines) and all(engine.over for engine in engines)
         figures = at_one_time([engine.figures(now) for engine in engines])
-        slowest = [one for engine in engines for one in engine.slowest(now, MOST_SLOW)]
+        slowest = [slow for engine in engines for slow in engine.slowest(now, MOST_SLOW)]
         if engines:
             shape = picture(figures, slowest)
-            for one in reversed(self.judges):  # the longer one first: it shows what a step costs
-                one.look(engines, shape, now, at_once=judge_now or (over and not self._last_words))
+            for judge in reversed(self.judges):  # the longer one first: it shows what a step costs
+                judge.look(engines, shape, now, at_once=judge_now or (over and not self._last_words))
         self._last_words = over
         return self._seen(engines, figures, slowest, now, ended=over)
 
@@ -99,7 +99,7 @@ class Session:
         return folder
 
     def life(self, slow: Slow, width: int) -> str:
-        """A request's life so far, as ``schedtrace request`` tells it.
+        """Return a request's life so far, as ``schedtrace request`` shows it.
 
         Raises:
             InputError: the trace cannot be read, or is too large to be read beside the watch.
@@ -118,18 +118,18 @@ class Session:
         return renderer(Format.TEXT)(request_page(life), width=width)
 
     def queue(self, width: int) -> str:
-        """Show who waits in the run's engines right now, as ``schedtrace queue`` does.
+        """Show the queues of the run's engines now, as ``schedtrace queue`` does.
 
         Raises:
             EngineError: one does not answer.
             InputError: none of them listens on this machine.
         """
         pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
-        found = listening().only({pid for pid in pids if pid is not None})
-        if not found.engines and not found.silent:
+        listeners = listening().only({pid for pid in pids if pid is not None})
+        if not listeners.engines and not listeners.silent:
             msg = "no engine of this run listens on this machine"
             raise InputError(msg)
-        queues, errors = queues_of(found)
+        queues, errors = queues_of(listeners)
         if not queues.engines:
             raise engine_error(errors)
         return "\n".join([renderer(Format.TEXT)(queue_page(queues), width=width), *map(visible, errors)])
@@ -157,13 +157,13 @@ class Session:
         for path in files:
             if path not in self.engines and path not in self._refused:
                 try:
-                    self.engines[path] = Engine(path)
+                    self.engines[path] = WatchedEngine(path)
                 except InputError as error:
                     self._refused.add(path)
                     self._note(str(error), now)
         self.engines = dict(sorted(self.engines.items(), key=lambda item: (len(item[0].name), item[0].name)))
 
-    def _lose(self, path: Path, engine: Engine, error: Exception, now: float) -> None:
+    def _lose(self, path: Path, engine: WatchedEngine, error: Exception, now: float) -> None:
         engine.following.close()
         del self.engines[path]
         self._lost = True
@@ -177,18 +177,18 @@ class Session:
         """Drop the second of two traces of the same rank."""
         first: dict[int, Path] = {}
         for path, engine in list(self.engines.items()):
-            if engine.header is not None and (other := first.setdefault(engine.rank, path)) != path:
-                what = f"{path} is of rank {engine.rank}, as is {other}, which alone is shown"
+            if engine.header is not None and (shown_path := first.setdefault(engine.rank, path)) != path:
+                what = f"{path} is of rank {engine.rank}, as is {shown_path}, which alone is shown"
                 self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
-        """Another engine is seen next: nothing that was said of this one holds for it."""
-        for one in self.judges:
-            one.reset()
+        """Forget what was said of this engine: another follows."""
+        for judge in self.judges:
+            judge.reset()
         self.notes.clear()
         self._told.clear()
 
-    def _tell(self, engine: Engine, now: float) -> None:
+    def _tell(self, engine: WatchedEngine, now: float) -> None:
         """Note the recorder's notices and the end, once each."""
         rank = f"rank {engine.rank}: " if len(self.engines) > 1 else ""
         for text in engine.following.notices:
@@ -204,21 +204,27 @@ class Session:
         if once and text in self._told:
             return
         self._told.add(text)
-        self.notes.append(Note(now, text))
+        self.notes.append(TraceNote(now, text))
         self.noted += 1
 
-    def notes_since(self, count: int) -> list[Note]:
-        """The notes after the first ``count`` ones, as far as they are kept."""
+    def notes_since(self, count: int) -> list[TraceNote]:
+        """Return the notes after the first ``count``, as far as they are in memory."""
         new = self.noted - count
         return list(self.notes)[-new:] if new else []
 
     def _seen(
-        self, engines: list[Engine], figures: list[Figures], slowest: list[Slow], now: float, *, ended: bool
+        self,
+        engines: list[WatchedEngine],
+        figures: list[Figures],
+        slowest: list[Slow],
+        now: float,
+        *,
+        ended: bool,
     ) -> Seen:
         edge = max((engine.edge_s(now) for engine in engines), default=0)
         cells: dict[int | None, list[Cell]] = {
-            None: together([engine.cells for engine in engines], edge, SECONDS_KEPT),
-            **{engine.rank: together([engine.cells], edge, SECONDS_KEPT) for engine in engines},
+            None: summed_cells([engine.cells for engine in engines], edge, SECONDS_KEPT),
+            **{engine.rank: summed_cells([engine.cells], edge, SECONDS_KEPT) for engine in engines},
         }
         here = dict.fromkeys(cause for cell in cells[None] for cause in cell.waiting)
         self._causes += [cause for cause in here if cause not in self._causes]
@@ -227,7 +233,7 @@ class Session:
             name=self._name(),
             awaited=self.target.awaited(),
             engines=figures,
-            verdicts=[one.latest for one in self.judges if one.latest is not None],
+            verdicts=[judge.latest for judge in self.judges if judge.latest is not None],
             slowest=sorted(slowest, key=_slowness)[:MOST_SLOW],
             cells=cells,
             edge_s=edge,
@@ -238,7 +244,7 @@ class Session:
         )
 
     def _over(self) -> bool:
-        """Whether nothing more will come: its engines are over, or its traces are gone."""
+        """Return whether nothing more will come: its engines are over, or its traces are gone."""
         if not self.target.only:
             return False
         if self.engines:
@@ -246,7 +252,7 @@ class Session:
         return self._lost and not self.target.files(self._saved)
 
     def _name(self) -> str:
-        """The run's label, or its folder."""
+        """Return the run's label, or its folder."""
         folder = self.folder
         if folder is None:
             return ""
@@ -262,7 +268,7 @@ def _slowness(slow: Slow) -> tuple[bool, int]:
     return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)
 
 
-def _lost_or_ended(engine: Engine, now_s: float) -> Iterator[str]:
+def _lost_or_ended(engine: WatchedEngine, now_s: float) -> Iterator[str]:
     if engine.following.dropped:
         yield "steps are missing: the disk was too slow"
     if engine.following.gaps:

@@ -1,4 +1,4 @@
-"""What is seen as styled lines of a screen."""
+"""The watch as styled lines of a screen."""
 
 import textwrap
 from collections import Counter
@@ -17,7 +17,7 @@ from schedtrace.watch.plain_lines import (
     name_of,
     running,
     shown_id,
-    state,
+    state_text,
     title,
     verdict_text,
 )
@@ -28,7 +28,7 @@ GLYPHS = "█▓▒░#=+:"
 
 
 @dataclass(frozen=True)
-class Chart:
+class WaitingChart:
     """Rows of characters, from above."""
 
     rows: list[list[str]]
@@ -40,15 +40,15 @@ class Chart:
     top: float
     """Requests at the upper end."""
     seconds: int
-    """Seconds that all columns stand for, also if the last one is not over yet."""
+    """Seconds that all columns cover, including the current second."""
 
     def glyph(self, cause: str) -> str:
         """Return the glyph of a cause."""
         return GLYPHS[min(self.order.index(cause), len(GLYPHS) - 1)] if cause else " "
 
 
-def waiting_chart(cells: list[Cell], width: int, height: int, order: list[str], edge_s: int) -> Chart:
-    """The last seconds, the last one on the right.
+def waiting_chart(cells: list[Cell], width: int, height: int, order: list[str], edge_s: int) -> WaitingChart:
+    """Return the last seconds, the last one on the right.
 
     Args:
         cells: A second each; what is missing at their begin stays empty.
@@ -68,7 +68,7 @@ def waiting_chart(cells: list[Cell], width: int, height: int, order: list[str], 
     top = max((sum(mean.values()) for mean in means), default=0.0)
     columns = [_column(mean, order, top, height) for mean in means]
     rows = [[column[height - 1 - row] for column in columns] for row in range(height)]
-    return Chart(rows, causes, order, top, each * width)
+    return WaitingChart(rows, causes, order, top, each * width)
 
 
 def _mean(cells: list[Cell]) -> Counter[str]:
@@ -80,7 +80,7 @@ def _mean(cells: list[Cell]) -> Counter[str]:
 
 
 def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> list[str]:
-    """Return a column from below; whatever waited is at least one row high."""
+    """Return a column from the bottom up; every cause with a wait is at least one row high."""
     column, reached = [""] * height, 0.0
     for cause in causes:
         count = float(mean.get(cause, 0))
@@ -113,8 +113,8 @@ def colour(cause: str, *, dark: bool) -> str:
     return COLOURS.get(cause, COLOURS["other"])[dark]
 
 
-def head(seen: Seen, width: int, *, paused: bool) -> Content:
-    """The run, and when."""
+def head_line(seen: Seen, width: int, *, paused: bool) -> Content:
+    """Return the top line: the run, its state and the time."""
     total = seen.total()
     how = "paused" if paused else "waiting for a trace" if total is None else total.state or "live"
     right = f"{how}  {moment(seen.at_s)}"
@@ -123,14 +123,15 @@ def head(seen: Seen, width: int, *, paused: bool) -> Content:
 
 
 def verdicts(seen: Seen, width: int, room: int) -> Content:
-    """The verdicts in so many lines, dim where old; without an engine, what is waited for.
+    """Return the verdicts in ``room`` lines, dim where old; without an engine, what the watch waits for.
 
     In full if there is room, else each one's first sentence and its advice; what is still too long is cut.
     """
     if not seen.engines:
         return Content("\n".join(textwrap.wrap(visible(seen.awaited), width)[:room]))
     full, brief = (
-        [_wrapped(one, seen.at_s, width, brief=brief) for one in seen.verdicts] for brief in (False, True)
+        [_wrapped(verdict, seen.at_s, width, brief=brief) for verdict in seen.verdicts]
+        for brief in (False, True)
     )
     texts = full if sum(map(len, full)) <= room else brief
     heights = [len(text) for text in texts]
@@ -138,8 +139,8 @@ def verdicts(seen: Seen, width: int, room: int) -> Content:
         heights[heights.index(max(heights))] -= 1
     lines = [
         line
-        for one, text, height in zip(seen.verdicts, texts, heights, strict=True)
-        for line in _styled(one, seen.at_s, _cut(text, height, width))
+        for verdict, text, height in zip(seen.verdicts, texts, heights, strict=True)
+        for line in _styled(verdict, seen.at_s, _cut(text, height, width))
     ]
     return Content("\n").join(lines)
 
@@ -161,14 +162,14 @@ def _styled(verdict: Verdict, now_s: float, text: list[str]) -> list[Content]:
 
 
 def engine_line(figures: Figures, width: int) -> Content:
-    """A row below ``HEAD``."""
+    """Return a row below ``HEAD``."""
     cells = "".join(f"{cell(figures):>{room}}" for _, room, cell in ENGINE)
     text = f"{name_of(figures):8}{cells} "
     return Content((text + figures.state)[:width])
 
 
 def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) -> Content:
-    """Draw who waited for what, over time, with its legend."""
+    """Draw waiting requests by cause, over time, with a legend."""
     drawn = waiting_chart(
         seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1), seen.causes, seen.edge_s
     )
@@ -184,7 +185,7 @@ def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) 
     return Content("\n").join(lines)
 
 
-def _legend(drawn: Chart, rank: int | None, width: int, *, dark: bool) -> Content:
+def _legend(drawn: WaitingChart, rank: int | None, width: int, *, dark: bool) -> Content:
     whose = "" if rank is None else f", rank {rank}"
     heading = f"Waiting requests{whose}, last {drawn.seconds} s: "
     if not drawn.causes:
@@ -199,6 +200,6 @@ def request_line(slow: Slow, width: int, *, ranks: bool) -> Content:
     """Draw the line of a request."""
     rank = f"rank {slow.rank}  " if ranks else ""
     before = f"{long(slow.age_us):>8}  {rank}"
-    does = state(slow)
+    does = state_text(slow)
     room = max(12, width - len(before) - len(does) - 2)
     return Content(f"{before}{shown_id(slow.request_id, room)}  {does}"[:width])

@@ -1,4 +1,4 @@
-"""An engine while it runs: its figures now, its last seconds, and who waits for what."""
+"""A running engine: its current figures, its last seconds, and its requests' waits."""
 
 import heapq
 import os
@@ -18,10 +18,10 @@ from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.pieces import waits_for
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells
+from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells_by_second
 
 KEEP_S = 75
-"""What is in memory: the longer verdict's minute, and what its first steps need from before."""
+"""Seconds in memory: the longer verdict's minute, and the time before that its first steps need."""
 RATES_S = 10
 RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
@@ -33,7 +33,7 @@ SILENT_FROM_S = 10.0
 """The recorder writes a line every second while it lives."""
 
 
-class Engine:
+class WatchedEngine:
     """An engine whose trace grows.
 
     Args:
@@ -86,7 +86,7 @@ class Engine:
             self._take(new)
 
     def edge_us(self, now_s: float) -> int:
-        """Up to when the trace tells what happened, on its own clock."""
+        """Return the time up to which the trace is complete, on its own clock."""
         header, newest = self.header, self.following.newest_us
         if header is None or self.over or header.clock == "virtual" or self.silent(now_s):
             return newest
@@ -100,7 +100,7 @@ class Engine:
         return make_timeline(self.following.trace(chunks), whole=True)
 
     def standing(self, now_s: float) -> Message:
-        """Say that it makes no step though requests are there, and why if known; empty: it makes steps."""
+        """Say that requests are present but no step begins, and why if known; empty: steps begin."""
         if self.over or self.header is None or self._last_step_us is None:
             return NOTHING
         now_us = int(now_s * 1e6) - self.header.wall_anchor_us
@@ -122,7 +122,7 @@ class Engine:
         )
 
     def figures(self, now_s: float) -> Figures:
-        """Return its figures now."""
+        """Return the engine's current figures."""
         recent = self._recent.filter(pl.col("start_us") > self.edge_us(now_s) - RATES_S * 1_000_000)
         budget, unused = (
             recent.filter(pl.col("requests") > 0).select("token_budget", "unused_tokens").sum().row(0)
@@ -147,7 +147,7 @@ class Engine:
         )
 
     def _served(self, edge_us: int) -> tuple[int, pl.DataFrame]:
-        """Output tokens of the last ``RATES_S``, and when there were requests, by the wall clock."""
+        """Return output tokens of the last ``RATES_S``, and spans with requests, by the wall clock."""
         begin_us = edge_us - RATES_S * 1_000_000
         chunks = self.following.since(begin_us)
         if self.header is None or not chunks:
@@ -158,28 +158,28 @@ class Engine:
         return int(back["output_tokens"].sum()), there.select(pl.all() + self.header.wall_anchor_us)
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
-        """The requests that wait longest, and those that are here longest."""
+        """Return the requests with the longest waits, and the oldest."""
         edge, lives = self.edge_us(now_s), self.following.lives
         waits = [
             (live.waits_since_us, at) for at, live in enumerate(lives) if live.waits_since_us is not None
         ]
         chosen = {at for _, at in heapq.nsmallest(most, waits)} | set(range(min(most, len(lives))))
-        found = []
+        requests = []
         for live in [lives[at] for at in sorted(chosen)]:
             since, name = live.waits_since_us, live.came.request_id
-            told = (live.came.arrived_us, live.came.queued_us, live.there_us)
-            came = next((us for us in told if us is not None), edge)
-            found.append(
+            arrival_times = (live.came.arrived_us, live.came.queued_us, live.there_us)
+            arrived_us = next((us for us in arrival_times if us is not None), edge)
+            requests.append(
                 Slow(
                     rank=self.rank,
                     request_id=name,
-                    age_us=max(0, edge - came),
+                    age_us=max(0, edge - arrived_us),
                     waits_us=None if since is None else max(0, edge - since),
                     cause=None if since is None else self._named.get(name, self._usual),
                     preempted=live.preempted,
                 )
             )
-        return found
+        return requests
 
     def _take(self, new: list[Chunk]) -> None:
         timeline = make_timeline(self.following.trace(new), whole=True)
@@ -192,13 +192,13 @@ class Engine:
         self._recent = pl.concat([self._recent, rows.select(starts.alias("start_us"), *RECENT[1:])]).filter(
             pl.col("start_us") > self._last_step_us - RATES_S * 1_000_000
         )
-        for second, of_second in cells(rows).items():
+        for second, of_second in cells_by_second(rows).items():
             self.cells[second] = added(self.cells.get(second, Cell()), of_second)
-        for second in [one for one in self.cells if one < max(self.cells) - SECONDS_KEPT]:
+        for second in [expired for expired in self.cells if expired < max(self.cells) - SECONDS_KEPT]:
             del self.cells[second]
 
     def _waiting_for(self, waiting: int) -> dict[str, int]:
-        """Cause to requests: those named by the last step's skips, all others by what ended its loop."""
+        """Count requests by cause: the cause of their skip in the last step, else what ended its loop."""
         queued = [live.came.request_id for live in self.following.lives if live.waits_since_us is not None]
         named = Counter(self._named[name] for name in queued if name in self._named)
         rest = max(0, waiting - named.total())
@@ -207,7 +207,7 @@ class Engine:
         return dict(named.most_common())
 
     def edge_s(self, now_s: float) -> int:
-        """``edge_us`` in whole seconds of Unix time."""
+        """Return ``edge_us`` in whole seconds of Unix time."""
         anchor = self.header.wall_anchor_us if self.header else 0
         return (self.edge_us(now_s) + anchor) // 1_000_000
 
@@ -227,7 +227,7 @@ class Engine:
         return f"no step for {still:,.0f} s" if self._last.get("running") else f"idle for {still:,.0f} s"
 
     def silent(self, now_s: float) -> bool:
-        """The recorder writes no more."""
+        """Return whether the recorder has stopped writing."""
         return self._silent_s(now_s) >= SILENT_FROM_S
 
     def _silent_s(self, now_s: float) -> float:

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from schedtrace.export import Kind
+from schedtrace.export import ExportKind
 from schedtrace.export.exports import export
 from schedtrace.read.run import read_run
 from tests.e2e.conftest import MODEL, Command
@@ -54,7 +54,7 @@ def assert_on_one_clock(slices, profile):
 
 def test_chrome_json_has_the_times_of_a_torch_profile(profiled, tmp_path):
     run, profile = profiled
-    [file] = export(run, tmp_path, kind=Kind.CHROME)
+    [file] = export(run, tmp_path, kind=ExportKind.CHROME)
     document = json.loads(gzip.decompress(file.read_bytes()))
     assert document["baseTimeNanoseconds"] == profile["baseTimeNanoseconds"]
     slices = [
@@ -67,7 +67,7 @@ def test_chrome_json_has_the_times_of_a_torch_profile(profiled, tmp_path):
 
 def test_a_perfetto_trace_has_the_times_of_a_torch_profile(profiled, tmp_path):
     run, profile = profiled
-    [file] = export(run, tmp_path, kind=Kind.PERFETTO)
+    [file] = export(run, tmp_path, kind=ExportKind.PERFETTO)
     packets = pb.Trace.FromString(file.read_bytes()).packet
     names = {name.iid: name.name for one in packets for name in one.interned_data.debug_annotation_names}
     slices = []

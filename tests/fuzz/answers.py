@@ -28,7 +28,7 @@ from schedtrace.model.live import Attached, Detached, Done, QueueNow, Refused, S
 from schedtrace.model.queue import EngineQueue, QueueEntry
 from schedtrace.record.live import control_client
 from schedtrace.record.live.control_client import Peer
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 
 DEADLINE_S = 0.1
 """In place of the commands' own."""
@@ -131,7 +131,7 @@ def _run(command: list[str], home: Path, pids: list[int]) -> tuple[int, str]:
 
 def _watched(pids: list[int]) -> str:
     """The queue as ``watch`` shows it."""
-    session = Session(SimpleNamespace())  # type: ignore[arg-type]  # nothing is read
+    session = WatchSession(SimpleNamespace())  # type: ignore[arg-type]  # nothing is read
     session.engines = {Path(str(pid)): SimpleNamespace(header=SimpleNamespace(pid=pid)) for pid in pids}  # type: ignore[misc]
     try:
         return session.queue(100)

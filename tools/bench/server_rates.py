@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schedtrace.compare.servers import Served, in_windows, judged
+from schedtrace.compare.servers import Served, in_windows, server_changes
 
 SEATS, BASE_US, EACH_US, TOKENS = 16, 20_000, 1_000, 60
 MOST_RATE = SEATS / (TOKENS * (BASE_US + SEATS * EACH_US) / 1e6)
@@ -94,7 +94,7 @@ def main():
             found, any_found, untested = Counter(), 0, Counter()
             for _ in range(options.comparisons):
                 base = served(draw, options.requests, **load)
-                changes = judged(base, served(draw, options.requests, **load, slower=slower))
+                changes = server_changes(base, served(draw, options.requests, **load, slower=slower))
                 different = [metric for metric, (_, p) in changes.items() if p <= 0.05]
                 found.update(different)
                 untested.update(set(base.series) - set(changes))

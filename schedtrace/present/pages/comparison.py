@@ -47,14 +47,14 @@ def _style(metric: MetricChange) -> Style | None:
 
 
 def sample_text(sample: Sample) -> str:
-    """``817 (800..833)``: mean and range of the trials; ``5`` if all are alike."""
+    """Return ``817 (800..833)``: mean and range of the trials; ``5`` if all are alike."""
     if sample.min == sample.max:
         return number(sample.mean)
     return f"{number(sample.mean)} ({number(sample.min)}..{number(sample.max)})"
 
 
 def change_text(metric: MetricChange) -> str:
-    """``+10.2 % (+7.1..+13)``: change of the means and its 95 % interval, in percent of the base."""
+    """Return ``+10.2 % (+7.1..+13)``: change of the means and its 95 % interval, in percent of the base."""
     if metric.change_frac is None and metric.new.mean:
         return "from 0"
     change = percent(metric.change_frac, signed=True)
@@ -79,7 +79,7 @@ METRICS: list[Field[MetricChange]] = [
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:
-    """What could not have been seen; empty where nothing varies. One of several in other units is enough."""
+    """Return the noise floors, one per figure whatever its units; empty where nothing varies."""
     floors: dict[str, str] = {}
     for metric in metrics:
         if metric.unit and metric.trials_needed is not None:
@@ -125,7 +125,7 @@ ROWS = {
 
 
 def decisions_sections(decisions: Decisions) -> Iterator[Section]:
-    """What was decided alike, then the first step that was not."""
+    """Yield how many decisions were alike, then the first step that differs."""
     yield Note(_alike(decisions), "Decisions of the scheduler:")
     if decisions.first is None:
         return
@@ -134,7 +134,7 @@ def decisions_sections(decisions: Decisions) -> Iterator[Section]:
 
 
 def _alike(decisions: Decisions) -> str:
-    """In how many trials every step was decided alike."""
+    """Say in how many trials every step was decided alike."""
     compared, alike = decisions.trials_compared, decisions.trials_alike
     if not compared:
         return "not compared: no trial on both sides, or a record without who was scheduled"
@@ -154,7 +154,7 @@ def _where(divergence: Divergence) -> str:
 
 
 def _decided(divergence: Divergence) -> list[Field[str]]:
-    """What differs stands out; the numbers of the two steps always may."""
+    """Return the field, marked where the sides differ; the numbers of the two steps always may."""
     base, new = divergence.base, divergence.new
 
     def style(key: str) -> Style | None:
@@ -168,7 +168,7 @@ def _decided(divergence: Divergence) -> list[Field[str]]:
 
 
 def _why(divergence: Divergence) -> str:
-    """What the decisions were made from and differs."""
+    """Return what the decisions were made from and differs."""
     if divergence.base is None or divergence.new is None:
         return f"{'base' if divergence.base is None else 'new'} had nothing more to decide in this trial."
     if not divergence.given:
@@ -221,8 +221,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 
 def _side(side: str, label: str, path: str) -> Message:
-    other = path if path != label else ""
-    return say("{side}: {label:code}[, {path:code}]", side=side, label=label, path=other)
+    path_shown = path if path != label else ""
+    return say("{side}: {label:code}[, {path:code}]", side=side, label=label, path=path_shown)
 
 
 SETTINGS: list[Field[ConfigChange]] = [

@@ -11,5 +11,5 @@ KIND: list[Field[FindingKind]] = [
 
 
 def catalogue_page(catalogue: Catalogue) -> Page[Catalogue]:
-    """Every kind, with what a record must hold for it."""
+    """Return every kind of finding, with the facts that a record must hold for it."""
     return Page(catalogue, lambda shown: [table(shown.findings, KIND)])

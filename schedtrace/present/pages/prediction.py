@@ -85,7 +85,7 @@ def _warnings(prediction: Prediction) -> Iterator[Message]:
 
 
 def _release(version: str) -> str:
-    """Without the build: that of the CPU has the same scheduler."""
+    """Return the release without the build: the CPU build has the same scheduler."""
     return version.partition("+")[0]
 
 
@@ -122,7 +122,7 @@ WORSE_FRAC = 0.02
 
 
 def proposals_page(proposals: Proposals) -> Page[Proposals]:
-    """What ``advise`` found."""
+    """Return what ``advise`` found."""
     return Page(proposals, _proposal_sections)
 
 
@@ -162,7 +162,9 @@ def _proposal(place: int, proposal: Proposal, slo: list[Bound]) -> Cause:
     ]
     style = Style.GOOD if proposal.meets_slo else Style.WARNING
     changes = say("{changes:code}", changes=_changes(proposal.changes))
-    return Cause(place, Styled(changes, style), meets, [one for one in paragraphs if one], [])
+    return Cause(
+        place, Styled(changes, style), meets, [paragraph for paragraph in paragraphs if paragraph], []
+    )
 
 
 def _figures(figures: list[Figure], *, worse: bool) -> str:

@@ -25,13 +25,13 @@ MOST_ROWS = 20
 
 
 def queue_page(queues: EngineQueues, *, most: int = MOST_ROWS) -> Page[EngineQueues]:
-    """The queues.
+    """Return the page of the queues.
 
     Args:
-        queues: Of all engines of a server.
+        queues: Queues of all engines of a server.
         most: Rows of each table.
     """
-    return Page(queues, lambda shown: [part for one in shown.engines for part in _engine(one, most)])
+    return Page(queues, lambda shown: [part for engine in shown.engines for part in _engine(engine, most)])
 
 
 def _engine(queue: EngineQueue, most: int) -> Iterator[Section]:
@@ -44,7 +44,7 @@ def _engine(queue: EngineQueue, most: int) -> Iterator[Section]:
         yield table(queue.waiting, _fields(queue.waiting, queued=True), most=most, how=how)
     if queue.running:
         yield Note("", "Running, most KV blocks first")
-        holders = sorted(queue.running, key=lambda one: -one.blocks)
+        holders = sorted(queue.running, key=lambda request: -request.blocks)
         yield table(holders, _fields(holders, queued=False), most=most, how=how)
 
 
@@ -64,7 +64,7 @@ def _load(queue: EngineQueue) -> Message:
 
 
 def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
-    refused = Counter(one.refused_for for one in queue.waiting if one.refused_for is not None)
+    refused = Counter(request.refused_for for request in queue.waiting if request.refused_for is not None)
     causes = ", ".join(f"{cause} ({integer(count)})" for cause, count in refused.most_common())
     if causes and queue.more_waiting:
         yield say("the first {first:n} wait for {causes}", first=len(queue.waiting), causes=causes)
@@ -77,9 +77,9 @@ def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
 
 
 def _came_since(queue: EngineQueue) -> bool:
-    """Whether the latest step has emptied the waiting queue, and nobody was preempted or set aside since."""
-    causes = {one.cause for one in queue.exits if one.loop == "waiting"}
-    return causes == {Cause.QUEUE_EMPTY} and all(one.state == "waiting" for one in queue.waiting)
+    """Return whether the latest step emptied the waiting queue, with nothing preempted or set aside since."""
+    causes = {loop_exit.cause for loop_exit in queue.exits if loop_exit.loop == "waiting"}
+    return causes == {Cause.QUEUE_EMPTY} and all(request.state == "waiting" for request in queue.waiting)
 
 
 UNSEEN = (
@@ -102,30 +102,30 @@ def _warnings(queue: EngineQueue) -> Iterator[Text]:
 
 
 def _fields(entries: Sequence[QueueEntry], *, queued: bool) -> list[Field[QueueEntry]]:
-    """Columns of either table; one that is empty in every row is left out.
+    """Return the columns of either table, without those that are empty in every row.
 
     Args:
         entries: The rows, in their order.
-        queued: Of those who wait, who have a place in the queue.
+        queued: Whether the requests wait, and therefore have a place in the queue.
     """
 
     def counts(heading: str, count: Callable[[QueueEntry], int | None]) -> list[Field[QueueEntry]]:
-        return [figure(heading, lambda one: integer(count(one)))] if any(map(count, entries)) else []
+        return [figure(heading, lambda entry: integer(count(entry)))] if any(map(count, entries)) else []
 
     places = itertools.count(1)
-    several_states = queued and {one.state for one in entries} != {"waiting"}
-    shows_cause = queued or any(one.refused_for for one in entries)
+    several_states = queued and {entry.state for entry in entries} != {"waiting"}
+    shows_cause = queued or any(entry.refused_for for entry in entries)
     return [
         *([figure("#", lambda _: integer(next(places)))] if queued else []),
-        Field("request", lambda one: one.request_id),
-        *([Field("state", lambda one: one.state)] if several_states else []),
-        figure("age", lambda one: f"{one.age_s:,.1f} s"),
-        figure("prompt", lambda one: integer(one.prompt_tokens)),
-        *counts("computed", lambda one: one.computed_tokens),
-        *counts("output", lambda one: one.output_tokens),
-        *counts("blocks", lambda one: one.blocks),
-        *counts("preempted", lambda one: one.num_preemptions),
-        *counts("priority", lambda one: one.priority),
-        *([Field("adapter", lambda one: one.lora or "")] if any(one.lora for one in entries) else []),
-        *([Field("for", lambda one: one.refused_for or "")] if shows_cause else []),
+        Field("request", lambda entry: entry.request_id),
+        *([Field("state", lambda entry: entry.state)] if several_states else []),
+        figure("age", lambda entry: f"{entry.age_s:,.1f} s"),
+        figure("prompt", lambda entry: integer(entry.prompt_tokens)),
+        *counts("computed", lambda entry: entry.computed_tokens),
+        *counts("output", lambda entry: entry.output_tokens),
+        *counts("blocks", lambda entry: entry.blocks),
+        *counts("preempted", lambda entry: entry.num_preemptions),
+        *counts("priority", lambda entry: entry.priority),
+        *([Field("adapter", lambda entry: entry.lora or "")] if any(entry.lora for entry in entries) else []),
+        *([Field("for", lambda entry: entry.refused_for or "")] if shows_cause else []),
     ]

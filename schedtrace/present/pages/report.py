@@ -41,9 +41,9 @@ MOST_LINES, WIDTH = 40, 80
 """Lines and columns of the usual terminal."""
 MOST_CAUSES = 5
 SHOWN_FROM_FRAC = 0.05
-"""What weighs less is named, not described."""
+"""Share below which a root cause is named, not described."""
 NAMED_FROM_FRAC = 0.01
-"""What weighs less is only counted among what was looked at."""
+"""Share below which a root cause is only counted among the findings examined."""
 PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
 """Findings whose time is a part without a cause."""
 APART_FRAC = 0.04
@@ -56,10 +56,10 @@ OTHERS_LINES = 6
 
 
 def report_page(report: Report, *, full: bool = False, replays: bool = False) -> Page[Report]:
-    """All runs, one after the other.
+    """Return all runs, one after the other.
 
     Args:
-        report: Of ``analyze``.
+        report: Report of ``analyze``.
         full: With every table and finding (``--details``).
         replays: Name the command that tries other settings: it can be run here, and was not.
     """
@@ -115,7 +115,7 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
 
 
 def _figures(run: RunReport) -> Iterator[Message]:
-    """What users compare: throughput and latency; the mean over trials, of several engines that of all."""
+    """Yield throughput and latency: means over trials, and over all engines where there are several."""
     latencies: list[tuple[Percentiles | Distribution | None, ...]]
     statistics = run.statistics
     if statistics is not None and len(statistics.engines) > 1:
@@ -143,7 +143,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _parts(split: list[TimePart], most: int) -> list[Part]:
-    """The largest parts; the others as one."""
+    """Return the largest parts; the others as one."""
     shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
     parts = []
     for part in shown:
@@ -156,7 +156,7 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
 
 
 def _apart(split: list[TimePart], roots: list[Found]) -> Message:
-    """Why the verdict quotes another share than the bar of the same name; nothing where they are near."""
+    """Say why the verdict quotes another share than the bar of the same name; nothing where they are near."""
     first = roots[0] if roots else None
     if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
         return NOTHING
@@ -188,7 +188,7 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
 
 
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
-    """The root causes that the screen has room for, and the others.
+    """Return the root causes that the screen has room for, and the others.
 
     The first may weigh less than the next ones: what weighs more than a described one is described, too, both
     in short where there is no room.
@@ -272,7 +272,7 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
 
 
 def _commands(run: RunReport, roots: list[Found]) -> Commands:
-    """What to run next: all details, one step, one request, the page; names come from strangers."""
+    """Return what to run next: all details, one step, one request, the page; names come from strangers."""
     commands = [["analyze", run.path, "--details"]]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
     if first is not None and Fact.TIMES not in run.lacks:
@@ -305,7 +305,7 @@ def _replay(run: RunReport) -> Commands:
 
 
 def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a line
-    """Lines of a section at 80 columns, the blank one before it included."""
+    """Count a section's lines at 80 columns, including the blank line before it."""
 
     def lines(*texts: Content, indent: int = 0) -> int:
         return sum(max(1, len(textwrap.wrap(plain(unstyled(text)), WIDTH - indent))) for text in texts)

@@ -37,12 +37,12 @@ LEAST_SHOWN_FRAC = 0.01
 
 
 def trials_page(run: RunReport) -> Page[RunReport]:
-    """The trials of a run, as they are shown when it ends."""
+    """Return the trials of a run, as shown when it ends."""
     return Page(run, lambda shown: [trials_table(shown.trials)])
 
 
 def details(run: RunReport) -> Iterator[Section]:
-    """What stands below the first screen: every table, and every finding with its symptoms."""
+    """Yield what stands below the first screen: every table, and every finding with its symptoms."""
     yield trials_table(run.trials, log=run.config["exits_via"] is None)
     yield from log_figures(run)
     if run.strip:
@@ -64,14 +64,14 @@ def details(run: RunReport) -> Iterator[Section]:
 
 
 def finding_sections(findings: list[Found], *, engines: int) -> Iterator[Finding]:
-    """Every finding, its symptoms after it."""
+    """Yield every finding, followed by its symptoms."""
     for finding in findings:
         yield _finding(finding, engines)
         yield from finding_sections(finding.symptoms, engines=engines)
 
 
 def _strip(run: RunReport) -> Strip:
-    """Budget use over the run, and below it where requests waited."""
+    """Return budget use over the run, and below it where requests waited."""
     known = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
     use = Bars([cell.use_frac for cell in run.strip], Style.GOOD)
     waiting: Bars | str = Bars(known, Style.WARNING)
@@ -106,7 +106,7 @@ def _finding(found: Found, engines: int) -> Finding:
 
 
 def _cost(found: Found) -> Message:
-    """What it cost, and how sure that is; nothing below what an estimate resolves."""
+    """Return the finding's cost and its certainty; nothing below an estimate's resolution."""
     if found.cost_ms is None or found.cost_frac is None:
         return NOTHING
     sure: Text = "measured"
@@ -128,11 +128,11 @@ def _where(found: Found, engines: int = 1) -> Message:
 
 
 def step_list(found: Found) -> Message:
-    """The steps that show it, as far as they are listed; at the start of a sentence."""
+    """Return the steps that show the finding, as far as they are listed; at the start of a sentence."""
     return say("{steps}", steps=StepList(found.steps, whole=len(found.steps) < MAX_STEPS))
 
 
 def action(advice: Advice) -> Message:
-    """What to do, with what it costs, as whole sentences."""
+    """Return what to do, with what it costs, as whole sentences."""
     end = "" if plain(advice.message).endswith(".") else "."
     return say("{message}{end}[ Costs: {costs}][ {tested}]", advice, end=end)

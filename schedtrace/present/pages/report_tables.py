@@ -62,8 +62,8 @@ def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
     """Make a table with a row per trial and engine. A server has no trials, hence no first step of a trial.
 
     Args:
-        trials: Of one run.
-        log: It is a benchmark's log, which has one trial and does not say so.
+        trials: Trials of a run.
+        log: Whether the record is a benchmark's log, which has one trial without saying it.
     """
     of_trials = log or any(trial.trial is not None for trial in trials)
     several = len({trial.engine_rank for trial in trials}) > 1
@@ -80,12 +80,12 @@ def _trial(trial: TrialReport) -> str:
 
 
 def p50_p99(times: Percentiles | Distribution | None) -> str:
-    """``12.0 / 34.5``: milliseconds without the unit, which stands in the table's head."""
+    """Return ``12.0 / 34.5``: milliseconds without the unit, which stands in the table's head."""
     return f"{number(times.p50)} / {number(times.p99)}" if times else "-"
 
 
 def p50(times: Percentiles | Distribution | None) -> str:
-    """The median in milliseconds."""
+    """Return the median in milliseconds."""
     return number(times.p50) if times else "-"
 
 
@@ -166,7 +166,7 @@ def _exit(row: CauseRow) -> Message:
 
 
 def _line(location: str | None) -> Content:
-    """``scheduler.py:924``; the whole path stands in the findings and in the JSON form."""
+    """Return ``scheduler.py:924``; findings and the JSON form have the whole path."""
     if location is None:
         return ""
     return Styled(say("{line:code}", line=location.rpartition("/")[2]), Style.DIM)
@@ -235,7 +235,7 @@ def statistics_sections(statistics: Statistics) -> Iterator[Section]:
 
 
 def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -> Table:
-    """Data-parallel engines side by side, and their sum; of many those with the most and the fewest requests.
+    """Return data-parallel engines side by side, and their sum; of many, the most and least loaded.
 
     Args:
         engines: Each one, and the last for all.
@@ -256,7 +256,7 @@ def _extremes(engines: list[EngineFigures], most: int) -> list[EngineFigures]:
 
 
 def _counts(statistics: Statistics) -> Iterator[Fact]:
-    """Prefix cache, drafts, and how requests ended."""
+    """Yield prefix cache, drafts, and how requests ended."""
     if statistics.prefix_cache:
         yield Fact("cache", [_prefix_cache(statistics.prefix_cache)])
     if statistics.drafts:

@@ -23,7 +23,7 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import EVENTS, engine, of_trial, state
+from schedtrace.present.words import EVENTS, engine_suffix, state, trial_suffix
 
 MOST_CHUNKS = 8
 MOST_GAPS = 3
@@ -50,7 +50,10 @@ def _sections(life: Life) -> Iterator[Section]:
 
 def _headline(life: Life) -> Headline:
     about = say(
-        "{trial} of {label:code}{engine}", life, trial=of_trial(life.trial), engine=engine(life.engine_rank)
+        "{trial} of {label:code}{engine}",
+        life,
+        trial=trial_suffix(life.trial),
+        engine=engine_suffix(life.engine_rank),
     )
     lines = [joined([*_summary(life)], "; ")]
     return Headline(say("Request {request_id:id}", life), about, [*lines], list(life.problems))
@@ -129,9 +132,9 @@ def _time(life: Life) -> Message:
 
 
 def _steps_strip(life: Life) -> Strip:
-    known = [piece for piece in life.states if piece.first_step is not None and piece.last_step is not None]
-    runs = [(state(piece.state), piece.steps) for piece in known]
-    first, last = known[0].first_step or 0, known[-1].last_step or 0
+    pieces = [piece for piece in life.states if piece.first_step is not None and piece.last_step is not None]
+    runs = [(state(piece.state), piece.steps) for piece in pieces]
+    first, last = pieces[0].first_step or 0, pieces[-1].last_step or 0
     return Strip([Band("", States(runs))], f"{phrase(Steps(first, last))}, left to right")
 
 

@@ -1,4 +1,4 @@
-"""What a run was: the lines below its name, and the figures of a foreign log."""
+"""Header of a run: the lines below its name, and the figures of a foreign log."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ NOTEWORTHY_ORIGINS = frozenset({"overridden"})
 
 
 def noteworthy(settings: list[EffectiveSetting]) -> Message:
-    """Settings that are not what was given, or do nothing, as one line; nothing where there are none."""
+    """Return overridden or inert settings as one line; empty: there are none."""
     noted = [
         say("{name:code} {value}: {explanation}", setting, value=_value(setting.value))
         for setting in settings
@@ -32,7 +32,7 @@ def _origin(setting: EffectiveSetting) -> Content:
 
 
 def _value(value: SettingValue) -> Message:
-    """A number grouped, the ends of a long list, everything else as it is."""
+    """Return the value in words: a number grouped, the ends of a long list, everything else as it is."""
     if isinstance(value, list):
         shown = [say("{size:n}", size=size) for size in value[:MOST_SIZES]]
         if len(value) <= MOST_SIZES:
@@ -57,7 +57,7 @@ SETTINGS: list[Field[EffectiveSetting]] = [
 
 
 def header(run: RunReport, *, full: bool) -> Iterator[str]:
-    """What was run: of a trace in one line or, ``full``, with all limits and the workload."""
+    """Return what was run: of a trace in one line or, ``full``, with all limits and the workload."""
     if run.config["exits_via"] is None:
         return _log_header(run)
     return _full_header(run) if full else _summary(run)
@@ -94,15 +94,15 @@ def _summary(run: RunReport) -> Iterator[str]:
     work = f"{least}{work}{engines}" if work else ""
     inferred = "; causes inferred" if config["exits_via"] == "inferred" else ""
     limits = {"seats": config["max_num_running_reqs"], "KV blocks": config["kv_blocks_total"]}
-    known = [f", {integer(value)} {name}" for name, value in limits.items() if value is not None]
+    named_limits = [f", {integer(value)} {name}" for name, value in limits.items() if value is not None]
     yield (
         f"{work}{', ' if work else ''}{number(busy / 1e3)} s busy; vLLM {config['vllm_version']} on "
-        f"{config['device']}, budget {integer(config['token_budget'])}{''.join(known)}{inferred}"
+        f"{config['device']}, budget {integer(config['token_budget'])}{''.join(named_limits)}{inferred}"
     )
 
 
 def _requests(run: RunReport) -> str:
-    """``60 requests``; where not all of them finished, ``0 of 60 requests finished``; empty: not recorded."""
+    """Return ``60 requests``, or ``0 of 60 requests finished``; empty: not recorded."""
     ended = [trial.requests_finished for trial in run.trials if trial.requests_finished is not None]
     if not ended:
         return ""
@@ -135,7 +135,7 @@ def _workload(workload: dict[str, Any]) -> str:
 
 
 def _switch(value: object) -> str:
-    """The trace's settings are free-form, so anything may stand there."""
+    """Return ``on``, ``off`` or ``unknown``; the trace's settings are free-form."""
     return {"True": "on", "False": "off"}.get(str(value), "unknown")
 
 
@@ -144,8 +144,10 @@ def _log_header(run: RunReport) -> Iterator[str]:
     several = f" of {config['engines']} engines" if config["engines"] > 1 else ""
     yield f"{config['record']}{several}: it records less than a trace of schedtrace"
     limits = {"budget": config["token_budget"], "max_num_seqs": config["max_num_running_reqs"]}
-    known = [f"{name} {'unknown' if value is None else integer(value)}" for name, value in limits.items()]
-    yield f"{', '.join(known)}, model {config['model']}, vLLM {config['vllm_version']}"
+    named_limits = [
+        f"{name} {'unknown' if value is None else integer(value)}" for name, value in limits.items()
+    ]
+    yield f"{', '.join(named_limits)}, model {config['model']}, vLLM {config['vllm_version']}"
     if named := config.get("named"):
         yield (
             f"by its name: batch size {integer(named['batch_size'])}, {integer(named['input_len'])} tokens + "
@@ -154,7 +156,7 @@ def _log_header(run: RunReport) -> Iterator[str]:
 
 
 def log_figures(run: RunReport) -> Iterator[Section]:
-    """Figures that the table of the trials has no column for; nothing for a trace of schedtrace."""
+    """Yield figures without a column in the trials' table; nothing for a trace of schedtrace."""
     if run.config["exits_via"] is None:
         for trial in run.trials:
             engine = f"engine {trial.engine_rank}: " if len(run.trials) > 1 else ""
@@ -175,7 +177,7 @@ def _log_figures(trial: TrialReport) -> Iterator[str]:
 
 
 def not_judged(run: RunReport) -> Iterator[Section]:
-    """The rules that could not be judged and what is missing; nothing if all were."""
+    """Yield the rules that could not be judged and what is missing; nothing if all were."""
     if not run.not_judged:
         return
     yield Note(", ".join(rule.code for rule in run.not_judged), "not judged:")

@@ -22,7 +22,7 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import engine, of_trial, some
+from schedtrace.present.words import engine_suffix, some, trial_suffix
 
 MOST_LISTED = 20
 LISTED_BY = "--all lists them"
@@ -31,7 +31,7 @@ FEWEST_GROUPED = 4
 
 
 def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content | Table]:
-    """Ordinary decodes on one line, everybody else in a table; each in the table if ``everything``."""
+    """Yield ordinary decodes on one line and the others in a table; all in it if ``everything``."""
     plain = [share for share in scheduled if _plain(share)]
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
     listed = [share for share in scheduled if not _plain(share)] if grouped else scheduled
@@ -43,7 +43,7 @@ def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator
 
 
 def _plain(share: Scheduled) -> bool:
-    """An ordinary decode, of which large batches have hundreds."""
+    """Return whether the request is an ordinary decode; large batches have hundreds."""
     return share.phase == "running" and share.work == "decode" and not share.caps
 
 
@@ -73,7 +73,7 @@ def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
 
 
 def _cuts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content]:
-    """Below the table, since the names of limits are long."""
+    """Yield the lines below the table: the names of limits are too long for it."""
     for caps in dict.fromkeys(tuple(share.caps) for share in scheduled if share.caps):
         cut = [share.request_id for share in scheduled if tuple(share.caps) == caps]
         limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
@@ -86,7 +86,7 @@ MOST_RANKS = 8
 
 
 def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
-    """A step.
+    """Return a step.
 
     Args:
         story: The step.
@@ -96,8 +96,10 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
 
 
 def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
-    about = say(" of {label:code}{engine}", story, engine=engine(story.engine_rank))
-    yield Headline(f"Step {story.step}{of_trial(story.trial)}", about, [_times(story)], list(story.problems))
+    about = say(" of {label:code}{engine}", story, engine=engine_suffix(story.engine_rank))
+    yield Headline(
+        f"Step {story.step}{trial_suffix(story.trial)}", about, [_times(story)], list(story.problems)
+    )
     parts = (_before, _decided, _after)
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
     if story.ranks:
@@ -134,7 +136,7 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
 
 
 def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
-    text = used(
+    text = budget_use(
         Number(story.token_budget - story.remaining_budget),
         Count(story.token_budget, "token"),
         Number(story.remaining_budget),
@@ -177,10 +179,10 @@ RANK: list[Field[RankTurn]] = [
 
 
 def _ranks_table(story: StepStory, most: int) -> Table:
-    """The rank that the page is about, and those whose outputs were last: these made the step so long."""
+    """Return the rank that the page is about, and those whose outputs came last and made the step long."""
     last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
-    kept = {turn.engine_rank for turn in last[:most]}
-    shown = [turn for turn in story.ranks if turn.engine_rank in kept]
+    shown_ranks = {turn.engine_rank for turn in last[:most]}
+    shown = [turn for turn in story.ranks if turn.engine_rank in shown_ranks]
     less = len(story.ranks) - len(shown)
     return table(shown, RANK, f"{integer(less)} more, back earlier: {LISTED_BY}" if less else "")
 
@@ -196,7 +198,7 @@ def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Me
 
 
 def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
-    """Requests and KV blocks before or after a step; without a value where it is not known, or with slots."""
+    """Say requests and KV blocks before or after a step, as values or slots; without unknown values."""
     return say(
         "{running} running, {waiting} waiting[, {free}[ of {total}] KV blocks free]",
         running=running,
@@ -206,7 +208,7 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
     )
 
 
-def used(
+def budget_use(
     tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
 ) -> Message:
     """Return what a step scheduled; ``requests`` is None where it scheduled nobody.
@@ -226,11 +228,11 @@ def used(
 def _arrived(newcomers: list[Newcomer], *, everything: bool) -> Message:
     about = [
         (
-            one.request_id,
-            f" of {counted(one.prompt_tokens, 'prompt token')}",
-            f" ({integer(one.prompt_tokens)} tokens)",
+            newcomer.request_id,
+            f" of {counted(newcomer.prompt_tokens, 'prompt token')}",
+            f" ({integer(newcomer.prompt_tokens)} tokens)",
         )
-        for one in newcomers
+        for newcomer in newcomers
     ]
     return _counted_names(about, everything=everything)
 
@@ -244,13 +246,13 @@ def _finished(leavers: list[Leaver], *, everything: bool) -> Message:
 
 
 def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Message:
-    """``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they are not alike.
+    """Return ``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they differ.
 
     Args:
         about: Ids, with what is said of them if it is the same of all, and else.
         everything: All names, however many there are.
     """
-    of_all = {said for _, said, _ in about}
+    of_all = {shared for _, shared, _ in about}
     alike = of_all.pop() if len(of_all) == 1 else ""
     names = [say("{id:id}{about}", id=name, about="" if alike else each) for name, _, each in about]
     listed = some(names, everything=everything)
@@ -259,14 +261,14 @@ def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Me
 
 def _late(story: StepStory, *, everything: bool) -> Message:
     end_us = story.start_us + story.schedule_us
-    came = [newcomer.queued_us - (newcomer.on_its_way_us or 0) for newcomer in story.late]
+    arrivals_us = [newcomer.queued_us - (newcomer.on_its_way_us or 0) for newcomer in story.late]
     return say(
         "{came}.[ {on_their_way:n} of them had reached the front end when schedule() ended.]"
         "[ The last one reached the front end {late_us:us} after schedule() ended, before this step's output "
         "was back.]",
         came=_arrived(story.late, everything=everything),
-        on_their_way=sum(us <= end_us for us in came),
-        late_us=max(0, max(came) - end_us),
+        on_their_way=sum(us <= end_us for us in arrivals_us),
+        late_us=max(0, max(arrivals_us) - end_us),
     )
 
 

@@ -101,7 +101,7 @@ def _setting(name: str) -> _Figure:
 
 
 def _value(value: object) -> str:
-    """``4096`` as it is typed, so that a row can be copied."""
+    """Return ``4096`` as typed on a command line, to be copied."""
     return "default" if value is None else str(value)
 
 
@@ -137,7 +137,7 @@ def _p(percentiles: Percentiles | None, name: str) -> str:
 
 
 def _split(figures: list[_Figure], rows: list[SweepRow]) -> tuple[list[_Figure], list[tuple[str, str]]]:
-    """Columns whose rows differ, and the others with what stands in all rows."""
+    """Split columns into those whose rows differ, and the others with their common value."""
     varying, alike = [], []
     for shown in figures:
         texts = {shown.text(row) for row in rows}
@@ -150,11 +150,11 @@ def _split(figures: list[_Figure], rows: list[SweepRow]) -> tuple[list[_Figure],
 
 
 UNKNOWN = number(None)
-"""What stands for it; a column of nothing else is left out."""
+"""Placeholder of a missing value; a column of placeholders is left out."""
 
 
 def _table(figures: list[_Figure], rows: list[SweepRow]) -> Table:
-    fields = [Field("", _mark), *(figure(one.heading, partial(_cell, one)) for one in figures)]
+    fields = [Field("", _mark), *(figure(column.heading, partial(_cell, column)) for column in figures)]
     return table(rows, fields)
 
 

@@ -25,13 +25,13 @@ from schedtrace.present.words import COLOURS, highest, state_characters, states_
 HERE = Path(__file__).parent
 MOST_BARS = 120
 MOST_RUNS = 240
-"""Most runs in a picture; more could not be told apart."""
+"""Most runs in a picture: a reader could not distinguish more."""
 LEAST_BAR = 3
 """In percent of the height: anything above 0 is visible."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a browser breaks the lines
-    """A document that loads nothing: its policy forbids it."""
+    """Return a document that loads nothing: its policy forbids it."""
     head = next((section for section in page.sections if isinstance(section, Headline)), None)
     return template("html.jinja").render(
         title=f"{plain(head.title)} - schedtrace" if head else "schedtrace",
@@ -42,20 +42,20 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
 
 
 def fragment(sections: Iterable[Section], *, rank: int | None = None, level: int = 1) -> Markup:
-    """Sections; ``html.css`` draws them.
+    """Render sections; ``html.css`` draws them.
 
     Args:
-        sections: Of a page, and so printable.
+        sections: Sections of a page, which are printable.
         rank: Steps and requests become links such as ``#step=264&rank=0`` and ``#request=t1-3``. Steps
             without an engine of their own are those of this one. None: no links.
-        level: Of the headline; headings below it are one level lower.
+        level: Level of the headline; headings below it are one level lower.
     """
     module = template("sections.jinja").make_module({"level": level, "linked": rank is not None})
     return Markup().join(module.section(section, rank) for section in sections)  # type: ignore[attr-defined]  # a macro of the template
 
 
 def style_sheet() -> str:
-    """The CSS of the sections: colours of both schemes as custom properties, and what is made of them."""
+    """Return the CSS of the sections: both colour schemes as custom properties, and the rules using them."""
     colours = "".join(
         f"  --{name}: light-dark({light}, {dark});\n" for name, (light, dark) in COLOURS.items()
     )
@@ -63,22 +63,22 @@ def style_sheet() -> str:
 
 
 def source_of(text: str) -> str:
-    """What allows an inline style or script of this text in a Content-Security-Policy."""
+    """Return what allows an inline style or script of this text in a Content-Security-Policy."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def step_link(step: int, rank: int) -> str:
-    """The part of an address that names a step: ``step=264&rank=0``."""
+    """Return the part of an address that names a step: ``step=264&rank=0``."""
     return f"step={step}&rank={rank}"
 
 
 def request_link(request_id: str) -> str:
-    """The part of an address that names a request, by its printable id: ``request=t1%2F3``."""
+    """Return the part of an address that names a request, by its printable id: ``request=t1%2F3``."""
     return f"request={quote(request_id, safe='')}"
 
 
 def template(name: str) -> Template:
-    """A template of this folder, or of the page with a timeline."""
+    """Return a template of this folder, or of the page with a timeline."""
     return _environment().get_template(name)
 
 
@@ -105,7 +105,7 @@ def _environment() -> Environment:
 
 
 def _text(content: Text | Styled, rank: int | None) -> Markup:
-    """A text with its names marked and, with a rank, linked."""
+    """Return a text with its names marked and, with a rank, linked."""
     if isinstance(content, Styled):
         tag = "strong" if content.style is Style.STRONG else "span"
         inner = _text(content.text, rank)
@@ -144,7 +144,7 @@ def _steps_link(words: str, first: int, last: int, rank: int) -> Markup:
 
 
 def _steps_cell(cell: str, rank: int | None) -> Markup:
-    """A cell with a step's number or ``3-5``; empty, or anything else, where there is none."""
+    """Return a cell with a step's number or ``3-5``; empty, or anything else, where there is none."""
     first, _, last = cell.partition("-")
     if rank is None or not first.isdecimal():
         return escape(cell)
@@ -158,17 +158,17 @@ def _tops(bars: Bars) -> list[int]:
 
 
 def _runs(states: States) -> list[tuple[str, str, int, int]]:
-    """Word, style, first cell and number of cells of each run that is drawn."""
-    found, at = [], 0
+    """Return the word, style, first cell and number of cells of each drawn run."""
+    runs, at = [], 0
     for state, group in groupby(state_characters(states, MOST_RUNS)):
         cells = len(list(group))
-        found.append((state.word, str(state.style), at, cells))
+        runs.append((state.word, str(state.style), at, cells))
         at += cells
-    return found
+    return runs
 
 
 def _spoken(drawn: Bars | States) -> str:
-    """A picture for those who do not see it."""
+    """Return a picture's description for screen readers."""
     if isinstance(drawn, Bars):
         return f"highest {percent(max(drawn.heights, default=None))}"
     steps: Counter[str] = Counter()

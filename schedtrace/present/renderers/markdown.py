@@ -31,15 +31,15 @@ from schedtrace.present.words import bar_characters, legend_with_key, state_char
 _SPECIAL = re.compile(
     r"[\\`*\[\]~#@$]|<[a-z/!?]|&[#\w]|(?<![^\W_])_|_(?![^\W_])|://|www\.|:[\w+-]+:", re.IGNORECASE
 )
-"""What Markdown, or a site that renders it, could take for more than text."""
+"""Characters that Markdown, or a site that renders it, could interpret."""
 _BEGINS_BLOCK = re.compile(r"[-+]+$|=+$|>|\||\d+[.)]$")
-"""What Markdown, at the start of a line, could take for a list, a quotation, a rule or a heading."""
+"""Beginnings of a line that Markdown could read as a list, a quotation, a rule or a heading."""
 _NAMES = (Request, CauseWord, Setting, Code)
 """Arguments that stand as they are."""
 
 
 def code(value: object) -> str:
-    """A code span: nothing in it means anything, and nothing in it can end it."""
+    """Return a code span: nothing in it means anything, and nothing in it can end it."""
     text = str(value)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     inner = f" {text} " if text[:1] == "`" or text[-1:] == "`" or not text.strip() else text
@@ -47,7 +47,7 @@ def code(value: object) -> str:
 
 
 def prose(text: str | Message) -> str:
-    """Running text: names, and words that could be taken for more than text, become code spans.
+    """Return running text; names, and words that Markdown could interpret, become code spans.
 
     Code spans that touch become one, since their backticks would run together.
     """
@@ -68,14 +68,14 @@ def prose(text: str | Message) -> str:
 
 
 def paragraph(text: str | Message) -> str:
-    """The same where a line may begin: it begins no list, quotation, rule or heading."""
+    """Return text for the start of a line: it begins no list, quotation, rule or heading."""
     written = prose(text).strip(" ")
     first, space, rest = written.partition(" ")
     return code(first) + space + rest if rest and _BEGINS_BLOCK.match(first) else written
 
 
 def cell(markdown: str) -> str:
-    """Markdown for a cell of a table: it may end neither the cell nor the line."""
+    """Return Markdown for a cell of a table: it ends neither the cell nor the line."""
     return " ".join(markdown.replace("|", "\\|").split())
 
 
@@ -84,7 +84,7 @@ WIDTH = 60
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a site breaks the lines
-    """Sections with a blank line between them."""
+    """Render sections with a blank line between them."""
     return "\n\n".join("\n\n".join(_blocks(section)) for section in page.sections) + "\n"
 
 
@@ -123,7 +123,7 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901, PLR0912  # one ki
         case Note(text, label):
             yield f"**{_text(label)}** {_text(text)}" if label else _text(text)
         case Commands(label, commands):
-            yield "\n".join([f"**{_text(label)}**", "", *(f"* {code(one)}" for one in commands)])
+            yield "\n".join([f"**{_text(label)}**", "", *(f"* {code(command)}" for command in commands)])
 
 
 def _fact(fact: Fact) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _text(value: Cell | States) -> str:
-    """A text or a picture, safe anywhere in a line; what is strong or bad stands out."""
+    """Return a text or a picture, safe anywhere in a line; what is strong or bad stands out."""
     if isinstance(value, Bars):
         return code(bar_characters(value, WIDTH).replace(" ", "·"))  # spaces would be lost
     if isinstance(value, States):

@@ -36,7 +36,7 @@ from schedtrace.present.words import bar_characters, horizontal_bar, legend_with
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console for one of the standard streams; the only place where one is made.
+    """Return a console for one of the standard streams; the only place where one is made.
 
     Args:
         stderr: This one, not stdout.
@@ -60,13 +60,13 @@ STYLES = {
 
 
 def written(content: Content) -> Text:
-    """A text in its style; it may be folded, never cropped."""
+    """Return a text in its style; it may be folded, never cropped."""
     text, style = (content.text, content.style) if isinstance(content, Styled) else (content, None)
     return Text(plain(text), style=STYLES[style] if style else "", overflow="fold")
 
 
 def drawn(picture: Cell | States, width: int) -> Text:
-    """A text, or a picture of at most this width."""
+    """Return a text, or a picture of at most this width."""
     if isinstance(picture, Bars):
         return Text(bar_characters(picture, width), style=STYLES[picture.style])
     if isinstance(picture, States):
@@ -78,12 +78,12 @@ def drawn(picture: Cell | States, width: int) -> Text:
 
 
 def longest_word(text: Text) -> int:
-    """Width of the longest word: with less, it would be broken."""
+    """Return the width of the longest word, the least width that does not break it."""
     return max((Text(word).cell_len for word in text.plain.split()), default=0)
 
 
 def longest_line(text: Text) -> int:
-    """Width of the longest line."""
+    """Return the width of the longest line."""
     return max((Text(line).cell_len for line in text.plain.splitlines()), default=0)
 
 
@@ -95,7 +95,7 @@ SHORT = 24
 
 
 def table_view(table: Table, width: int) -> RenderableType:
-    """The table at any width: columns side by side where they fit, else a block for each row.
+    """Return the table at any width: columns side by side where they fit, else a block for each row.
 
     No word or figure of it is broken unless it is longer than a line.
     """
@@ -132,16 +132,16 @@ def _width(table: Table, at: int, *, narrow: bool) -> int:
 
 
 def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    """The least for each column; then what short columns want, from the left; then the long ones' shares."""
+    """Return widths: each column's least, then what short columns want, then the long columns' shares."""
     widths, spare = [*least], room - sum(least)
     for at, wanted in enumerate(most):
         if wanted <= SHORT:
             more = min(spare, wanted - widths[at])
             widths[at], spare = widths[at] + more, spare - more
     lacking = [high - width for high, width in zip(most, widths, strict=True)]
-    given = min(spare, sum(lacking))
+    granted = min(spare, sum(lacking))
     return [
-        width + (lack * given // sum(lacking) if lack else 0)
+        width + (lack * granted // sum(lacking) if lack else 0)
         for width, lack in zip(widths, lacking, strict=True)
     ]
 
@@ -158,15 +158,15 @@ def _columns(table: Table, widths: list[int], gap: int) -> RichTable:
 
 
 def _blocks(table: Table, width: int) -> Iterator[RenderableType]:
-    """Each row's first cell, and below it every other one behind its heading."""
-    first, *others = ((column.heading.replace("\n", " "), column) for column in table.columns)
+    """Yield each row's first cell, and below it every other cell after its heading."""
+    first, *further = ((column.heading.replace("\n", " "), column) for column in table.columns)
     before = f"{first[0]} " if first[1].numeric else ""
     if first[0] and not before:
         yield Text(first[0], style=STYLES[Style.STRONG], overflow="fold")
     for row in table.rows:
         yield Text(before, overflow="fold").append_text(drawn(row[0], width))
         figures, pictures = Text(overflow="fold"), []
-        for (heading, _), cell in zip(others, row[1:], strict=True):
+        for (heading, _), cell in zip(further, row[1:], strict=True):
             shown = drawn(cell, width - INDENT)
             if isinstance(cell, Bars):
                 pictures.append(shown)
@@ -187,7 +187,7 @@ SHARE, BAR = 6, 30
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:
-    """Sections with a blank line between them; in colour on a terminal that has any."""
+    """Render sections with a blank line between them."""
     console = make_console(width=width)
     with console.capture() as captured:
         for at, section in enumerate(page.sections):
@@ -196,7 +196,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:
 
 
 def view(section: Section, width: int) -> RenderableType:  # noqa: PLR0911  # one kind of section a line
-    """A section as rich draws it."""
+    """Return a section as rich draws it."""
     match section:
         case Headline():
             return Group(*_headline(section))
@@ -215,7 +215,9 @@ def view(section: Section, width: int) -> RenderableType:  # noqa: PLR0911  # on
         case Note(text, label):
             return _labelled(label, written(text)) if label else written(text)
         case Commands(label, commands):
-            lines = [Text(f"{' ' * INDENT}{one}", no_wrap=True, overflow="ignore") for one in commands]
+            lines = [
+                Text(f"{' ' * INDENT}{command}", no_wrap=True, overflow="ignore") for command in commands
+            ]
             return Group(Text(label, style=STYLES[Style.STRONG]), *lines)
 
 
@@ -257,7 +259,7 @@ def _least(part: Content | Table | Strip) -> int:
 
 
 def _strip(strip: Strip, width: int) -> Iterator[RenderableType]:
-    """The bands below each other, the legend below them."""
+    """Yield the bands below each other, the legend below them."""
     indent = BAND_LABELS if any(band.label for band in strip.bands) else 0
     for band in strip.bands:
         label = Text(f"{band.label:<{indent}}", style=STYLES[Style.STRONG])
@@ -278,7 +280,7 @@ def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
 
 
 def _shares(shares: Shares, width: int) -> Iterator[RenderableType]:
-    """A title, and below it a line a part: its label, its share and a bar."""
+    """Yield a title, and below it a line a part: its label, its share and a bar."""
     yield Text(shares.title, style=STYLES[Style.STRONG])
     labels = max((Text(plain(part.label)).cell_len for part in shares.parts), default=0)
     for part in shares.parts:
@@ -295,7 +297,7 @@ def _shares(shares: Shares, width: int) -> Iterator[RenderableType]:
 
 
 def _cause(cause: Cause, width: int) -> Iterator[RenderableType]:
-    """The title with the gain at the line's end, or below it; then the evidence and what to try."""
+    """Yield the title with the gain at the line's end, or below it; then the evidence and what to try."""
     number, gain = f"{cause.number}. ", Text(plain(cause.gain), style=STYLES[Style.STRONG])
     title = Text.assemble(number, written(cause.title))
     title.stylize(STYLES[Style.STRONG])

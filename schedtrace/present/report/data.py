@@ -27,7 +27,7 @@ from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
 
 MOST_STORIES, FEWEST_STORIES = 40, 6
-"""Steps and requests told in full; fewer of a long trace, where each takes half a second."""
+"""Steps and requests shown in full; fewer of a long trace, where each takes half a second."""
 
 
 @dataclass
@@ -42,17 +42,17 @@ class Named:
 
 
 def named(report: RunReport) -> Named:
-    """What a run's findings and their symptoms name."""
-    found = Named()
+    """Return what a run's findings and their symptoms name."""
+    names = Named()
     for finding in report.every_finding():
-        own = found.steps.setdefault(finding.engine_rank, [])
+        own = names.steps.setdefault(finding.engine_rank, [])
         own += finding.steps
-        found.examples += [(finding.engine_rank, step) for step in finding.steps[:1]]
-        found.requests += _requests(finding)
-    found.steps = {rank: list(dict.fromkeys(steps)) for rank, steps in found.steps.items()}
-    found.requests = list(dict.fromkeys(found.requests))
-    found.examples = list(dict.fromkeys(found.examples))
-    return found
+        names.examples += [(finding.engine_rank, step) for step in finding.steps[:1]]
+        names.requests += _requests(finding)
+    names.steps = {rank: list(dict.fromkeys(steps)) for rank, steps in names.steps.items()}
+    names.requests = list(dict.fromkeys(names.requests))
+    names.examples = list(dict.fromkeys(names.examples))
+    return names
 
 
 def marked(report: RunReport) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def marked(report: RunReport) -> list[dict[str, Any]]:
             "severity": finding.severity,
             "rank": finding.engine_rank,
             "ranks": finding.engine_ranks or [finding.engine_rank],
-            "steps": ranges(finding.steps),
+            "steps": step_ranges(finding.steps),
             "cause": finding.cause,
             "named": len(finding.steps),
             "count": finding.count,
@@ -73,8 +73,8 @@ def marked(report: RunReport) -> list[dict[str, Any]]:
     ]
 
 
-def ranges(steps: list[int]) -> list[list[int]]:
-    """Steps as the first and last of each run of them that follow each other."""
+def step_ranges(steps: list[int]) -> list[list[int]]:
+    """Return the first and last step of each run of successive steps."""
     ordered = sorted(set(steps))
     if not ordered:
         return []
@@ -88,8 +88,8 @@ def ranges(steps: list[int]) -> list[list[int]]:
 def _requests(finding: Finding) -> Iterator[str]:
     messages: list[Message] = [finding.message, finding.holder, finding.verdict]
     messages += [finding.example] if finding.example else []
-    for one in messages:
-        for part in one.parts():
+    for message in messages:
+        for part in message.parts():
             if isinstance(part, Request):
                 yield part.request_id
             elif isinstance(part, Requests):
@@ -103,7 +103,7 @@ MOST_REQUESTS, MOST_PIECES = 8_000, 50_000
 def lives_of(
     timeline: Timeline, steps: pl.DataFrame, named: Collection[str], engines: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
+    """Return requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
 
     Pieces are rows of ``request_states``. Waits that follow each other and have at each moment the cause
     that the step of the moment had are one piece, ``by_step``: of a long queue this is most of the table.
@@ -153,15 +153,15 @@ DETAIL = 500
 """Steps before and after each step that a finding names which are kept single."""
 
 
-def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
-    """Steps as at most about ``most`` rows, with ``count``: how many each stands for.
+def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
+    """Merge steps into at most about ``most`` rows; ``count`` is the number of steps of a row.
 
     ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the
     sum of their tokens and preemptions, the most running, waiting, KV blocks and requests, and the cause
     that the most of them had. Rows do not reach over the end of a trial.
 
     Args:
-        steps: Of ``timeline.chart.per_step``.
+        steps: Rows of ``timeline.chart.per_step``.
         named: Steps that stay single, as ``DETAIL`` on either side of each do, as far as half of the rows
             suffice for them.
         most: Rows.
@@ -212,20 +212,20 @@ STATES = (
     "not_recorded",
 )
 BY_STEP, NO_CAUSE = 1, 0
-"""Codes of causes: 0 is none, 1 that of the step of the time, from 2 on a place in ``Chart.causes``."""
+"""Codes of causes: 0 is none, 1 the cause of the step then, from 2 a place in ``TimelineChart.causes``."""
 FIRST_CAUSE = 2
 
 
 @dataclass
-class Chart:
-    """What the page draws, of one run or of two."""
+class TimelineChart:
+    """Data that the page draws, from one run or two."""
 
     packed: Packed = field(default_factory=Packed)
     engines: list[dict[str, Any]] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     """Words of causes; columns have their places in it, ``UNKNOWN`` for none."""
     notes: list[str] = field(default_factory=list)
-    """What is left out, for the reader."""
+    """Notes on omissions, for the reader."""
 
     def add_engine(
         self, timeline: Timeline, *, run: int, offset_us: int, named: Named, engines: int = 1
@@ -237,14 +237,14 @@ class Chart:
             run: 0, or 1 for the second of two.
             offset_us: From its clock to that of the run's first engine.
             named: What the run's findings name, which stays in full.
-            engines: How many of the run share the page.
+            engines: Number of the run's engines that share the page.
         """
         if Fact.TIMES not in timeline.facts:
             self.notes.append(f"Engine {timeline.rank} is not drawn: the record has no times of its steps.")
             return
         name = f"{len(self.engines)}."
         steps = per_step(timeline, offset_us)
-        rows = merged(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
+        rows = merged_steps(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
         shown, lives = lives_of(timeline, steps, named.requests, engines)
         if rows.height < steps.height:
             self.notes.append(
@@ -322,14 +322,14 @@ class Chart:
 
 
 def engines_of(run: Run, timelines: Timelines) -> Iterator[tuple[Timeline, int]]:
-    """The timelines of the engines that a page has room for, one after the other, and the offset of each."""
+    """Yield the timeline and the offset of each engine that a page has room for."""
     headers = run.traces.headers[:MOST_ENGINES]
     for place, header in enumerate(headers):
         yield timelines.at(place), offset(header, headers[0]).us
 
 
 def words_of_causes(causes: list[str]) -> list[dict[str, str]]:
-    """Each word with its meaning, for the legend."""
-    known = {NEXT_STEP: "The next step had not begun: nothing refused the request"}
-    meanings = {word: cause.entry.meaning for word, cause in CAUSES.items()} | known
+    """Return each cause's word and meaning, for the legend."""
+    next_step = {NEXT_STEP: "The next step had not begun: nothing refused the request"}
+    meanings = {word: cause.entry.meaning for word, cause in CAUSES.items()} | next_step
     return [{"word": visible(word), "meaning": meanings.get(word, "")} for word in causes]

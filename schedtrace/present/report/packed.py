@@ -53,7 +53,7 @@ class Packed:
         self._bytes.append(written)
 
     def text(self) -> str:
-        """All columns, raw deflate in base64."""
+        """Return all columns, as raw deflate in base64."""
         deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = deflate.compress(b"".join(self._bytes)) + deflate.flush()
         return base64.b64encode(packed).decode()

@@ -36,8 +36,8 @@ from schedtrace.present.report.data import (
     MOST_ROWS,
     MOST_STORIES,
     STATES,
-    Chart,
     Named,
+    TimelineChart,
     engines_of,
     marked,
     named,
@@ -50,37 +50,37 @@ from schedtrace.timeline.timeline import Timeline, make_timeline
 SCRIPTS = ("../sentence.js", "model.js", "panels.js", "requests.js", "words.js", "moves.js")
 """The page's one script, in its parts."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-"""What could end the element that holds the data, or a line of it."""
+"""Characters that could end the element that holds the data, or a line of it."""
 
 
 def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
-    """The page of one run.
+    """Return the page of one run.
 
     Args:
-        report: Of ``analyze``.
+        report: Report of ``analyze``.
         run: The run.
-        timelines: Those that the report was made from.
+        timelines: Timelines that the report was made from.
     """
-    names, told = named(report), dict[str, str]()
-    chart = Chart()
+    names, texts = named(report), dict[str, str]()
+    chart = TimelineChart()
     engines = min(len(run.traces), MOST_ENGINES)
     for timeline, offset in engines_of(run, timelines):
         chart.add_engine(timeline, run=0, offset_us=offset, named=names, engines=engines)
-        told |= _stories(run, timeline, names)
-    chart.packed.add_texts("stories.at", told.keys())
-    chart.packed.add_texts("stories.html", told.values())
+        texts |= _stories(run, timeline, names)
+    chart.packed.add_texts("stories.at", texts.keys())
+    chart.packed.add_texts("stories.html", texts.values())
     chart.note_engines(len(run.traces))
     shown = printable(report)
     rank = run.traces.headers[0].engine_rank
     verdict = joined(shown.verdict)
-    said = Note(Styled(verdict, Style.STRONG))
+    verdict_note = Note(Styled(verdict, Style.STRONG))
     short, full = (report_page(Report(runs=[report]), full=full).sections for full in (False, True))
     return _document(
         chart,
         title=shown.label,
         verdict=html.fragment([Note(verdict)], rank=rank, level=2),
         level=lead[0].severity if (lead := leading(shown.findings)) else "",
-        report=html.fragment([section for section in short if section != said], rank=rank, level=2),
+        report=html.fragment([section for section in short if section != verdict_note], rank=rank, level=2),
         details=html.fragment([section for section in full if section not in short], rank=rank, level=2),
         zero="the trace's clock",
         from_first=False,
@@ -92,22 +92,24 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
 
 
 def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
-    """The page of two runs on one time axis, each from its first request.
+    """Return the page of two runs on one time axis, each from its first request.
 
     Args:
-        comparison: Of ``diff``.
+        comparison: Comparison of ``diff``.
         runs: The base and the new run.
     """
-    chart, marks = Chart(), _first_difference(comparison)
+    chart, marks = TimelineChart(), _first_difference(comparison)
     for place, run in enumerate(runs):
-        steps = {run.traces.headers[0].engine_rank: [one["step"] for one in marks if one["run"] == place]}
-        engines, said = min(len(run.traces), MOST_ENGINES), len(chart.notes)
+        steps = {run.traces.headers[0].engine_rank: [mark["step"] for mark in marks if mark["run"] == place]}
+        engines, notes_before = min(len(run.traces), MOST_ENGINES), len(chart.notes)
         for timeline, offset in engines_of(run, Timelines(run)):
             chart.add_engine(
                 timeline, run=place, offset_us=offset, named=Named(steps), engines=engines * len(runs)
             )
         chart.note_engines(len(run.traces))
-        chart.notes[said:] = [f"{('Base', 'New')[place]} run: {note}" for note in chart.notes[said:]]
+        chart.notes[notes_before:] = [
+            f"{('Base', 'New')[place]} run: {note}" for note in chart.notes[notes_before:]
+        ]
     shown = printable(comparison)
     return _document(
         chart,
@@ -129,7 +131,7 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
 
 
 def _unrepeated(sections: list[Section]) -> Iterator[Section]:
-    """Without the verdict and its warnings, which stand above the timeline."""
+    """Yield sections except the verdict and its warnings, which stand above the timeline."""
     for section in sections:
         if isinstance(section, Headline):
             yield replace(section, title="Comparison", about="", warnings=[])
@@ -138,7 +140,7 @@ def _unrepeated(sections: list[Section]) -> Iterator[Section]:
 
 
 def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
-    """The pages of ``step`` and ``request`` for what findings name of an engine, the warm-up included."""
+    """Return the pages of an engine's steps and requests that findings name, warm-up included."""
     if Fact.TIMES not in timeline.facts:
         return {}
     place = [header.engine_rank for header in run.traces.headers].index(timeline.rank)
@@ -154,7 +156,7 @@ def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
 def stories(
     run: Run, timeline: Timeline, steps: Iterable[tuple[int, int]], request_ids: Iterable[str]
 ) -> dict[str, str]:
-    """Fragments by the part of an address that leads to them: ``step=264&rank=0``, ``request=t1-3``.
+    """Return fragments by the part of an address that leads to them: ``step=264``, ``request=t1-3``.
 
     Args:
         run: A run.
@@ -165,18 +167,18 @@ def stories(
     Raises:
         UsageError: there is no such step.
     """
-    explained, known = StepStories(run, timeline), timeline.request_states["request_id"]
+    explained, traced_ids = StepStories(run, timeline), timeline.request_states["request_id"]
     pages: dict[str, Page[Any]] = {
         html.step_link(step, rank): step_page(explained.story(step)) for rank, step in steps
     }
     for name in request_ids:
-        if name in known:
+        if name in traced_ids:
             pages[html.request_link(visible(name))] = request_page(request_life(run, timeline, name))
     return {at: html.fragment(page.sections, rank=timeline.rank, level=2) for at, page in pages.items()}
 
 
 def _document(
-    chart: Chart,
+    chart: TimelineChart,
     *,
     title: str,
     verdict: str,
@@ -230,7 +232,7 @@ def _document(
 
 
 def in_script(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it ends the element.
+    """Return JSON for a script element: nothing in it ends the element.
 
     Raises:
         ValueError: a number in it is not finite.

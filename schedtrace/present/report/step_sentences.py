@@ -16,15 +16,15 @@ import polars as pl
 from schedtrace.explain.sentences import (
     SAME_STOP,
     Row,
-    preempted,
+    preemption_message,
+    stop_message,
     stop_rows,
     stop_values,
-    stopped,
     victim_values,
 )
 from schedtrace.model.message import Message, Slot, with_slots
 from schedtrace.model.printable import visible
-from schedtrace.present.pages.step import crowd, used
+from schedtrace.present.pages.step import budget_use, crowd
 from schedtrace.present.phrases import MOST_REQUESTS, pieces
 from schedtrace.present.report.packed import Packed
 from schedtrace.timeline.timeline import Timeline
@@ -45,7 +45,7 @@ VICTIM = ("request_id", "for_request_id", "lost_tokens", "blocks_needed", "block
 
 
 def step_words(timeline: Timeline) -> dict[str, Words]:
-    """Every sentence of ``stops`` and ``victims``, for all steps; work of the number of exits.
+    """Return every sentence of ``stops`` and ``victims`` for all steps, in time linear in the exits.
 
     ``stops`` with the columns ``STOP`` and slots ``requests`` (``request_ids``, of ``count``), ``needed``,
     ``free`` and ``left``; ``preempted`` with ``VICTIM`` and slots ``victim``, ``for``, ``lost``, ``needed``,
@@ -70,13 +70,13 @@ def step_words(timeline: Timeline) -> dict[str, Words]:
             stops,
             [*SAME_STOP, "named", "several", "lacked"],
             STOP,
-            lambda row: stopped(header, row, with_slots(stop_values(row))),
+            lambda row: stop_message(header, row, with_slots(stop_values(row))),
         ),
         "preempted": _words(
             lost,
             ["in_schedule", "by_itself", "known", "asked", "gave", "again"],
             VICTIM,
-            lambda row: preempted(row, with_slots(victim_values(row))),
+            lambda row: preemption_message(row, with_slots(victim_values(row))),
         ),
     }
 
@@ -96,7 +96,7 @@ Parts = list[str | dict[str, Any]]
 
 
 def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
-    """The lines of ``schedtrace step`` that are known of every step.
+    """Return the templates of the lines of ``schedtrace step``.
 
     ``used``: with ``tokens``, ``budget``, ``left`` and ``requests``; the second where nobody was scheduled.
     ``crowd``, before and after a step: with ``running``, ``waiting``, ``free`` and ``total`` (KV blocks); the
@@ -108,33 +108,37 @@ def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
     )
     budget, requests = Slot("budget", "count", "token"), Slot("requests", "count", "request")
     return {
-        "used": [parts(used(tokens, budget, left, someone)) for someone in (requests, None)],
+        "used": [template_parts(budget_use(tokens, budget, left, someone)) for someone in (requests, None)],
         "crowd": [
-            parts(crowd(running, waiting, *blocks)) for blocks in ((free, total), (free, None), (None, None))
+            template_parts(crowd(running, waiting, *blocks))
+            for blocks in ((free, total), (free, None), (None, None))
         ],
-        **{name: [parts(template) for template in found.templates] for name, found in words.items()},
+        **{
+            name: [template_parts(template) for template in variants.templates]
+            for name, variants in words.items()
+        },
     }
 
 
-def parts(template: Message) -> Parts:
-    """A template with everything written but its slots, printable."""
-    found: Parts = []
+def template_parts(template: Message) -> Parts:
+    """Return a template with everything written but its slots, printable."""
+    written: Parts = []
     for text, value in pieces(template):
         if isinstance(value, Slot):
-            found.append(msgspec.to_builtins(value))
+            written.append(msgspec.to_builtins(value))
         elif value is not None:
-            found.append({"is": str(value.__struct_config__.tag), "text": visible(text)})
-        elif found and isinstance(found[-1], str):
-            found[-1] += visible(text)
+            written.append({"is": str(value.__struct_config__.tag), "text": visible(text)})
+        elif written and isinstance(written[-1], str):
+            written[-1] += visible(text)
         else:
-            found.append(visible(text))
-    return found
+            written.append(visible(text))
+    return written
 
 
 MOST_NAMED = MOST_REQUESTS + 1
-"""Requests of one sentence: more are counted."""
+"""Requests named in a sentence; the rest are counted."""
 NOT_DRAWN = -2
-"""A request that is not among those of the page."""
+"""Index of a request that is not on the page."""
 
 
 def add_words(
@@ -149,7 +153,7 @@ def add_words(
 
     Args:
         packed: Where to.
-        name: Of the engine in it.
+        name: Name of the engine in it.
         timeline: The engine's.
         rows: The page's steps; those that are not rows of their own get no words.
         ids: Requests of the page.

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import t
 
 from schedtrace.compare.compare import compare
-from schedtrace.compare.servers import FEWEST_VALUES, STATISTICS, Change, Served, in_windows, judged
+from schedtrace.compare.servers import FEWEST_VALUES, STATISTICS, Change, Served, in_windows, server_changes
 from schedtrace.model.comparison import Outcome
 from tests.makers import arrival, finish, step
 
@@ -80,7 +80,7 @@ def test_values_that_hang_together_are_not_taken_for_so_many():
     """Two levels, each for half of the series: far from 100 independent values."""
     values = np.array([1.0] * 50 + [3.0] * 50)
     base, new = (Served(dict.fromkeys(STATISTICS, factor * values)) for factor in (1, 2))
-    change, _ = judged(base, new)["output"]
+    change, _ = server_changes(base, new)["output"]
     assert change.change == pytest.approx(log(2))
     assert change.error > 3 * sqrt(2 / len(values)) * values.std() / values.mean()
 

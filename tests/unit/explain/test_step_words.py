@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.explain.sentences import stop_values, stops, victim_values, victims
+from schedtrace.explain.sentences import step_stops, stop_values, victim_values, victims
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import filled
 from schedtrace.model.trace import Exit, Preemption
@@ -31,7 +31,7 @@ def check_all(timeline):
     stopped = by_step(words["stops"], stop_values)
     lost = by_step(words["preempted"], victim_values)
     for number in timeline.steps["step"]:
-        assert stopped.get(number, []) == [stop.message for stop in stops(timeline, number)]
+        assert stopped.get(number, []) == [stop.message for stop in step_stops(timeline, number)]
         assert lost.get(number, []) == [victim.message for victim in victims(timeline, number)]
     return words
 

@@ -7,7 +7,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.export import Kind
+from schedtrace.export import ExportKind
 from schedtrace.export.exports import export, tables
 from schedtrace.model.causes import Cap
 from schedtrace.model.trace import ChunkCap, Events, Notice, Output, Preemption
@@ -45,7 +45,9 @@ def run(run_of):
     )
 
 
-@pytest.mark.parametrize(("kind", "read"), [(Kind.PARQUET, pl.read_parquet), (Kind.CSV, pl.read_csv)])
+@pytest.mark.parametrize(
+    ("kind", "read"), [(ExportKind.PARQUET, pl.read_parquet), (ExportKind.CSV, pl.read_csv)]
+)
 def test_every_table_can_be_read_back(run, tmp_path, kind, read):
     written = export(run, tmp_path / "out" / "in", kind=kind)
     assert {file.name: rows for file, rows in written.items()} == {
@@ -80,17 +82,17 @@ def test_files_that_are_there_are_kept_unless_told_otherwise(run, tmp_path):
     there = tmp_path / "caps.csv"
     there.write_text("mine")
     with pytest.raises(UsageError, match=r"caps\.csv is there already; --force replaces it"):
-        export(run, tmp_path, kind=Kind.CSV)
+        export(run, tmp_path, kind=ExportKind.CSV)
     assert there.read_text() == "mine"
     assert not (tmp_path / "steps.csv").exists()
-    export(run, tmp_path, kind=Kind.CSV, force=True)
+    export(run, tmp_path, kind=ExportKind.CSV, force=True)
     assert "token_budget" in there.read_text()
 
 
 def test_a_folder_that_cannot_be_made_is_told(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file.sub: cannot be written to \(Not a directory\)"):
-        export(run, tmp_path / "file" / "sub", kind=Kind.CSV)
+        export(run, tmp_path / "file" / "sub", kind=ExportKind.CSV)
 
 
 def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(run_of, tmp_path):
@@ -105,7 +107,7 @@ def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(
         step(3, got={"c": 1}),
     ]
     run = run_of("r", *lines)
-    [(file, count)] = export(run, tmp_path / "out", kind=Kind.JSONL).items()
+    [(file, count)] = export(run, tmp_path / "out", kind=ExportKind.JSONL).items()
     assert (file, count) == (tmp_path / "out" / "engine-0.jsonl", 7)
     told = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
     assert [line["type"] for line in told] == ["header", "step", "step", "notice", "events", "step", "end"]
@@ -121,12 +123,12 @@ def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(
 
 def test_a_trace_is_never_written_over_itself(run):
     with pytest.raises(UsageError, match="the trace itself, which would be lost"):
-        export(run, run.path, kind=Kind.JSONL, force=True)
+        export(run, run.path, kind=ExportKind.JSONL, force=True)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(ExportKind))
 def test_only_the_owner_may_read_the_files(run, run_of, tmp_path, kind):
-    if kind is Kind.MOONCAKE:  # which has no warm-up
+    if kind is ExportKind.MOONCAKE:  # which has no warm-up
         run = run_of("load", step(0, arrived=[arrival("a", 0)]))
     before = os.umask(0)
     try:
@@ -140,8 +142,8 @@ def test_only_the_owner_may_read_the_files(run, run_of, tmp_path, kind):
 
 def test_parquet_keeps_the_very_texts_and_csv_shows_them(run_of, tmp_path):
     run = run_of("hostile", step(0, got={"=1\x1b": 1}, new=["=1\x1b"]))
-    export(run, tmp_path, kind=Kind.PARQUET)
-    export(run, tmp_path, kind=Kind.CSV)
+    export(run, tmp_path, kind=ExportKind.PARQUET)
+    export(run, tmp_path, kind=ExportKind.CSV)
     assert pl.read_parquet(tmp_path / "requests.parquet")["request_id"].to_list() == ["=1\x1b"]
     assert pl.read_csv(tmp_path / "requests.csv")["request_id"].to_list() == [r"'=1\x1b"]
 

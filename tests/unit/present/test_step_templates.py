@@ -24,9 +24,9 @@ from schedtrace.model.message import (
 )
 from schedtrace.model.say import say
 from schedtrace.present import phrases
-from schedtrace.present.pages.step import crowd, used
+from schedtrace.present.pages.step import budget_use, crowd
 from schedtrace.present.phrases import duration, pieces, plain
-from schedtrace.present.report.step_sentences import Words, parts, step_templates
+from schedtrace.present.report.step_sentences import Words, step_templates, template_parts
 
 SCRIPT = Path(schedtrace.present.__file__).parent / "sentence.js"
 WRITE = """
@@ -57,7 +57,7 @@ def in_javascript(calls):
 def filled_in_javascript(cases):
     """Templates with the values of their slots."""
     calls = [
-        ["pieces", parts(template), {name: raw(value) for name, value in values.items()}]
+        ["pieces", template_parts(template), {name: raw(value) for name, value in values.items()}]
         for template, values in cases
     ]
     return [[(piece["text"], piece.get("is")) for piece in found] for found in in_javascript(calls)]
@@ -140,7 +140,7 @@ def test_javascript_rounds_as_python_does():
 
 def test_a_template_is_printable_words_and_slots():
     template = say("{code:code}: {x} {{}}{more}", code="\u202e", x=Slot("n", "number"), more="\x1b")
-    assert parts(template) == [
+    assert template_parts(template) == [
         {"is": "code", "text": "\\u202e"},
         ": ",
         {"is": "slot", "name": "n", "kind": "number", "noun": "", "plural": None},
@@ -162,7 +162,7 @@ def test_what_is_known_of_every_step_has_its_templates():
         "<running> running, <waiting> waiting, <free> KV blocks free",
         "<running> running, <waiting> waiting",
     ]
-    assert plain(used(Number(1200), Count(1, "token"), Number(0), Count(2, "request"))) == (
+    assert plain(budget_use(Number(1200), Count(1, "token"), Number(0), Count(2, "request"))) == (
         "1,200 of 1 token of budget, 0 left, by 2 requests"
     )
     assert plain(crowd(Number(1), Number(2), None, Number(9))) == "1 running, 2 waiting"

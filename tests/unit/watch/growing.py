@@ -6,7 +6,7 @@ from pathlib import Path
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Step
 from schedtrace.watch.find import Target
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, header, step
 
@@ -86,7 +86,7 @@ class Growing:
         return ANCHOR_S + self.at * STEP_US / 1e6
 
 
-def session_of(path: Path, growing: Growing, only: bool = True) -> Session:
+def session_of(path: Path, growing: Growing, only: bool = True) -> WatchSession:
     """Looks at it with a clock that shows when its last step was over; files are as old as that says."""
 
     def clock() -> float:
@@ -94,4 +94,4 @@ def session_of(path: Path, growing: Growing, only: bool = True) -> Session:
             os.utime(file, (growing.now_s, growing.now_s))
         return growing.now_s
 
-    return Session(Target(path, only), clock)
+    return WatchSession(Target(path, only), clock)

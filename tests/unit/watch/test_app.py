@@ -10,7 +10,7 @@ from schedtrace.model.trace import End
 from schedtrace.read.run import read_run
 from schedtrace.watch import view
 from schedtrace.watch.app import WatchApp
-from schedtrace.watch.plain_lines import page
+from schedtrace.watch.plain_lines import status_page
 from tests.unit.present.test_goldens import check
 from tests.unit.watch.growing import Growing, session_of
 
@@ -58,7 +58,7 @@ def test_the_whole_screen(growing, session, size):
 def test_advice_is_cut_only_where_there_is_no_room_for_it(growing, session):
     growing.grow(100)
     ((*screen, _),) = shown(session)
-    advice = page(session.look()).splitlines()[1].partition("Try: ")[2]
+    advice = status_page(session.look()).splitlines()[1].partition("Try: ")[2]
     told = " ".join(" ".join(screen).split())
     assert told.count(f"Try: {advice}") == 2
     ((*screen, _),) = shown(session, size=(80, 16))

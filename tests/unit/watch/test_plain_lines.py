@@ -9,7 +9,7 @@ from schedtrace.model.trace import End
 from schedtrace.watch.find import Target, target
 from schedtrace.watch.plain_lines import stream, verdict_text
 from schedtrace.watch.seen import Verdict
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 from tests.unit.watch.growing import ANCHOR_S, LATER_S, Growing
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_ended_is_one_line_until_a_newer_one_begins(tmp_path):
         if len(looks) == 7:
             raise KeyboardInterrupt
 
-    session = Session(Target(tmp_path, only=False), lambda: first.now_s)
+    session = WatchSession(Target(tmp_path, only=False), lambda: first.now_s)
     with pytest.raises(KeyboardInterrupt):
         stream(session, 5.0, said.append, later)
     assert [text.partition(" ")[2][:20] for text in said] == [
@@ -84,7 +84,7 @@ def test_a_folder_that_a_starting_server_makes_is_waited_for_in_one_line(tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stream(Session(target(str(logs), {}, tmp_path), lambda: ANCHOR_S + 1.0), 5.0, said.append, later)
+        stream(WatchSession(target(str(logs), {}, tmp_path), lambda: ANCHOR_S + 1.0), 5.0, said.append, later)
     assert [text.split(" ", 1)[1] for text in said[:2]] == [
         f"waiting for {logs} to appear: no such file or folder yet",
         f"waiting for a trace in {logs}",

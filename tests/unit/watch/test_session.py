@@ -16,9 +16,9 @@ from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target
 from schedtrace.watch.judge import LINES_LOST
-from schedtrace.watch.plain_lines import SCREENFUL, age, line, page
+from schedtrace.watch.plain_lines import SCREENFUL, age, status_line, status_page
 from schedtrace.watch.seen import Verdict
-from schedtrace.watch.session import Session
+from schedtrace.watch.session import WatchSession
 from tests.makers import arrival, finish, step
 from tests.unit.present.test_queue_page import entry, queue
 from tests.unit.watch.growing import ANCHOR_S, LATER_S, STEP_US, Growing, session_of
@@ -91,7 +91,7 @@ def test_the_verdicts_are_those_of_analyze(folder, cli, growing, session):
     (run,) = json.loads(out)["runs"]
     advice = run["findings"][0]["advice"][0]["message"]
     sentences = [*run["verdict"], f"Try: {advice}."]
-    assert f"last 1 min (now): {' '.join(sentences)}" in page(session.look()).splitlines()
+    assert f"last 1 min (now): {' '.join(sentences)}" in status_page(session.look()).splitlines()
 
 
 def test_verdicts_keep_their_pace(growing, session):
@@ -224,7 +224,7 @@ def test_an_engine_that_ends_is_over(growing, session):
 def test_idle_long_steps_and_silence_are_told_apart(folder, growing):
     growing.grow(30)
     later = [growing.now_s]
-    session = Session(Target(folder, only=True), lambda: later[0])
+    session = WatchSession(Target(folder, only=True), lambda: later[0])
 
     def state(after_s, written_s):
         later[0] = growing.now_s + after_s
@@ -260,7 +260,7 @@ def test_a_removed_trace_is_noted_and_over(folder, growing, session):
     seen = session.look()
     assert notes(seen) == [f"{growing.path}: removed while it was followed"]
     assert seen.over
-    assert line(seen).endswith(f"waiting for {folder} to appear: no such file or folder yet")
+    assert status_line(seen).endswith(f"waiting for {folder} to appear: no such file or folder yet")
 
 
 def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder, growing, session):
@@ -285,7 +285,7 @@ def test_a_cut_trace_is_noted_and_read_from_its_begin(folder, growing, session):
 def test_what_is_no_trace_is_noted_once(folder):
     folder.mkdir()
     (folder / "engine-0.jsonl").write_bytes(b"hello\n")
-    session = Session(Target(folder, only=True))
+    session = WatchSession(Target(folder, only=True))
     session.look()
     assert notes(session.look()) == [
         f"{folder}/engine-0.jsonl:1: not a schedtrace trace, the first line is no header"
@@ -296,7 +296,7 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     first = Growing(tmp_path / "first")
     first.grow(3)
     later = [first.now_s]
-    session = Session(Target(tmp_path, only=False), lambda: later[0])
+    session = WatchSession(Target(tmp_path, only=False), lambda: later[0])
     os.utime(first.path, (later[0], later[0]))
     assert session.look().name == "first"
     second = Growing(tmp_path / "second")
@@ -343,7 +343,7 @@ def test_hostile_ids_are_text(folder):
     growing = Growing(folder, waiting=(hostile,))
     growing.grow(5)
     session = session_of(folder, growing)
-    text = page(session.look())
+    text = status_page(session.look())
     assert r"\x1b[31m[bold]<script>\u202e" in text
     assert text.isascii()
     assert "\x1b" not in session.life(session.look().slowest[0], 80)
@@ -353,11 +353,11 @@ def test_a_page_for_one_screen_counts_the_requests_that_it_leaves_out(folder):
     growing = Growing(folder, waiting=tuple(f"w{number}" for number in range(15)))
     growing.grow(5)
     seen = session_of(folder, growing).look()
-    rows = page(seen, SCREENFUL).splitlines()
+    rows = status_page(seen, SCREENFUL).splitlines()
     begin = rows.index("requests (age, state): the longest waits, then the oldest")
     more = len(seen.slowest) - SCREENFUL
     assert rows[begin + 1 + SCREENFUL] == f"and {more} more, as schedtrace watch without --once shows"
-    assert sum(" w" in row or "waiting" in row for row in page(seen).splitlines()[begin:]) >= 15
+    assert sum(" w" in row or "waiting" in row for row in status_page(seen).splitlines()[begin:]) >= 15
 
 
 def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_path):
@@ -376,7 +376,7 @@ def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_pa
 
 def test_a_pipe_in_the_place_of_a_trace_is_named_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "engine-0.jsonl")
-    seen = Session(Target(tmp_path, only=True)).look()
+    seen = WatchSession(Target(tmp_path, only=True)).look()
     assert seen.engines == []
     [note] = seen.notes
     assert note.text == f"{tmp_path / 'engine-0.jsonl'}: cannot be read (not a regular file)"

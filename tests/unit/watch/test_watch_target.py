@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.watch.find import Target, of_process, target
+from schedtrace.watch.find import Target, process_target, target
 from tests.unit.watch.growing import Growing
 
 
@@ -46,7 +46,7 @@ def test_a_process_without_a_readable_environment_records_nothing(monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", gone)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         with pytest.raises(InputError, match="records nothing"):
-            of_process(process.pid)
+            process_target(process.pid)
         process.communicate(b"\n")
 
 

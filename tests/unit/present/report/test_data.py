@@ -5,7 +5,15 @@ import polars as pl
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.present.report import data
-from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named, lives_of, merged
+from schedtrace.present.report.data import (
+    BY_STEP,
+    FIRST_CAUSE,
+    STATES,
+    Named,
+    TimelineChart,
+    lives_of,
+    merged_steps,
+)
 from schedtrace.present.report.step_sentences import NOT_DRAWN
 from schedtrace.timeline.chart import SCHEMA, per_step
 from tests.makers import arrival, finish, step
@@ -21,7 +29,7 @@ def test_columns_of_an_engine(view_of, unpacked):
         step(2, got={"a": 1}, preempted=[Preemption("a", 101, "gone", 1)], decode_tokens=1),
         step(3, got={"a": 1, "b": 5}, new="b", finished=[finish(name, finished_us=35_000) for name in "ab"]),
     )
-    chart = Chart()
+    chart = TimelineChart()
     chart.add_engine(timeline, run=0, offset_us=1_000, named=Named())
     columns = unpacked(chart.packed)
     assert columns["0.gap"] == [1_000, 9_000, 9_000, 9_000]
@@ -100,13 +108,13 @@ def steps(count, **columns):
 
 
 def test_few_steps_stay_single():
-    found = merged(steps(4), [], 4)
+    found = merged_steps(steps(4), [], 4)
     assert found["count"].to_list() == [1, 1, 1, 1]
     assert found.columns == [*SCHEMA, "offered_tokens", "count"]
 
 
 def test_many_steps_are_summed_and_peaks_kept():
-    found = merged(steps(6, waiting=[0, 5, 0, 1, 2, 0], cause=["a", "a", "b", "b", None, "b"]), [], 2)
+    found = merged_steps(steps(6, waiting=[0, 5, 0, 1, 2, 0], cause=["a", "a", "b", "b", None, "b"]), [], 2)
     assert found.select(
         "step", "count", "begin_us", "end_us", "decode_tokens", "waiting", "cause"
     ).rows() == [
@@ -117,18 +125,18 @@ def test_many_steps_are_summed_and_peaks_kept():
 
 def test_the_budget_of_steps_that_scheduled_nothing_was_not_offered():
     given = steps(4, requests=[1, 0, 0, 2], token_budget=[10, 10, 10, 7])
-    assert merged(given, [], 4)["offered_tokens"].to_list() == [10, 0, 0, 7]
-    assert merged(given, [], 2).select("token_budget", "offered_tokens").rows() == [(20, 10), (17, 7)]
+    assert merged_steps(given, [], 4)["offered_tokens"].to_list() == [10, 0, 0, 7]
+    assert merged_steps(given, [], 2).select("token_budget", "offered_tokens").rows() == [(20, 10), (17, 7)]
 
 
 def test_a_row_ends_with_its_trial():
-    found = merged(steps(6, trial=[1, 1, 1, 1, 2, 2]), [], 2)
+    found = merged_steps(steps(6, trial=[1, 1, 1, 1, 2, 2]), [], 2)
     assert found.select("step", "count", "trial").rows() == [(0, 3, 1), (3, 1, 1), (4, 2, 2)]
 
 
 def test_steps_near_a_named_one_stay_single(monkeypatch):
     monkeypatch.setattr(data, "DETAIL", 1)
-    found = merged(steps(20), [10], 8)
+    found = merged_steps(steps(20), [10], 8)
     assert found.select("step", "count").rows() == [
         *[(0, 4), (4, 4), (8, 1)],
         *[(9, 1), (10, 1), (11, 1)],

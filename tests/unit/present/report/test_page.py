@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.present.report.data import ranges
+from schedtrace.present.report.data import step_ranges
 from schedtrace.present.report.page import in_script
 from tests.makers import arrival, manifest, run_folder, step
 
@@ -15,7 +15,7 @@ RECORDED = Path(__file__).parents[3] / "data" / "findings"
     ("steps", "found"), [([], []), ([3], [[3, 3]]), ([5, 3, 4, 9, 3], [[3, 5], [9, 9]])], ids=str
 )
 def test_ranges(steps, found):
-    assert ranges(steps) == found
+    assert step_ranges(steps) == found
 
 
 def test_data_cannot_end_its_element():
