@@ -53,7 +53,7 @@ def stop_watching() -> None:
 
 
 def _how(resources: Any) -> str:
-    """What is known of the dead processes."""
+    """Return what is known of the dead processes."""
     processes = getattr(resources.engine_manager, "processes", ())
     codes = [process.exitcode for process in processes if process.exitcode not in {None, 0}]
     if any(code == -signal.SIGKILL for code in codes):
@@ -117,7 +117,7 @@ def main(pipe: int) -> None:
 
 
 def _end_as_asked() -> None:
-    """A forked process ends on SIGTERM, unless it decides otherwise."""
+    """Let a forked process end on SIGTERM, unless it decides otherwise."""
     with contextlib.suppress(ValueError):  # forked by another thread: that one gets no signals
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -193,7 +193,7 @@ class Session:
         return result
 
     def _reset_prefix_cache(self) -> bool:
-        """The last requests' blocks may still be held for a moment: try a few times."""
+        """Reset the prefix cache in a few tries: the last requests' blocks may still be held for a moment."""
         for _ in range(RESET_TRIES):
             if self.front_end.reset_prefix_cache():
                 return True
@@ -201,7 +201,7 @@ class Session:
         return False
 
     def _throttled(self, total: int) -> Any:
-        """Progress at most ten times a second: it must not slow the front end down."""
+        """Make a callback that reports progress at most ten times a second, to keep the front end fast."""
         last = 0.0
 
         def progress(finished: int) -> None:
@@ -235,7 +235,7 @@ class Session:
 
 
 def _usage_context(*, offline: bool) -> Any:
-    """vLLM's defaults for the token budget depend on who asks: ask as ``LLM`` or as the server does."""
+    """Return the context of ``LLM`` or of the server: vLLM's default token budgets differ between them."""
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
@@ -250,7 +250,7 @@ def _front_end(config: Any, run: run_spec.RunSpec, *, offline: bool) -> Any:
 
 
 def _in_one_line(error: Exception) -> str:
-    """The part of an exception's text that says what is wrong."""
+    """Return the part of an exception's text that says what is wrong."""
     text = f"{type(error).__name__}: {reason_of(error)[:600]}"
     if "infer device type" in text:
         return (

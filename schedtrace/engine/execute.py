@@ -18,13 +18,13 @@ class Observer(Protocol):
     """Is told what happens, to show it."""
 
     def phase(self, plan: Plan, name: str) -> None:
-        """Start-up and shutdown have come this far."""
+        """Note a phase of start-up or shutdown."""
 
     def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
         """Report the number of finished requests of a trial (0: the warm-up)."""
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
-        """A trial is over."""
+        """Note that a trial is over."""
 
 
 def execute(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
@@ -80,7 +80,7 @@ def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
 
 
 def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
-    """Folders that hold nothing of use, so that their names may be used again."""
+    """Remove folders that hold nothing of use, so that their names may be used again."""
     for plan in plans:
         if isinstance(error, UsageError) and not traces_in(plan.folder):
             shutil.rmtree(plan.folder, ignore_errors=True)
@@ -102,7 +102,7 @@ def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
 
 
 def _require_recording(plan: Plan, engine: EngineProcess) -> None:
-    """The scheduler is built now; without a trace file there is nothing to run for."""
+    """Raise RecordingError if there is no trace file though the scheduler is built."""
     plan.traces = begun_traces(plan.folder)
     if plan.traces:
         return

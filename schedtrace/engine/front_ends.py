@@ -23,11 +23,11 @@ class FrontEnd(ABC):
     """vLLM's front end."""
 
     def client(self) -> Any:
-        """vLLM's client of the engine core."""
+        """Return vLLM's client of the engine core."""
         return self._engine.engine_core
 
     def tokenizer(self) -> Any:
-        """vLLM's tokenizer; None if it runs without one."""
+        """Return vLLM's tokenizer; None if it runs without one."""
         to_0_11 = not hasattr(self._engine, "input_processor")
         return (self._engine.processor if to_0_11 else self._engine.input_processor).tokenizer
 
@@ -45,7 +45,7 @@ class FrontEnd(ABC):
 
 
 def _sampling(request: Request, *, detokenize: bool) -> Any:
-    """The sampling parameters of vLLM's throughput benchmark."""
+    """Return the sampling parameters of vLLM's throughput benchmark."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -190,7 +190,7 @@ class OnlineFrontEnd(FrontEnd):
         return tally.result(trial, time.perf_counter() - start)
 
     def _due(self, requests: list[Request]) -> list[float]:
-        """Seconds after the start at which each request is handed over; the first at 0."""
+        """Return the seconds after the start at which each request is handed over; the first at 0."""
         drawn = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
         return [
             at_s if request.at_s is None else request.at_s

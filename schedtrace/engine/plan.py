@@ -129,7 +129,7 @@ def check(run: RunSpec) -> list[Message]:
 
 
 def both_fit(plans: list[Plan]) -> bool:
-    """Whether the engines can be up together: on a CPU or simulated yes, on a GPU if the shares given add up.
+    """Return whether the engines fit together: on a CPU or simulated always, on a GPU if their shares do.
 
     Each vLLM engine takes ``--gpu-memory-utilization`` of the device; its default is nearly all of it.
     """
@@ -144,7 +144,7 @@ def both_fit(plans: list[Plan]) -> bool:
 
 
 def folder_of(output: Path, name: str) -> Path:
-    """The run folder for a label.
+    """Return the run folder for a label.
 
     Raises:
         UsageError: nothing of the label can stand in a folder's name.

@@ -44,12 +44,12 @@ class PromptSet(NamedTuple):
 
 
 def load_prompts(spec: RunSpec) -> list[Prompt]:
-    """The prompts of ``read_prompts`` without its notes."""
+    """Return the prompts of ``read_prompts`` without its notes."""
     return read_prompts(spec).prompts
 
 
 def read_prompts(spec: RunSpec) -> PromptSet:
-    """The prompts of one trial, the same for every trial and for every run with the same ``spec``.
+    """Return the prompts of one trial, the same for every trial and for every run with the same ``spec``.
 
     Requests of a file with arrival times are sent at these, unless ``spec`` says otherwise.
 
@@ -107,7 +107,7 @@ def _refuse_options_of_files(spec: RunSpec) -> None:
 
 
 def _of_timed_file(spec: RunSpec, path: Path) -> PromptSet:
-    """The requests of a file that says when they arrive."""
+    """Return the requests of a file that says when they arrive."""
     own_times = spec.request_rate is None and not spec.at_once and not spec.prequeue
     if spec.speedup is not None and not own_times:
         msg = "--speedup shortens the gaps of the file: it cannot go with --request-rate or --prequeue"
@@ -183,7 +183,7 @@ class Request(msgspec.Struct):
 
 
 def make_requests(prompts: list[Prompt], *, seed: int, vocab_size: int, tokenizer: Any) -> list[Request]:
-    """Random tokens for lengths; texts as they are.
+    """Make random tokens for lengths; keep texts as they are.
 
     Random prompts are token ids, each drawn for itself, so lengths are exact and no two prompts share a
     prefix. (vLLM's benchmark decodes and encodes its ids again, which may change a prompt's length.)

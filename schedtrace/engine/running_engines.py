@@ -210,7 +210,7 @@ def _prepare(target: str | None) -> None:
 
 
 def chosen(target: str | None) -> list[RunningEngine]:
-    """The engines that a person means.
+    """Return the engines that a person means.
 
     Raises:
         EngineError: one of them does not answer.
@@ -223,7 +223,7 @@ def chosen(target: str | None) -> list[RunningEngine]:
 
 
 def meant(target: str | None) -> Listening:
-    """The engines that a person means, and those of them that do not answer.
+    """Return the engines that a person means, and those of them that do not answer.
 
     Args:
         target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None:
@@ -288,7 +288,7 @@ def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
 
 
 def server_of(pid: int) -> int:
-    """The process that started an engine, and with it the other ranks of one server."""
+    """Return the process that started an engine, and with it the other ranks of one server."""
     return next(iter(above(pid)), pid)
 
 

@@ -36,7 +36,7 @@ class AttachedEngines:
         return list(dict.fromkeys(Path(attached.path).parent for _, attached in self.answers))
 
     def lines(self) -> Iterator[str]:
-        """What happened, for a person."""
+        """Yield what happened, for a person."""
         for engine, attached in self.answers:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"
             held = f"{attached.held_us / MILLISECOND_US:.1f} ms"
@@ -114,7 +114,7 @@ def _undone(
 
 
 def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tuple[RunningEngine, Path]]:
-    """Each engine with its run folder: one for the ranks of a server, each of which writes its own files."""
+    """Yield each engine with its run folder: a server's ranks share one and write files of their own."""
     folders: dict[tuple[int, int], Path] = {}
     seen: dict[tuple[int, int], int] = {}
     """Number of engines by server and rank so far: a process may have several ``LLM`` objects."""
@@ -134,7 +134,7 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
 
 
 def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]]:
-    """Have the engines that a person means write what they keep in memory.
+    """Make the chosen engines write what they keep in memory.
 
     Args:
         target: As ``running_engines.meant`` takes it.

@@ -27,7 +27,7 @@ _DEPENDENT = {
 
 
 def model_folder(model: str) -> str:
-    """``--model`` as vLLM can read it: a folder, made here for a shape of the table.
+    """Return ``--model`` as vLLM can read it: a folder, made here for a shape of the table.
 
     Raises:
         UsageError: neither a folder nor a known shape.
@@ -75,7 +75,7 @@ def use_executor(engine_args: Any, run: RunSpec) -> str:
 
 @contextmanager
 def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
-    """Within it, vLLM resolves a configuration with the defaults that it would have on the GPU.
+    """Let vLLM resolve configurations with the defaults that it would have on the GPU.
 
     vLLM asks its platform for the device's memory and name, and its CPU platform overrules asynchronous
     scheduling and the block size. Only these answers are replaced, and only here.
@@ -110,7 +110,7 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
 
 
 def taken(config: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings that depend on the device and were not given, as vLLM has resolved them."""
+    """Return the settings that depend on the device and were not given, as vLLM has resolved them."""
     return {
         name: getattr(getattr(config, section), name)
         for name, section in _DEPENDENT.items()

@@ -44,7 +44,7 @@ NOT_PREPARED = (
 
 
 def unprepared_engines(target: str | None) -> list[int]:
-    """Process ids of vLLM's engines, by their names, that do not listen.
+    """Return the process ids of vLLM's engines, by their names, that do not listen.
 
     Args:
         target: Those that are this process or below it; ``all`` or None: all.
@@ -72,7 +72,7 @@ def _engines(target: str | None) -> list[int]:
 
 
 def make_listen(target: str | None) -> None:
-    """Have the engines that a person means listen, and their workers; without a word where that is no way.
+    """Make the chosen engines and their workers listen; stay silent where that is impossible.
 
     Raises:
         InputError: the operating system does not let this user, or an engine does not run the script in time.
@@ -126,7 +126,7 @@ def _withdraw(pids: list[int]) -> None:
 
 
 def _wait(pids: list[int], most_s: float) -> bool:
-    """Whether all of them listen within so long."""
+    """Return whether all of them listen within so long."""
     until = time.monotonic() + most_s
     while not (listen := all(_listens(pid) for pid in pids)) and time.monotonic() < until:
         time.sleep(LOOK_EVERY_S)

@@ -25,7 +25,7 @@ SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config
 
 
 def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
-    """vLLM's ``EngineArgs`` for command-line ``arguments``, and by name those that were given.
+    """Parse command-line ``arguments`` to vLLM's ``EngineArgs``, and to those that were set, by name.
 
     Leaves vLLM's options in the cache, so that the next mistake is answered without importing vLLM.
 
@@ -55,7 +55,7 @@ def keep_options() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """vLLM's own; wrong arguments are a ``UsageError``."""
+    """Return vLLM's own parser; wrong arguments are a ``UsageError``."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     try:
@@ -93,7 +93,7 @@ def choose_what_is_missing(engine_args: Any, given: dict[str, Any], *, cpu: bool
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """The plain values of vLLM's resolved configuration, section by section.
+    """Return the plain values of vLLM's resolved configuration, section by section.
 
     ``SchedulerConfig`` is kept whole (what is no JSON value as text); of the other sections only scalars,
     since their objects (a Hugging Face config, say) are large and are not settings.
@@ -117,7 +117,7 @@ MAX_MEMORY_SHARE = 0.4
 
 
 def is_cpu_build() -> bool:
-    """Whether the installed vLLM is its CPU build (a package of its own, or chosen by vLLM's variable)."""
+    """Return whether the installed vLLM is its CPU build (its own package, or chosen by vLLM's variable)."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return True
     names = {distribution.name for distribution in metadata.distributions()}
