@@ -78,7 +78,7 @@ def engine_config(
     usage_context: str | None = None,
     **engine_args: Any,
 ) -> Any:
-    """A ``VllmConfig`` as ``EngineArgs`` makes it.
+    """Return a ``VllmConfig`` as ``EngineArgs`` makes it.
 
     Args:
         num_blocks: KV cache blocks, which an engine would find out by profiling the model.
@@ -107,7 +107,7 @@ def engine_config(
 
 @cache
 def tiny_model(experts: int = 0) -> str:
-    """A folder that holds ``TINY_MODEL``, until the process ends.
+    """Return a folder that holds ``TINY_MODEL``, until the process ends.
 
     With ``num_experts`` in its configuration vLLM takes it for a mixture of experts.
     """

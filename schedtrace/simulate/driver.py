@@ -51,7 +51,7 @@ def _spec(kind: type, block_size: int, **fields: Any) -> Any:
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
-    """The keyword arguments of ``Scheduler``; each release takes those that it knows."""
+    """Return the keyword arguments of ``Scheduler``; each release takes those that it knows."""
     shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
     arguments = {
         "vllm_config": config,
@@ -67,7 +67,7 @@ def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
 def make_request(
     request_id: str, tokens: list[int], max_tokens: int, stop_token: int, hasher: Any, **options: Any
 ) -> Any:
-    """vLLM's ``Request``; ``options`` are further arguments of it, or ``structured_outputs``."""
+    """Make vLLM's ``Request``."""
     params = SamplingParams(
         max_tokens=max_tokens,
         ignore_eos=True,
@@ -80,12 +80,12 @@ def make_request(
 
 
 def block_hasher(config: Any) -> Any:
-    """Hashes a request's full blocks, for prefix caching."""
+    """Return what hashes a request's full blocks, for prefix caching."""
     return releases.block_hasher(config.cache_config.block_size)
 
 
 def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
-    """The cache groups of a recorded engine; empty where there is only one of full attention.
+    """Return the cache groups of a recorded engine; empty where there is only one of full attention.
 
     Raises:
         UsageError: a kind of layers that cannot be built from what a trace says.
@@ -158,7 +158,7 @@ class Engine:
         shared: int = 0,
         **options: Any,
     ) -> Any:
-        """vLLM's ``Request``.
+        """Make vLLM's ``Request``; ``options`` are further arguments of it, or ``structured_outputs``.
 
         Args:
             request_id: Any string.
@@ -188,11 +188,11 @@ class Engine:
         return request
 
     def abort(self, request_id: str) -> None:
-        """The client went away."""
+        """Abort a request whose client went away."""
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def pause(self, state: str) -> None:
-        """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
+        """Set the pause state: ``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
         self.scheduler.set_pause_state(interface.PauseState[state])
 
     def reset_prefix_cache(self) -> None:
@@ -218,7 +218,7 @@ class Driver(Engine):
         return output
 
     def update(self) -> dict[int, Any]:
-        """The output of the oldest step in flight comes back; returns vLLM's ``EngineCoreOutputs``."""
+        """Give the scheduler the output of the oldest step in flight; return its ``EngineCoreOutputs``."""
         output, sampled = self.in_flight.popleft()
         proposed = self.model_runner.proposed(sampled)
         told: dict[int, Any] = self.scheduler.update_from_output(

@@ -43,9 +43,9 @@ class ModelRunner:
         self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
 
     def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
-        """What a ``SchedulerOutput`` computes, and each request's tokens: none before its prompt is done.
+        """Return the batch of a ``SchedulerOutput`` and each request's tokens: none until its prompt is done.
 
-        Asked again for the one it was asked for last, it says the same.
+        A second call with the same output returns the same result.
         """
         if self._executed[0] is not output:
             self._executed = (output, self._execute(output))
@@ -81,7 +81,7 @@ class ModelRunner:
         return batch, sampled
 
     def proposed(self, sampled: dict[str, list[int]]) -> dict[str, list[int]]:
-        """The drafts for the next step of those that decode."""
+        """Return the drafts for the next step of those that decode."""
         if not self.drafts:
             return {}
         return {request_id: [TOKEN] * self.drafts for request_id, tokens in sampled.items() if tokens}
@@ -203,7 +203,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Two batches may be in flight."""
+        """Return True: two batches may be in flight."""
         return True
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
@@ -219,31 +219,31 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return self._last if non_block else self._last.result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
-        """The output of a batch that begins as soon as the device is free."""
+        """Return the output of a batch that begins as soon as the device is free."""
         ran = self._pipeline.run(now_us, self._times.device_us(batch))
         ran.note(output)
         return _At(self._clock, ran.ended_us, output)
 
     def _empty(self, now_us: float) -> Future[Any]:
-        """The output of a step without tokens."""
+        """Return the output of a step without tokens."""
         return _At(self._clock, now_us, EMPTY_MODEL_RUNNER_OUTPUT)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002  # vLLM's signature
-        """The tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
+        """Return the tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
         return self._last if non_block else self._last.result()
 
     def take_draft_token_ids(self) -> Any:
-        """What is proposed for the next step, vLLM's ``DraftTokenIds``; 0.10.0 has none and does not ask."""
+        """Return the next step's drafts as vLLM's ``DraftTokenIds``; 0.10.0 has none and does not ask."""
         if not self._proposed:
             return None
         return outputs.DraftTokenIds(list(self._proposed), list(self._proposed.values()))
 
     def execute_dummy_batch(self) -> None:
-        """A batch of one token, as a data-parallel rank with nothing to do runs it."""
+        """Run a batch of one token, as a data-parallel rank with nothing to do does."""
         self._clock.until(self._clock.now_us + self._times.device_us(DUMMY))
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """What workers would answer; ``None`` for orders, which nobody has to carry out."""
+        """Return what workers would answer; ``None`` for orders, which nobody has to carry out."""
         return [("generate",)] if method == "get_supported_tasks" else [None]
 
     def check_health(self) -> None:

@@ -57,7 +57,7 @@ class Meeting:
         """Time at which the last rank came, in microseconds."""
 
     def join(self, rank: Rank, value: Any) -> bool:
-        """Come, with a value; returns whether everybody is there."""
+        """Join with a value; return whether everybody is there."""
         self.there.append(rank)
         self.values[rank.number] = value
         self.latest_us = max(self.latest_us, rank.now_us)
@@ -82,7 +82,7 @@ class Group:
         self._meeting = Meeting(ranks)
 
     def gather(self, rank: Rank, value: Any, us: float = 0.0) -> list[Any]:
-        """Every rank's value, in the order of ranks, ``us`` after the last one has come."""
+        """Return every rank's value, in the order of ranks, ``us`` after the last one is there."""
         meeting = self._meeting
         if meeting.join(rank, value):
             self._meeting = Meeting(self._ranks)
@@ -116,7 +116,7 @@ class Device:
         self._next = [0] * ranks
 
     def dispatch(self, rank: Rank, device_us: float) -> Forward:
-        """A rank's next pass; it begins once every rank has dispatched it, and lasts as the longest."""
+        """Return a rank's next pass: it begins once all have dispatched it, and lasts for the longest."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
         forward = self._passes.setdefault(number, Forward(self._ranks))
@@ -146,11 +146,11 @@ class LockstepExecutor(SimulatedExecutor):
         super().__init__(*args, **options)
 
     def execute_dummy_batch(self) -> None:
-        """A batch of one token, with the others' batches."""
+        """Run a batch of one token with the other ranks' batches."""
         self._launched(self._rank.now_us, DUMMY, None).result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002  # as its base class
-        """The output of a batch that is done when all ranks are through with theirs."""
+        """Return the output of a batch that is done when all ranks are through with theirs."""
         return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
 
     def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002  # likewise
@@ -214,7 +214,7 @@ class CommonPasses:
         return self._thread.submit(self._meet, self._clock.now_us, device_us)
 
     def close(self) -> None:
-        """The engine ends; batches that other ranks do not launch any more are forgotten."""
+        """End the engine; forget the batches that other ranks do not launch any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _meet(self, ready_us: float, device_us: float) -> Ran:
@@ -230,7 +230,7 @@ class CommonPasses:
 
 
 def _group(parallel: Any) -> ProcessGroupGloo:
-    """A group of the ranks beside vLLM's, which the engine's thread uses at the same time."""
+    """Return a group of the ranks beside vLLM's, which the engine's thread uses at the same time."""
     rank, size, host = (
         parallel.data_parallel_rank, parallel.data_parallel_size, parallel.data_parallel_master_ip,
     )  # fmt: skip

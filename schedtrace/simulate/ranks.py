@@ -65,7 +65,7 @@ class Turns:
             raise error
 
     def pause(self) -> None:
-        """Called by the function: give the turn back, and return when it comes again.
+        """Give the turn back, and return when it comes again; called by the function.
 
         Raises:
             Stopped: it will not come.
@@ -141,7 +141,7 @@ class Rank(TimedEngine):
         return self.core.scheduler
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
-        """Every rank's value (``Group.gather``): to vLLM a rank in lock-step is its process group."""
+        """Return every rank's value (``Group.gather``): to vLLM a rank in lock-step is its process group."""
         assert self._together is not None  # noqa: S101  # nobody else asks
         return self._together[1].gather(self, value, us)
 
@@ -175,14 +175,14 @@ class Rank(TimedEngine):
         self.inputs.put_nowait((kind, message))
 
     def abort(self, request_id: str) -> None:
-        """The client went away: the input thread puts it into two queues."""
+        """Abort a request whose client went away: the input thread puts it into two queues."""
         if self.recorded_inputs is not None:
             self.recorded_inputs.abort_received([request_id])
         self.core.aborts_queue.put_nowait([request_id])
         self.send(EngineCoreRequestType.ABORT, [request_id])
 
     def loop_begins(self) -> None:
-        """The host's time since the last update; then others may have their say."""
+        """Let the host's time since the last update pass, then give other ranks a turn."""
         updates = self.scheduler.schedtrace_updates
         if updates != self._updates:
             self._updates = updates
@@ -273,7 +273,7 @@ class Ranks(VirtualEngines):
         self.close()
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """At once if that is over: a rank that asks for it is about to read its input queue."""
+        """Do it at once if that time is over: the rank that asks is about to read its input queue."""
         if us <= self.clock.now_us:
             arrives()
         else:
@@ -328,12 +328,12 @@ class Ranks(VirtualEngines):
             rank.scheduler.shutdown()
 
     def loop_begins(self, rank: Rank) -> None:
-        """A rank is about to read its input queue."""
+        """Let in what is due for a rank that is about to read its input queue."""
         if self.feed is not None:
             self.feed.let_in(rank)
 
     def told(self, rank: Rank, client: int, outputs: Any) -> None:
-        """What a core puts into its output queue."""
+        """Take the outputs that a core puts into its output queue."""
         if client < 0:
             self.front_end.message(rank.number, outputs)
         for output in outputs.outputs:

@@ -39,7 +39,7 @@ def play(
     trial_ids: bool = False,
     manifest: Manifest | None = None,
 ) -> Played:
-    """Have the requests of each load arrive, one load (a trial) after the other, and record what happens.
+    """Make the requests of each load arrive, load (trial) after load, and record what happens.
 
     Args:
         loads: Each begins once the engine is done with the one before.
@@ -99,7 +99,7 @@ def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -
 
 
 def _of_trial(load: Workload, trial: int) -> Workload:
-    """The load with ids that tell its trial."""
+    """Return the load with ids that tell its trial."""
 
     def read() -> Iterator[LoadRequest]:
         for number, request in enumerate(load):

@@ -53,7 +53,7 @@ def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
 
 
 def kv_dtype(config: Any) -> str | None:
-    """Type of the KV cache as ``step_times`` calls it; None: as the model's.
+    """Return the KV cache's type as ``step_times`` calls it; None if it is the model's.
 
     Raises:
         UsageError: a type whose size is not just that of its numbers.
@@ -70,7 +70,7 @@ def kv_dtype(config: Any) -> str | None:
 
 
 def _kinds(model: Any) -> list[str]:
-    """Each layer's kind of attention."""
+    """Return each layer's kind of attention."""
     text = model.hf_text_config
     others = [
         name
@@ -152,7 +152,7 @@ class ServedExecutor(SimulatedExecutor):
             self._common.dispatch(self._times.device_us(DUMMY)).result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
-        """The output of a batch; with ranks in lock-step it is done when all are done with theirs."""
+        """Return the output of a batch; with ranks in lock-step it is done when all are done with theirs."""
         if self._common is None:
             return super()._launched(now_us, batch, output)
         return _InCommon(self._clock, self._common.dispatch(self._times.device_us(batch)), output)
@@ -167,13 +167,13 @@ class ServedExecutor(SimulatedExecutor):
         return self._specs
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """Any (vLLM 0.32 and newer ask)."""
+        """Return every layout for each GPU: any will do (vLLM 0.32 and newer ask)."""
         from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: PLC0415  # older releases have none
 
         return [[layout.name for layout in KVCacheLayout]] * len(self._specs)
 
     def determine_available_memory(self) -> list[int]:
-        """Bytes for the KV cache on one GPU of each stage.
+        """Return the bytes for the KV cache on one GPU of each stage.
 
         ``--kv-cache-memory-bytes`` or what ``--num-gpu-blocks-override`` takes; else what the model leaves of
         the GPU's memory, as ``step_times.gpus`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which vLLM's CPU
@@ -207,7 +207,7 @@ class ServedExecutor(SimulatedExecutor):
     def collective_rpc(
         self, method: Any, timeout: Any = None, args: Any = (), *_: Any, non_block: bool = False, **__: Any
     ) -> Any:
-        """What workers would answer: about adapters and tasks; ``None`` for orders that concern a device."""
+        """Return workers' answers: about adapters and tasks; ``None`` for orders that concern a device."""
         del timeout  # nothing takes time
         answers = self._adapters(method, *args) if method in _ADAPTERS else super().collective_rpc(method)
         if not non_block:
@@ -250,7 +250,7 @@ _ADAPTERS = ("add_lora", "remove_lora", "pin_lora", "list_loras")
 
 
 def _refuse(config: Any) -> None:
-    """What would need a model's answers, or other machines'."""
+    """Refuse settings that would need a model's answers, or other machines'."""
     together = config.parallel_config.data_parallel_size > 1
     refused = {
         "sleeping ranks in lock-step": together and getattr(config.model_config, "enable_sleep_mode", False),

@@ -73,7 +73,7 @@ class TimedEngine(Engine):
         return INPUTS.get(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
-        """The input thread has made a request of what a client sent, as the recorder sees it."""
+        """Record that the input thread has made a request of what a client sent."""
         if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
                 inputs.prepared(request, self.clock.monotonic_ns())
@@ -88,7 +88,7 @@ class Feed(Protocol):
         ...
 
     def let_in(self, engine: TimedEngine) -> None:
-        """Called before an engine lets in what has arrived."""
+        """Let requests in; called before an engine lets in what has arrived."""
         ...
 
 
@@ -119,7 +119,7 @@ class VirtualEngines(ABC):
         return sum(rank.steps for rank in self.ranks)
 
     def at(self, us: float, action: Callable[[], Any]) -> None:
-        """Have something happen then; of one engine, before the first step that begins then or later."""
+        """Make something happen then; for one engine, before the first step that begins then or later."""
         heapq.heappush(self._coming, (us, next(self._order), action))
 
     def arrive(
@@ -131,7 +131,7 @@ class VirtualEngines(ABC):
         front_end_us: float = 0.0,
         **options: Any,
     ) -> None:
-        """Have a request reach an engine's input queue.
+        """Make a request reach an engine's input queue.
 
         One whose prompt fills ``max_model_len`` does not: vLLM's front end refuses it.
 
@@ -153,7 +153,7 @@ class VirtualEngines(ABC):
         self._when(us, arrives)
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """Have a request arrive."""
+        """Make a request arrive at that time."""
         self.at(us, arrives)
 
     def forget(self, request_id: str) -> None:
@@ -171,16 +171,16 @@ class VirtualEngines(ABC):
         self.close()
 
     def _expected(self, until_us: float) -> bool:
-        """Whether somebody is still to come, or to go."""
+        """Return whether somebody is still to come, or to go."""
         return bool(self._coming) or until_us < NEVER or (self.feed is not None and self.feed.expected)
 
     @abstractmethod
     def _enter(self, us: float, request: Any, rank: int | None) -> None:
-        """A request that has come at that time is in an engine's hands."""
+        """Hand a request that arrived at that time to an engine."""
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
-        """A client goes away, now; nothing happens if its request is done."""
+        """Abort a request whose client goes away now; do nothing if it is done."""
 
     @abstractmethod
     def reset_prefix_cache(self) -> None:
