@@ -48,7 +48,7 @@ class ClosedLoop:
 def closed_loop(
     arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int | None = None
 ) -> ClosedLoop | None:
-    """The closed loop that a load is; None where arrivals do not follow answers.
+    """Return the closed loop that a load is; None where arrivals do not follow answers.
 
     Of ``C`` clients the request ``C + n`` follows the answer ``n``. A closed loop shows in these lags: they
     are next to nothing, or steadier than the time from the request ``n`` to the request ``C + n``, which
@@ -76,11 +76,11 @@ def closed_loop(
 
 
 def _most_open(came: Sequence[float], gone: Sequence[float]) -> int:
-    """Requests that were open at once, at most; an answer and the request that follows it do not overlap."""
+    """Return the most requests that were open at once; an answer and the next request do not overlap."""
     return max((number - bisect.bisect_right(gone, us) for number, us in enumerate(came, 1)), default=0)
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The interquartile range: a pause of the client now and then does not count."""
+    """Return the interquartile range: a pause of the client now and then does not count."""
     low, _, high = quantiles(values, n=4, method="inclusive")
     return high - low

@@ -83,7 +83,7 @@ def format_of(
     time_unit: TimeUnit | None = None,
     prefix_block: int | None = None,
 ) -> Format:
-    """The format of a file; options are those of ``open_workload``.
+    """Return the format of a file; options are those of ``open_workload``.
 
     Raises:
         InputError: it cannot be read, is empty or of no known format.
@@ -127,7 +127,7 @@ def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | No
 
 
 def _first_keys(path: Path, line: bytes) -> set[str]:
-    """The keys of the first JSON object of a file; none where a list has another first entry.
+    """Return the keys of the first JSON object of a file; none where a list has another first entry.
 
     Raises:
         BrokenValueError: it is cut or broken.
@@ -156,7 +156,7 @@ def _of_columns(path: Path, line: bytes) -> Format:
 
 
 def _first_line(path: Path) -> tuple[int, bytes]:
-    """The first line that is not blank, with its number."""
+    """Return the first line that is not blank, with its number."""
     with opened(path) as file:
         number = 1
         while line := file.readline(LONGEST_LINE):
@@ -175,7 +175,7 @@ def _unknown(path: Path) -> InputError:
 def _read_csv(
     columns: tuple[str, str, str], at_us: Callable[[str], float], path: Path, _counts: Counter[str]
 ) -> Iterator[Row]:
-    """The rows of a trace in CSV.
+    """Yield the rows of a trace in CSV.
 
     Args:
         columns: Names of time, prompt tokens and output tokens.
@@ -253,7 +253,7 @@ class OwnRow(NamedTuple):
 
 
 def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
-    """Every row with its line's number; what is ignored is counted.
+    """Yield every row with its line's number; count what is ignored.
 
     Raises:
         InputError: ``path:line: what``.
@@ -279,7 +279,7 @@ def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
 def _read_own(
     path: Path, counts: Counter[str], *, count_tokens: CountTokens | None, output_len: int | None
 ) -> Iterator[Row]:
-    """The lines as rows; without ``count_tokens`` lengths of texts are estimated, and counted as such.
+    """Yield the lines as rows; without ``count_tokens`` lengths of texts are estimated, and counted as such.
 
     Raises:
         InputError: ``path:line: what``; also where a line has no ``output_len``, and none is given.

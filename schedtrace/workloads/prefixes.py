@@ -22,13 +22,13 @@ MOST_BLOCKS = 256
 
 
 def identities(hashes: str | None) -> tuple[int, ...]:
-    """The number that each block's hash is; the same in every trial of a trace."""
+    """Return the number that each block's hash is; the same in every trial of a trace."""
     digests = b64decode(hashes or "")
     return tuple(int.from_bytes(digests[at : at + BYTES]) for at in range(0, len(digests), BYTES))
 
 
 def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
-    """Tokens of a hashed block: that size of the header with which every prompt has as many blocks as hashes.
+    """Return a hashed block's tokens: the header's size by which every prompt has its number of hashes.
 
     vLLM hashes blocks of ``block_size``, but smaller ones where cache groups differ. None: no hashes are
     recorded, or no size fits.
@@ -69,7 +69,7 @@ ID_BYTES = 8
 
 
 def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 2000) -> list[int]:
-    """Token ids of a prompt with the request's length and prefix.
+    """Return a prompt's token ids, with the request's length and prefix.
 
     A block with an identity is that number in base ``vocabulary // 2``, lowest digit first, padded with
     zeros, so two such blocks are equal exactly if their identities are. What follows the last known block is

@@ -20,7 +20,7 @@ from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_work
 
 
 def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -> list[Workload]:
-    """The load of each trial of a run, in order and without the warm-up.
+    """Return the load of each trial of a run, in order and without the warm-up.
 
     Each request has the rank that it went to and, of ranks in lock-step, the pass before which it came.
 
@@ -44,7 +44,7 @@ def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -
 def load_of_ranks(
     traces: Sequence[Trace], trial: int | None, *, manifest: Manifest | None = None
 ) -> Workload:
-    """The load of one trial of a run; see ``loads_of_run``."""
+    """Return the load of one trial of a run; see ``loads_of_run``."""
     if len(traces) == 1:
         return from_trace(traces[0], trial, manifest=manifest)
     loads = {
@@ -90,7 +90,7 @@ def load_of_ranks(
 
 
 def without_ranks(load: Workload) -> Workload:
-    """The load with requests that name no rank."""
+    """Return the load with requests that name no rank."""
 
     def read() -> Iterator[LoadRequest]:
         for request in load:

@@ -50,18 +50,18 @@ ESTIMATED = "estimated"
 
 
 def estimated_tokens(text: str) -> int:
-    """A text's length for want of a tokenizer."""
+    """Return a text's length for want of a tokenizer."""
     return -(-len(text) // CHARACTERS_A_TOKEN)
 
 
 def refused(path: Path, line: int, what: object) -> InputError:
-    """The error for a row that cannot be read."""
+    """Return the error for a row that cannot be read."""
     return InputError(f"{path}:{line}: {what}")
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file for reading.
+    """Open the file for reading.
 
     Raises:
         InputError: it cannot be read.
@@ -74,7 +74,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1; a mark at the file's beginning is left out."""
+    """Yield lines that are not blank, with their numbers from 1; leave out a byte-order mark."""
     with opened(path) as file:
         for number, line in enumerate(file, start=1):
             if text := (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip():
@@ -82,7 +82,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
-    """Each JSON object of a file as a struct of this kind, with the number of its line from 1.
+    """Yield each JSON object of a file as a struct of this kind, with the number of its line from 1.
 
     Objects stand on a line each (JSON Lines), in a list, or printed over several lines one after the other.
 
@@ -151,7 +151,7 @@ class BrokenValueError(Exception):
 
 
 def json_values(path: Path) -> Iterator[JsonValue]:
-    """The entries of a JSON list, or values one after the other; one of them and a chunk are in memory.
+    """Yield the entries of a JSON list, or values one after the other; one of them and a chunk are in memory.
 
     Raises:
         BrokenValueError: one cannot be read.
@@ -190,7 +190,7 @@ def json_values(path: Path) -> Iterator[JsonValue]:
 
 
 def cells(line: bytes) -> list[str]:
-    """The cells of one line of CSV, without surrounding blanks.
+    """Return the cells of one line of CSV, without surrounding blanks.
 
     Raises:
         ValueError: not UTF-8, or no CSV.
@@ -202,7 +202,7 @@ def cells(line: bytes) -> list[str]:
 
 
 def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """The cells of these columns with the line's number; no cell may contain a line break.
+    """Yield the cells of these columns with the line's number; no cell may contain a line break.
 
     Raises:
         InputError: a column is missing, or a line has fewer or more cells than the header.
@@ -226,7 +226,7 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
 
 
 def tokens(path: Path, line: int, column: str, given: str | float) -> int:
-    """A number of tokens; ``472.0``, as data frames write it, is one too.
+    """Return a number of tokens; ``472.0``, as data frames write it, is one too.
 
     Raises:
         InputError: it is none.

@@ -59,7 +59,7 @@ class Units:
     """Message on what was found out, and from what; None: it was given, or changes nothing."""
 
     def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
-        """The rows of the file.
+        """Yield the rows of the file.
 
         Raises:
             InputError: ``path:line: what``.
@@ -110,7 +110,7 @@ class _Evidence:
         return len(self.times) > 1
 
     def block(self, path: Path) -> int | None:
-        """Tokens of a block; None where the usual sizes give the same prefixes.
+        """Return the tokens of a block; None where the usual sizes give the same prefixes.
 
         Raises:
             UsageError: no size fits.
@@ -130,7 +130,7 @@ class _Evidence:
         return sure[0] if len(sure) == 1 else None
 
     def unit(self, block: int | None) -> TimeUnit | None:
-        """Unit of the times; None: nothing shows it."""
+        """Return the unit of the times; None if nothing shows it."""
         if block == MOONCAKE_BLOCK and self.is_whole:
             return "ms"
         if block == BAILIAN_BLOCK and (self.is_bailian or not self.is_whole):
