@@ -45,7 +45,7 @@ def judged(
     objective: Objective | None = None,
     progress: Progress = lambda *_: None,
 ) -> list[Finding]:
-    """The findings with the changes that help this load most, the best one first.
+    """Return the findings with the changes that help this load most, the best one first.
 
     Advice that names a value which a replay can drive is a trial among the others: it stays only if it is
     the best of its kind. What a replay cannot drive stays as it is, without a gain of its own beside one
@@ -83,7 +83,7 @@ def judged(
 
 
 def _can_tell(setting: str, base: Recorded) -> bool:
-    """Whether a replay shows what a setting does; prompts without recorded hashes share nothing in one."""
+    """Return whether a replay shows a setting's effect: prompts share nothing without recorded hashes."""
     if setting == "enable_prefix_caching":
         return all(load.prefix_block is not None for load in base.loads)
     return setting != "async_scheduling" or not why_no_async_scheduling(base.timelines[0])
@@ -100,7 +100,7 @@ class Advised:
 
 
 def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> Advised:
-    """Advice with its gain, its interval and what else it changes."""
+    """Return advice with its gain, its interval and what else it changes."""
     prediction = predictor.predict(dict(trial.changes))
     figure = next(figure for figure in prediction.measured if figure.name == name)
     single = len(trial.changes) == 1
@@ -139,7 +139,7 @@ def _gain(figure: Figure) -> Gain:
 
 
 def _unsure(figure: Figure, base: Recorded) -> Message:
-    """What a replay bounds where no recorded step is as large as those that it makes."""
+    """Return what a replay bounds where no recorded step is as large as those that it makes."""
     return say(
         "Replayed on this load: {name} {low_frac:+%} to {high_frac:+%}, since no recorded step has "
         "more than {tokens:n token}: a run with it tells.",
@@ -159,7 +159,7 @@ def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Mess
 
 
 def attached(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
-    """Each advice at the finding whose limit it moves, of several the one that leads, or at its own."""
+    """Attach each advice to the finding whose limit it moves, of several the one that leads, or its own."""
     found = [_without_tried(finding, search) for finding in findings]
     order = sorted(range(len(found)), key=lambda at: found[at].place)  # without the estimates
     for one in advised:
@@ -193,7 +193,7 @@ def _explained(before: Finding, now: Finding, search: Search) -> Finding:
 
 
 def _trials(advice: Advice, search: Search) -> list[Trial]:
-    """What came of an advised value, or of every value of the settings that are named without one."""
+    """Return the results of an advised value, or of all values of the settings that are named without one."""
     single = [trial for trial in search.tried.values() if trial is not None and len(trial.changes) == 1]
     if advice.setting is None:
         return [trial for trial in single if trial.family in _families(advice)]
@@ -201,12 +201,12 @@ def _trials(advice: Advice, search: Search) -> list[Trial]:
 
 
 def _is_about(finding: Finding, trial: Trial) -> bool:
-    """Whether a root cause's own advice names a setting of this kind."""
+    """Return whether a root cause's own advice names a setting of this kind."""
     return bool(finding.title) and any(trial.family in _families(advice) for advice in finding.advice)
 
 
 def _families(advice: Advice) -> set[str]:
-    """What it acts on, or would if a value were known."""
+    """Return what it acts on, or would if a value were known."""
     if advice.setting:
         return {family(advice.setting)}
     named = (part.name for part in advice.message.parts() if isinstance(part, Setting))
@@ -215,7 +215,7 @@ def _families(advice: Advice) -> set[str]:
 
 
 def _without_tried(finding: Finding, search: Search) -> Finding:
-    """Without the advice that was replayed; what did not help is said, and the estimate beside it goes."""
+    """Remove the advice that was replayed, and the estimate beside it; say what did not help."""
     kept: list[Advice] = []
     refuted: list[Message] = []
     for advice in finding.advice:
@@ -232,7 +232,7 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
 
 
 def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
-    """What scheduling decides otherwise, and the times that get better besides the objective."""
+    """Return what scheduling decides otherwise, and the times that get better besides the objective."""
     changed = [
         *(_changed(figure) for figure in _felt(prediction, name) if not _is_worse(figure)),
         *(
@@ -248,7 +248,7 @@ def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
 
 
 def _costs(prediction: Prediction, name: str) -> Message:
-    """What gets worse, in figures."""
+    """Return what gets worse, in figures."""
     worse = [_changed(figure) for figure in _felt(prediction, name) if _is_worse(figure)]
     return say("[{worse}.]", worse=joined(worse, ", "))
 
@@ -282,7 +282,7 @@ def _option(setting: str, value: Any = None) -> str:
 
 
 def _refuted(trial: Trial, name: str) -> Message:
-    """What was tried and does not help; of a trial that may help or harm, its range."""
+    """Return what was tried and does not help; of a trial that may help or harm, its range."""
     setting, value = trial.changes[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     unsure = trial.saved_frac >= LEAST_FRAC
@@ -305,5 +305,5 @@ def _refuted(trial: Trial, name: str) -> Message:
 
 
 def _change_of(name: str, saved: float) -> float:
-    """The relative change of a figure by which so much is saved; the inverse of ``search.saved_frac``."""
+    """Return the relative change of a figure that saves this much; the inverse of ``search.saved_frac``."""
     return saved / (1 - saved) if name == FIGURES[Objective.THROUGHPUT] else -saved

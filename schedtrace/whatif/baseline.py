@@ -6,7 +6,7 @@ from schedtrace.whatif.prediction import Predictor, Recorded
 
 
 def usual_figure(base: Recorded) -> str:
-    """What suits a load: the mean latency of an open one, the time until all are done of any other.
+    """Return what suits a load: the mean latency of an open one, the time until all are done of any other.
 
     One of ``figures.METRICS``.
     """

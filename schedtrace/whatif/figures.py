@@ -48,7 +48,7 @@ DECIDED = (
 
 
 def decided(one: Decided, *runs: Sequence[Timeline]) -> Figure:
-    """Its means over the trials, of runs given by their ranks: as recorded, replayed and changed."""
+    """Return its means over the trials of runs (lists of ranks): as recorded, replayed and changed."""
     figures = [
         statistics.fmean(_over_ranks(one, ranks, trial) for trial in trials_of(ranks)) for ranks in runs
     ]
@@ -65,7 +65,7 @@ def decided(one: Decided, *runs: Sequence[Timeline]) -> Figure:
 
 
 def trials_of(ranks: Sequence[Timeline]) -> list[int | None]:
-    """The trials that any rank of a run has seen."""
+    """Return the trials that any rank of a run has seen."""
     return sorted({trial for rank in ranks for trial in rank.trials()}, key=lambda trial: trial or 0)
 
 
@@ -83,7 +83,7 @@ def measured(
     spread: Mapping[str, list[float]],
     bound: Sequence[TrialReport] | None = None,
 ) -> list[Figure]:
-    """What follows in time.
+    """Return what follows in time.
 
     Args:
         was: Trials as recorded.
@@ -125,14 +125,14 @@ def measured(
 
 
 def values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
-    """A figure of each trial that has it."""
+    """Return a figure of each trial that has it."""
     return [float(found) for trial in trials if (found := value(trial))]
 
 
 def interval(
     ratio: float, resampled: list[float], was: list[float], replayed: list[float]
 ) -> tuple[float | None, float | None]:
-    """The 90 % interval of a ratio less 1.
+    """Return the 90 % interval of a ratio less 1.
 
     The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
     trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least

@@ -197,7 +197,7 @@ def _choose(
 
 
 def _cut(load: Workload, chosen: _Chosen) -> Workload:
-    """These requests of a load, the first of which comes at its begin."""
+    """Return the chosen requests as a load that begins with the first of them."""
     later = next(islice(load.read(), chosen.first, None)).arrived_us if chosen.first else 0.0
 
     def read() -> Iterator[LoadRequest]:
@@ -234,7 +234,7 @@ def _length_us(timelines: Sequence[Timeline]) -> int:
 
 
 def _trials(base: Recorded, most_s: float) -> tuple[list[Workload], list[Timeline]]:
-    """The first trials, at least one; all where the prefix cache was kept between them."""
+    """Return the first trials, at least one; all where the prefix cache was kept between them."""
     trials = sorted(
         {trial for timeline in base.timelines for trial in timeline.trials() if trial is not None}
     )

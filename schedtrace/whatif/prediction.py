@@ -153,7 +153,7 @@ def _written(value: float, unit: str) -> str:
 
 
 def _of_load(timeline: Timeline) -> Timeline:
-    """Without the ends of requests that were there when the recording began: they are not in the load."""
+    """Leave out the ends of requests that were there when the recording began: the load lacks them."""
     if timeline.present.is_empty():
         return timeline
     there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
@@ -189,7 +189,7 @@ class Predictor:
         return self._base.work.engine.configured({})[0]
 
     def now(self, name: str) -> Any:
-        """The recorded value of a setting."""
+        """Return the recorded value of a setting."""
         return self._base.work.engine.base([name])[name]
 
     @cached_property
@@ -238,7 +238,7 @@ class Predictor:
             raise InputError(msg)
 
     def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Prediction:
-        """What would become of the load; without changes, whether the replay decides as was recorded.
+        """Return what would become of the load; without changes, whether the replay decides as was recorded.
 
         Args:
             changes: As the function ``predict``.
@@ -290,12 +290,12 @@ class Predictor:
         return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
     def _bound(self, changes: Mapping[str, Any]) -> list[TrialReport]:
-        """The changed load where steps larger than recorded ones have no economies of scale."""
+        """Return the changed load where steps larger than recorded ones have no economies of scale."""
         times = Counted(self._base.times, economies=False)
         return self._replay(changes, "changed-bound", times=times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
-        """A fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
+        """Return a fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
         import numpy as np  # noqa: PLC0415  # a quarter of a second
 
         blocks = self._base.times.residual_blocks()

@@ -43,7 +43,7 @@ def advise(
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Proposals:
-    """Configurations under which more requests would meet an objective.
+    """Search configurations under which more requests would meet an objective.
 
     First every candidate alone, then the best ``BEST`` of them together, two and three at a time.
 
@@ -98,7 +98,7 @@ def advise(
 
 
 def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Single changes worth a replay: values that findings advise, the menu's, and those of ranks.
+    """Return single changes worth a replay: values that findings advise, the menu's, and those of ranks.
 
     Args:
         base: The recorded load.
@@ -120,7 +120,7 @@ def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, An
 
 
 def _changes(row: SweepRow, rows: Sequence[SweepRow]) -> dict[str, Any]:
-    """Settings that differ from the recorded ones."""
+    """Return settings that differ from the recorded ones."""
     was = _recorded(rows).settings
     return {name: value for name, value in row.settings.items() if value != was.get(name)}
 
@@ -153,7 +153,7 @@ def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def _chosen(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """At most ``MOST``, each of other settings: the same ones with other values are one proposal."""
+    """Choose at most ``MOST``, each of other settings: other values of the same settings do not count."""
     kept: dict[frozenset[str], SweepRow] = {}
     for row in _better(rows):
         kept.setdefault(frozenset(_changes(row, rows)), row)
@@ -176,13 +176,13 @@ def _proposal(row: SweepRow, rows: Sequence[SweepRow], predictor: Predictor) -> 
 
 
 def _roots(folder: Path) -> list[str]:
-    """Codes of the root causes of a replayed run that weigh something."""
+    """Return the codes of the root causes of a replayed run that weigh something."""
     findings = analyze_run(read_run(folder)).findings
     return [finding.code for finding in findings if finding.title and finding.weight >= WEIGHS_FRAC]
 
 
 def _commands(base: Recorded, proposal: Proposal) -> list[str]:
-    """The recorded command, as far as it is known, with the proposal's settings; then what compares them."""
+    """Return the recorded command, as far as known, with the proposal's settings; then the one to compare."""
     changes = {change.name: change.value for change in proposal.changes}
     options = as_options(changes)
     manifest: Manifest | None = base.run.manifest
@@ -222,7 +222,7 @@ def _not_in_commands(base: Recorded) -> list[Message]:
 
 
 def _without(command: Sequence[str], names: set[str]) -> list[str]:
-    """A command without some options and their values."""
+    """Return a command without some options and their values."""
     kept: list[str] = []
     skip = False
     for word in command:

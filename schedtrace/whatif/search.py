@@ -36,12 +36,12 @@ FEWEST_TOKENS = 16
 
 
 def family(setting: str) -> str:
-    """What a setting acts on: the name of one of the settings that do."""
+    """Return what a setting acts on: the name of one of the settings that do."""
     return FAMILIES.get(setting, setting)
 
 
 def menu(base: Recorded, now: Mapping[str, Any]) -> list[Change]:
-    """Single changes, each of which could alter a step of this load.
+    """Return single changes, each of which could alter a step of this load.
 
     Args:
         base: The recorded load.
@@ -58,13 +58,13 @@ def menu(base: Recorded, now: Mapping[str, Any]) -> list[Change]:
 
 
 def _begin_alike(base: Recorded) -> bool:
-    """Whether two prompts have their first block in common."""
+    """Return whether two prompts have their first block in common."""
     firsts = [request.prefix[0] for load in base.loads for request in load if request.prefix]
     return len(set(firsts)) < len(firsts)
 
 
 def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Fewer as well as more; no more than were there at once."""
+    """Yield fewer as well as more; no more than were there at once."""
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
     fewer = {taken // 2, taken // 4, 3 * taken // 4}
@@ -73,7 +73,7 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Fewer as well as more tokens; no more than ever were wanted in a step."""
+    """Yield fewer as well as more tokens; no more than any step could have used."""
     budget = now["max_num_batched_tokens"]
     wanted = _peak(timelines, pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0))
     used = _peak(timelines, pl.col("used_tokens"))
@@ -86,7 +86,7 @@ def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """More KV cache where somebody was refused blocks, or ever a tenth of it or less was free."""
+    """Yield more KV cache if requests were refused blocks, or if ever a tenth of it or less was free."""
     blocks = now["num_blocks"]
     free = min(
         (
@@ -101,7 +101,7 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Parts of the budget below the longest prompt, and none."""
+    """Yield parts of the budget below the longest prompt, and none."""
     name = "long_prefill_token_threshold"
     if not now.get("enable_chunked_prefill", True):
         return
@@ -115,7 +115,7 @@ def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[C
 
 
 def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Settings that are on or off."""
+    """Yield settings that are on or off."""
     header = timelines[0].header
     preempted = any(timeline.preemptions.height for timeline in timelines)
     priorities = {one for timeline in timelines for one in timeline.arrivals["priority"].unique().to_list()}
@@ -134,7 +134,7 @@ def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Cha
 
 
 def _cadence(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Prefills of data-parallel ranks in the same steps; vLLM 0.24 and newer."""
+    """Yield prefills of data-parallel ranks in the same steps; vLLM 0.24 and newer."""
     if len(timelines) > 1 and now.get("lockstep") and prefill_interval(timelines[0].header) is not None:
         yield from (("prefill_schedule_interval", every) for every in (1, 4, 16))
 
@@ -143,7 +143,7 @@ _WAITING = pl.col("num_waiting_after").fill_null(0)
 
 
 def _peak(timelines: list[Timeline], value: pl.Expr) -> int:
-    """The largest value of any step, at least 1."""
+    """Return the largest value of any step, at least 1."""
     peaks = [timeline.steps.select(value.cast(pl.Int64).max()).item() or 1 for timeline in timelines]
     return max(1, *peaks)
 
@@ -209,7 +209,7 @@ class Search:
         """Replays by changes; None: vLLM refuses them, or a replay cannot make them."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
-        """The best change of each setting, the best first; then two of them together if that gains more."""
+        """Return each setting's best change, the best first; then two of them together if that gains more."""
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self._try(change)
@@ -233,7 +233,7 @@ class Search:
         return {trial.family for trial in self.tried.values() if trial is not None}
 
     def refuted(self, change: Change) -> Trial | None:
-        """The trial of a change that does not help; None: it helps, or it could not be tried."""
+        """Return the trial of a change that does not help; None: it helps, or it could not be tried."""
         trial = self.tried.get((change,))
         return trial if trial is not None and trial.saved_frac < LEAST_FRAC else None
 
@@ -252,7 +252,7 @@ class Search:
         return self.tried[changes]
 
     def _of_families(self) -> list[Trial]:
-        """The best trial of each kind of setting that helps, the best first."""
+        """Return the best trial of each kind of setting that helps, the best first."""
         best: dict[str, Trial] = {}
         for trial in self._helpful():
             held = best.get(trial.family)
@@ -266,7 +266,7 @@ class Search:
                 yield trial
 
     def _between(self, change: Change) -> list[int]:
-        """Values half-way to the next ones that were tried, on a logarithmic scale; none of a switch."""
+        """Return values half-way to the next tried ones, on a logarithmic scale; none for a switch."""
         name, best = change
         now = self._predictor.now(name)
         if isinstance(best, bool) or not isinstance(best, int) or not best or not isinstance(now, int):
@@ -279,7 +279,7 @@ class Search:
         return [middle for other in (*below, *above) if (middle := round(math.sqrt(best * other))) != other]
 
     def _least_of(self, best: Trial) -> Trial:
-        """The smallest change of that setting which gains nearly as much."""
+        """Return the smallest change of that setting which gains nearly as much."""
         name = best.changes[0][0]
         now = self._predictor.now(name) or 0
         enough_frac = ENOUGH_UNSURE_FRAC if best.unsure else ENOUGH_FRAC
@@ -294,7 +294,7 @@ class Search:
 
 
 def saved_between(prediction: Prediction, name: str) -> tuple[float, float] | None:
-    """Least and most that a figure's interval saves (``saved_frac``)."""
+    """Return the least and most that a figure's interval saves (``saved_frac``)."""
     figure = next((figure for figure in prediction.measured if figure.name == name), None)
     if figure is None or figure.change_frac is None:
         return None
@@ -304,5 +304,5 @@ def saved_between(prediction: Prediction, name: str) -> tuple[float, float] | No
 
 
 def saved_frac(figure: Figure, change_frac: float) -> float:
-    """Share saved of the time that a figure stands for; a rate is the time that its work takes."""
+    """Return the share saved of the time that a figure stands for; a rate is the time of its work."""
     return 1 - 1 / (1 + change_frac) if figure.higher_is_better else -change_frac

@@ -75,7 +75,7 @@ class SweepLog:
 
 
 def digest(work: Work) -> str:
-    """What of a sweep decides its outcomes, besides the changes of each configuration: hexadecimal."""
+    """Return what of a sweep decides its outcomes, besides the changes of each configuration: hexadecimal."""
     hashed = hashlib.sha256()
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
@@ -96,7 +96,7 @@ WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
-    """``max-num-seqs=64,128`` as a setting's name in vLLM's spelling, and its values.
+    """Parse ``max-num-seqs=64,128`` to a setting's name in vLLM's spelling, and its values.
 
     Raises:
         UsageError: no name, no value, or a value twice.
@@ -114,7 +114,7 @@ def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """What ``--set`` was given, each with one value.
+    """Return what ``--set`` was given, each with one value.
 
     Raises:
         UsageError: as ``parse_values``, or several values.
@@ -130,7 +130,7 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def combinations(vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each choice of one value a setting, with those that are fixed; the last setting varies fastest.
+    """Return each choice of one value a setting, with the fixed ones; the last setting varies fastest.
 
     Raises:
         UsageError: a setting is both varied and fixed, or there are more than ``MOST``.
@@ -238,7 +238,7 @@ def _lengths(outcomes: Iterable[Outcome]) -> list[Message]:
 
 
 def _once(notes: Iterable[Message]) -> list[Message]:
-    """Trials of one run have the same notes."""
+    """Return notes without repeats: trials of one run have the same ones."""
     kept: list[Message] = []
     kept += (note for note in notes if note not in kept)
     return kept
@@ -254,7 +254,7 @@ def _value(text: str) -> Any:
 
 
 def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
-    """The load of each trial of a run, for another engine: its requests name no rank.
+    """Return the load of each trial of a run, for another engine: its requests name no rank.
 
     Args:
         run: Any.

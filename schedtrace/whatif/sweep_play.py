@@ -30,7 +30,7 @@ DIGITS = 3
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
-    """What settings are before any change.
+    """Return what settings are before any change.
 
     Raises:
         UsageError: a name that is no argument of vLLM, or that a replay cannot change.
@@ -189,7 +189,7 @@ _work: list[Work] = []
 
 
 def _begin(work: Work, scratch: str) -> None:
-    """In a new process: no line of vLLM's may get between those of the command."""
+    """Prepare a new process: no line of vLLM's may get between those of the command."""
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     tempfile.tempdir = scratch
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -207,7 +207,7 @@ def _end_with_the_command() -> None:
 
 
 def _make_quiet() -> None:
-    """What is recorded of a replay is nobody else's, whatever a person records meanwhile."""
+    """Keep a replay's recording to itself, whatever settings the user records with."""
     os.environ.update(QUIET)
     for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]
@@ -230,7 +230,7 @@ def _remote(function: Callable[..., _T], work: Work, *arguments: Any) -> _T:
 
 @contextmanager
 def _children_ignore_interrupts() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal; only the command shall answer it."""
+    """Make new processes ignore Ctrl-C: a terminal sends it to all, and only the command shall answer it."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not the main thread, so nothing to protect

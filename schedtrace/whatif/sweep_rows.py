@@ -17,7 +17,7 @@ _BOUND = re.compile(
 
 
 def parse_slo(text: str) -> list[Bound]:
-    """Bounds as they are typed: ``ttft_p99=1s,tpot_p99=50ms,e2e_p50=10s``.
+    """Parse bounds as they are typed: ``ttft_p99=1s,tpot_p99=50ms,e2e_p50=10s``.
 
     Raises:
         UsageError: anything else, a limit of 0, a percentile above 100, or the same percentile twice.
@@ -46,7 +46,7 @@ def parse_slo(text: str) -> list[Bound]:
 
 
 def percentile(values: Sequence[float | None], at: float) -> float | None:
-    """A percentile (0 to 100), linearly interpolated as in ``analyze``; None without values."""
+    """Return a percentile (0 to 100), linearly interpolated as in ``analyze``; None without values."""
     import numpy as np  # noqa: PLC0415  # --help must answer at once
 
     known = [value for value in values if value is not None]
@@ -64,12 +64,12 @@ def latencies(outcome: Outcome, latency: str) -> Sequence[float | None]:
 
 
 def measured(outcome: Outcome, bounds: Sequence[Bound]) -> list[float | None]:
-    """The percentile that each bound is about, in milliseconds."""
+    """Return the percentile that each bound is about, in milliseconds."""
     return [percentile(latencies(outcome, bound.latency), bound.percentile) for bound in bounds]
 
 
 def meets(outcome: Outcome, bounds: Sequence[Bound]) -> bool:
-    """Whether every bound holds, which takes that every request finished."""
+    """Return whether every bound holds, which takes that every request finished."""
     return len(outcome.ttft_ms) == outcome.requests and all(
         bound.latency == "tpot" if value is None else value <= bound.limit_ms
         for value, bound in zip(measured(outcome, bounds), bounds, strict=True)
@@ -77,7 +77,7 @@ def meets(outcome: Outcome, bounds: Sequence[Bound]) -> bool:
 
 
 def good_requests(outcome: Outcome, bounds: Sequence[Bound]) -> int:
-    """Finished requests that meet every bound themselves.
+    """Count the finished requests that meet every bound themselves.
 
     Of several bounds on one latency, each request has to meet that of the highest percentile: it is the
     widest. A request with one output token has no time per output token, and meets any.
@@ -91,7 +91,7 @@ def good_requests(outcome: Outcome, bounds: Sequence[Bound]) -> int:
 
 
 def pareto_front(costs: Sequence[Sequence[float | None]]) -> list[bool]:
-    """Whether no other row is lower in one column and as low in all others; equal rows share the front.
+    """Return which rows no other row beats: lower in a column and as low in all others. Equal rows share it.
 
     Args:
         costs: Rows of equal length, in which lower is better: negate what should be high. A row with a None
@@ -115,13 +115,13 @@ USUAL = tuple(Bound(latency=latency, percentile=99, limit_ms=inf) for latency in
 
 
 def compared(slo: Sequence[Bound]) -> list[Bound]:
-    """Latencies of the Pareto front: those of the objective, else p99 of TTFT and TPOT."""
+    """Return the latencies of the Pareto front: those of the objective, else p99 of TTFT and TPOT."""
     bounded = {bound.latency for bound in slo}
     return [*slo, *(usual for usual in USUAL if usual.latency not in bounded)]
 
 
 def objectives(slo: Sequence[Bound]) -> list[str]:
-    """What the Pareto front is about."""
+    """Return what the Pareto front is about."""
     return [THROUGHPUT, *(bound.name for bound in compared(slo))]
 
 
