@@ -103,13 +103,13 @@ def read_by_files(path: Path, options: ReadOptions) -> Cached:
 
 
 def made_by() -> str:
-    """Changes whenever the same trace could give other tables."""
+    """Return a hash that changes whenever the same trace could give other tables."""
     versions = (LAYOUT, SCHEMA_VERSION, __version__, pl.__version__, schema_of(Step))
     return hashlib.blake2b(repr(versions).encode(), digest_size=16).hexdigest()
 
 
 def folders_of(path: Path) -> list[Path]:
-    """Cache folders of this trace, those under construction included."""
+    """Return the cache folders of this trace, those under construction included."""
     with suppress(OSError):
         return sorted(safe_files.own_folder(FOLDER).glob(f"{_prefix(path)}*"))
     return []
@@ -122,7 +122,7 @@ def _prefix(path: Path) -> str:
 
 
 def _find(path: Path, options: ReadOptions) -> Cached | None:
-    """The cache of this trace, if it is whole and has the trace's content."""
+    """Return the cache of this trace, if it is whole and has the trace's content."""
     for folder in folders_of(path):
         try:
             note = msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
@@ -191,7 +191,7 @@ def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Finge
 
 
 def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fingerprint] | None:
-    """The fingerprints of a trace's files as they are now; None if their content is another one.
+    """Return the fingerprints of a trace's files as they are now; None if their content is another one.
 
     Raises:
         OSError: one cannot be read.
@@ -221,7 +221,7 @@ def _write_note(folder: Path, note: Note) -> None:
 
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
-    """A new cache folder for this trace; removed if building it fails.
+    """Make a new cache folder for this trace; remove it if building it fails.
 
     Raises:
         CannotWriteError: the user's cache cannot be written to, or the disk is full.
@@ -255,7 +255,7 @@ def _remove_unused(path: Path, but: Path) -> None:
 
 
 def stamp_of(path: Path) -> list[int] | None:
-    """The file's stamp, if nothing can change any more without changing it."""
+    """Return the file's stamp, if nothing can change any more without changing it."""
     stat = path.stat()
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED_NS:
         return None
@@ -263,7 +263,7 @@ def stamp_of(path: Path) -> list[int] | None:
 
 
 def still(path: Path, known: Fingerprint) -> Fingerprint | None:
-    """The fingerprint if the file still has this content, with its new stamp; else None.
+    """Return the fingerprint if the file still has this content, with its new stamp; else None.
 
     A file with another stamp, such as a copy, is hashed as a whole.
 
@@ -284,7 +284,7 @@ def still(path: Path, known: Fingerprint) -> Fingerprint | None:
 
 
 def sampled(file: BinaryIO, size: int) -> str:
-    """BLAKE2b of blocks at equal distances, the first and the last of ``size`` bytes among them."""
+    """Hash blocks at equal distances, the first and the last of ``size`` bytes among them."""
     digest = hashlib.blake2b(digest_size=16)
     for at in range(SAMPLES):
         file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))
@@ -293,7 +293,7 @@ def sampled(file: BinaryIO, size: int) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Name of each Parquet file to the digest of its content.
+    """Return the name of each Parquet file to the digest of its content.
 
     Raises:
         OSError: one cannot be read.
@@ -302,7 +302,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """BLAKE2b of a whole file.
+    """Return the BLAKE2b hash of a whole file.
 
     Raises:
         OSError: it cannot be read.

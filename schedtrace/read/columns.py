@@ -32,7 +32,7 @@ values_of = attrgetter(*FIELDS)
 
 
 def rebuilt(delta: Any, before: Values) -> Values:
-    """The values of a delta's step.
+    """Return the values of a delta's step.
 
     Args:
         delta: As read.
@@ -58,12 +58,12 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def columns_of(steps: Sequence[Values]) -> Columns:
-    """Name of a field to its values in these steps."""
+    """Return the name of a field to its values in these steps."""
     return dict(zip(FIELDS, zip(*steps, strict=True) if steps else [()] * len(FIELDS), strict=True))
 
 
 def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
-    """The columns that ``schema`` names."""
+    """Return the columns that ``schema`` names."""
     return pl.DataFrame([pl.Series(name, columns[name], dtype) for name, dtype in schema.items()])
 
 
@@ -85,7 +85,7 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
 
 
 def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
-    """Entries that no step told but ``events`` lines, with the trials of these."""
+    """Return the entries that only ``events`` lines have, no step, with their trials."""
     told = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
     trials = pl.Series("trial", [trial for trial, _ in told], pl.Int64)
     return structs_of([entry for _, entry in told], NESTED[column]).insert_column(0, trials)

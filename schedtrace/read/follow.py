@@ -86,7 +86,7 @@ class _Taken:
 
 
 def require_header(path: Path) -> None:
-    """Raises InputError for a file that is no trace and will not become one by growing."""
+    """Raise InputError for a file that is no trace and will not become one by growing."""
     with reading(path):
         head, whole = first_line(path)
     if whole:
@@ -176,7 +176,7 @@ class Following:
         return list(self.chunks)[-new:] if new else []
 
     def trace(self, chunks: list[Chunk]) -> Trace:
-        """The trace of some chunks that follow each other, with those who were there before."""
+        """Return the trace of some chunks that follow each other, with those who were there before."""
         if self.header is None:
             msg = f"{self.path}: no header"
             raise InputError(msg)
@@ -214,12 +214,12 @@ class Following:
         )
 
     def since(self, us: int) -> list[Chunk]:
-        """The chunks with steps that began at this time or later; the last one if none has."""
+        """Return the chunks with steps that began at this time or later; the last one if none has."""
         found = [one for one in self.chunks if one.last_us >= us]
         return found or list(self.chunks)[-1:]
 
     def saved(self, us: int) -> bytes:
-        """A trace of the steps since then, with those who waited before; a little more at its begin."""
+        """Return a trace of the steps since then, with earlier waiting requests; it begins a little early."""
         chunks = [one for one in self.since(us) if one.first is not None]
         if not chunks or chunks[0].first is None:
             return self._head + b"\n"

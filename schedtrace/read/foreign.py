@@ -66,7 +66,7 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of every line, without terminal colours.
+    """Yield number (from 1) and text of every line, without terminal colours.
 
     Raises:
         InputError: the file cannot be read.
@@ -128,7 +128,7 @@ def foreign_trace(
     notices: list[str],
     **header: Any,
 ) -> Trace:
-    """A trace as far as a log tells it.
+    """Return a trace as far as a log tells it.
 
     Args:
         path: The log.

@@ -44,7 +44,7 @@ class Growing(ABC):
 
     @abstractmethod
     def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
-        """The header's line, and notices of what is too old to be read; None: it is not whole yet.
+        """Return the header's line, and notices of what is too old to be read; None: it is not whole yet.
 
         Args:
             lives: Gets who came and went in what is too old.
@@ -52,7 +52,7 @@ class Growing(ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[list[bytes]]:
-        """Lines that were not given yet, up to the last newline.
+        """Yield the lines that are new, up to the last newline.
 
         Raises:
             LostError: the file was removed, replaced or cut.
@@ -86,7 +86,7 @@ class GrowingFile(Growing):
         return head, notices
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Up to the last newline: the recorder takes back what a full disk cut off of a line."""
+        """Read up to the last newline: the recorder takes back what a full disk cut off of a line."""
         size, begun = self._checked_size(), b""
         while left := size - self._at - len(begun):
             block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
@@ -200,7 +200,7 @@ class GrowingParts(Growing):
         self.notes += [note for note in parts.left_out if note not in self.notes]
 
     def _is_whole(self) -> bool:
-        """Whether all of the part was read, as far as can be seen."""
+        """Return whether all of the part was read, as far as can be seen."""
         frames = self._frames
         frames.cut = frames.cut or bool(self._begun)
         damaged = frames.broken or frames.cut or frames.oversized or frames.is_open

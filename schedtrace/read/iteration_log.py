@@ -134,7 +134,7 @@ class _Engine:
         self._dummies = 0
 
     def notices(self, rank: int, *, several: bool) -> list[str]:
-        """What a person should know about its lines."""
+        """Return what a person should know about its lines."""
         who = f"engine {rank}: " if several else ""
         said = []
         if self._missing:

@@ -57,7 +57,7 @@ READ = ReadOptions()
 
 @contextmanager
 def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
-    """While a file is read.
+    """Turn errors of reading a file into InputError.
 
     Args:
         path: Of the file.
@@ -343,7 +343,7 @@ def _notices(lines: list[bytes]) -> set[str]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 if it is gone."""
+    """Return the bytes of a file; 0 if it is gone."""
     try:
         return path.stat().st_size
     except OSError:
@@ -389,7 +389,7 @@ _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: U
 
 
 def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[msgspec.Struct], list[Any]]:
-    """Kind of line to the lines of that kind, in their order.
+    """Return the lines of each kind, in their order.
 
     Deltas stand among the steps. So does a None for every line that a delta cannot continue: a broken one,
     which may have been a step, and the header of another trace.
@@ -418,7 +418,7 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
 
 
 def decode_line(line: bytes) -> Any:
-    """A line as read; None if it is broken."""
+    """Return a line as read; None if it is broken."""
     try:
         return _decode(line)
     except UNREADABLE:
@@ -426,7 +426,7 @@ def decode_line(line: bytes) -> Any:
 
 
 def read_header(path: Path, lines: list[bytes]) -> Header:
-    """The first line.
+    """Return the first line.
 
     Raises:
         InputError: it is no header, broken, or of a newer schema.

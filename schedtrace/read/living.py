@@ -44,7 +44,7 @@ class Lives:
     def step(
         self, start_us: int, arrived: Iterable[Any], finished: Iterable[Any], preempted: Iterable[Any]
     ) -> None:
-        """What a step's line tells of those who came, went, or were preempted."""
+        """Note which requests a step's line says arrived, finished, or were preempted."""
         self.events(arrived, finished)
         for one in preempted:
             if (known := self.alive.get(one.request_id)) is not None:
@@ -83,7 +83,7 @@ class Lives:
 
 
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Arrivals, stretches and preemptions that lead to these lives before the first step of a window.
+    """Return arrivals, stretches and preemptions that lead to these lives before a window's first step.
 
     Of those that came: who was there when the trace began still is there, ``still_there``.
 
@@ -117,7 +117,7 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
 
 
 def arrivals_of(lives: list[Live]) -> list[Arrival]:
-    """The arrivals of those who came and wait, as the format has them."""
+    """Return the arrivals of those who came and wait, as the format has them."""
     waiting = [one.came for one in lives if one.there_us is None and one.waits_since_us is not None]
     return [msgspec.convert(came, Arrival, from_attributes=True) for came in waiting]
 
@@ -132,12 +132,12 @@ def still_there(lives: list[Live]) -> pl.DataFrame:
 
 
 def present_of(lives: list[Live]) -> list[Present]:
-    """The same, as the format has them."""
+    """Return the requests that are there as the format has them."""
     return [_now(one) for one in lives if one.there_us is not None]
 
 
 def entries_in(present: pl.DataFrame) -> list[Present]:
-    """The rows of ``columns.present_in`` as the format has them."""
+    """Return the rows of ``columns.present_in`` as the format has them."""
     return [Present(**row) for row in present.drop("at_us", "trial").to_dicts()]
 
 
@@ -161,7 +161,7 @@ TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'
 
 
 def _told() -> type[msgspec.Struct]:
-    """What is decoded of a line: who came, went, was preempted or scheduled."""
+    """Return what is decoded of a line: who came, went, was preempted or scheduled."""
     named: Any = msgspec.defstruct("Named", [("request_id", str)], gc=False)
     changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
     fields: list[Any] = [

@@ -95,7 +95,7 @@ class Record(msgspec.Struct):
         return self._put_together(-1, self.token_budget)
 
     def key(self) -> bytes:
-        """The same for repeats of the same record, however they are wrapped."""
+        """Return a key that repeats of a record share, however they are wrapped."""
         return msgspec.json.encode(self)
 
     def _put_together(self, sign: int, known: int | None) -> int | None:
@@ -104,7 +104,7 @@ class Record(msgspec.Struct):
 
 
 def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Line, time (microseconds, of an unknown time zone) and content of each record; None: it is broken.
+    """Yield line, time (microseconds, of an unknown time zone) and content of each record; None if broken.
 
     Braces in the text of a request, which vLLM may log, begin no record.
 
@@ -144,13 +144,13 @@ def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None,
 
 
 def parse(text: str) -> Record | None:
-    """A record from its text; None if it is none."""
+    """Return a record from its text; None if it is none."""
     return _decoded(_as_json(text))
 
 
 @lru_cache(maxsize=1)
 def _as_it_stands(text: str) -> Record | None:
-    """The same for a record that is JSON but for its quotes; kept, since the next one is often a repeat."""
+    """Parse a record that is JSON but for its quotes; cached, since the next one is often a repeat."""
     return None if '"' in text or "\\" in text else _decoded(text.replace("'", '"'))
 
 
@@ -165,7 +165,7 @@ def _decoded(text: str) -> Record | None:
 def _told(
     start: int, logged_us: int | None, text: str, *, whole: bool
 ) -> Iterator[tuple[int, int | None, Record | None]]:
-    """A record, unless it is some other thing in braces."""
+    """Yield a record, unless it is some other thing in braces."""
     if _KEY.search(text):
         yield start, logged_us, parse(text) if whole else None
 
@@ -190,7 +190,7 @@ def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
 
 
 def _as_json(text: str) -> str:
-    """A Python literal as JSON: other quotes, no comments, no ``...``, no comma before a closing bracket."""
+    """Rewrite a Python literal as JSON: other quotes, no comments, no ``...``, no comma before a bracket."""
     out: list[str] = []
     for token in _TOKEN.finditer(text):
         word = token[0]
@@ -212,7 +212,7 @@ RECORD = "log of a patched schedule(), one dict a call"
 
 
 def read_loguru_log(path: Path) -> list[Trace]:
-    """The records of such a log as one trace; steps are numbered in the order of the records.
+    """Return the records of such a log as one trace; steps are numbered in the order of the records.
 
     ``start_us`` is when the record was logged, from the first record on, with the log's own resolution
     (milliseconds by default). Durations are unknown.
@@ -320,7 +320,7 @@ class _Steps:
         )
 
     def notices(self) -> list[str]:
-        """What a person should know about the log."""
+        """Return what a person should know about the log."""
         said = []
         if self._repeats:
             records = "1 repeated record" if self._repeats == 1 else f"{self._repeats:,} repeated records"

@@ -77,7 +77,7 @@ BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
 
 
 def beside(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
-    """The tables of ``BESIDE``, without the steps that told of them."""
+    """Return the tables of ``BESIDE``, without the steps that recorded them."""
     return {name: events[name].drop("step", "trial").sort(at) for name, at in BESIDE.items()}
 
 
@@ -126,7 +126,7 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without searches for cycles: lines have none, and there are so many that it would take a while."""
+    """Suspend garbage collection: lines have no cycles, and searching so many for them takes a while."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -244,7 +244,7 @@ def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
 
 
 def _nothing(lines: WholeLines) -> str:
-    """Why a file without a header is none."""
+    """Return why a file without a header is no trace."""
     stopped = "the engine stopped before it recorded anything"
     if lines.dropped:
         return f"{lines.path}: no line of a trace in it; {lines.dropped[-1]}"

@@ -131,7 +131,7 @@ class Problems:
 
 
 def ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """First and last of each run of consecutive numbers, which are in order."""
+    """Return first and last of each run of consecutive numbers, which are in order."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -142,7 +142,7 @@ def ranges(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _steps(spans: list[tuple[int, int]]) -> str:
-    """``50 steps (12-60, 75)``."""
+    """Name steps and their number: ``50 steps (12-60, 75)``."""
     count = sum(last - first + 1 for first, last in spans)
     named = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_NAMED])
     more = ", ..." if len(spans) > _NAMED else ""

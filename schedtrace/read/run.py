@@ -36,7 +36,7 @@ class ProfileName(msgspec.Struct, frozen=True):
 
 
 def profile_name(path: Path) -> ProfileName | None:
-    """The name taken apart; None if it has another form."""
+    """Return the name taken apart; None if it has another form."""
     found = _NAME.fullmatch(path.stem)
     if found is None:
         return None
@@ -85,7 +85,7 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
 
 
 def _front_end_lines(file: Path) -> list[Configured | Refused]:
-    """The whole lines of one file; none of one that cannot be read."""
+    """Return the whole lines of one file; none of one that cannot be read."""
     found = []
     with suppress(InputError):
         for _, lines in WholeLines(file):

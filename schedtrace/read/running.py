@@ -40,7 +40,7 @@ class Got(NamedTuple):
         )
 
     def columns_alone(self) -> list[Iterable[Any]]:
-        """The columns of the rows that are stretches of their own."""
+        """Return the columns of the rows that are stretches of their own."""
         return [compress(column, self.alone) for column in (*self[:3], *self.others)]
 
 
@@ -69,7 +69,7 @@ def got_by(rows: Sequence[Stretch], step: int) -> Got:
 
 
 def not_continued(before: Got, now: Got) -> list[int]:
-    """Places at which another stretch of several steps begins.
+    """Return the places at which another stretch of several steps begins.
 
     Args:
         before: Of the last step; its requests are the first of this one, too.
@@ -85,7 +85,7 @@ def not_continued(before: Got, now: Got) -> list[int]:
 
 
 def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
-    """Ascending places of those who have to be taken out, so that the others are the first ones now."""
+    """Return the ascending places of rows to take out, so that the others are the first ones now."""
     places: list[int] = []
     kept = tuple(before)
     while kept != now[: len(kept)]:
@@ -105,7 +105,7 @@ def _all_gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
 
 
 def without(of: Sequence[T], places: Sequence[int]) -> list[T]:
-    """The others than those at these ascending places."""
+    """Return the items that are not at these ascending places."""
     others: list[T] = []
     for before, place in pairwise([-1, *places, len(of)]):
         others += of[before + 1 : place]
@@ -113,7 +113,7 @@ def without(of: Sequence[T], places: Sequence[int]) -> list[T]:
 
 
 def _different(one: tuple[Any, ...], other: tuple[Any, ...]) -> Iterator[int]:
-    """Places where the first differs from the second, which is as long or longer.
+    """Yield the places where the first differs from the second, which is as long or longer.
 
     Mostly there are few: whole blocks are compared, which takes a third of the time.
     """
@@ -164,7 +164,7 @@ class Running:
         return sum(row.scheduled for row in self._rows)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The fields of each request of the last step, in their order."""
+        """Yield the fields of each request of the last step, in their order."""
         self._take_over()
         if self._at is not None:
             for row in self._rows:
@@ -188,7 +188,7 @@ class Running:
         self._ended.flush()
 
     def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
-        """A step with all its requests."""
+        """Take a step with all its requests."""
         if self.step != step - 1:
             self.lose()
         now = got_in_line(requests)
@@ -211,7 +211,7 @@ class Running:
         self._at, self._line, self._unsteady, self._cut = (step, trial), now, None, False
 
     def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
-        """Whether these changes can be those to the next step.
+        """Return whether these changes can be those to the next step.
 
         Args:
             changes: ``RowChanges`` as read.
@@ -233,7 +233,7 @@ class Running:
         )
 
     def follow(self, step: int, trial: int | None, changes: Any) -> None:
-        """The next step, told by changes that can be."""
+        """Take the next step from its changes, which ``can_follow`` has accepted."""
         self._take_over()
         cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
         if cut or unsteady is None:
@@ -257,7 +257,7 @@ class Running:
         self._ended.count(len(self._rows))
 
     def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
-        """Whether these changes lead from the last step to these requests."""
+        """Return whether these changes lead from the last step to these requests."""
         if not self.can_follow(changes, len(requests)):
             return False
         self._take_over()
@@ -269,11 +269,11 @@ class Running:
         return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
 
     def _is_cut(self, trial: int | None, rows: int) -> bool:
-        """Whether all stretches end before the next step, which has so many rows."""
+        """Return whether all stretches end before the next step, which has so many rows."""
         return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
 
     def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
-        """What those got in the last step who are still there.
+        """Return what those got in the last step who are still there.
 
         The stretches of the others end; all do if those still there changed their order.
         """
@@ -313,7 +313,7 @@ class Running:
         row.begin(step, computed, scheduled, others)
 
     def _end(self, rows: Iterable[Stretch]) -> None:
-        """Their stretches, as far as they are open, end with the last step."""
+        """End the open stretches of these rows with the last step."""
         if self._at is not None:
             self._ended.add([row for row in rows if row.is_open], *self._at)
 

@@ -30,13 +30,13 @@ ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
 
 
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Column name to Polars type, for every field of ``struct`` that is not a free-form dict."""
+    """Return column name to Polars type, for every field of ``struct`` that is not a free-form dict."""
     hints = {field.name: field.type for field in msgspec.structs.fields(struct)}
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
 
 
 def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """The struct as a reader takes it.
+    """Return the struct as a reader takes it.
 
     A newer version may know more words than a literal names, and no number may be too large for Polars.
     """
@@ -122,12 +122,12 @@ class Stretch:
         self.request_id, self.order, self.is_open = request_id, order, False
 
     def begin(self, step: int, computed: int, scheduled: int, others: tuple[Any, ...] = ORDINARY) -> None:
-        """The first step of the request's next stretch."""
+        """Begin the request's next stretch with a step."""
         self.first, self.computed, self.scheduled, self.others = step, computed, scheduled, others
         self.is_open = True
 
     def expected(self, step: int) -> int:
-        """Computed tokens in a step, if nothing else is told."""
+        """Return the computed tokens in a step, unless a line says otherwise."""
         return self.computed + (step - self.first) * self.scheduled
 
 
@@ -145,7 +145,7 @@ class Ended:
         self._count = 0
 
     def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
-        """Stretches whose last step this is."""
+        """Add stretches whose last step this is."""
         self._rows += [
             (one.first, step, trial, one.request_id, one.computed, one.scheduled, *one.others, one.order)
             for one in stretches
@@ -154,7 +154,7 @@ class Ended:
             one.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Stretches of only this step: their columns from ``request_id`` on."""
+        """Add stretches of only this step: their columns from ``request_id`` on."""
         first = len(self._columns[0])
         for column, values in zip(self._columns[3:], columns, strict=True):
             column.extend(values)
@@ -163,11 +163,11 @@ class Ended:
             column.extend([value] * more)
 
     def is_due(self, rows: int) -> bool:
-        """Whether all stretches are to end before a step of so many rows."""
+        """Return whether all stretches are to end before a step of so many rows."""
         return self._count + rows > ROWS_AT_ONCE
 
     def count(self, rows: int) -> None:
-        """A step of so many rows was there."""
+        """Count the rows of a step."""
         if self.is_due(rows):
             self.flush()
         self._count += rows
@@ -185,7 +185,7 @@ def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
 
 
 def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Name of each list of structs to what is in it."""
+    """Return the name of each list of structs to its entries."""
     lists = {
         field.name: get_args(field.type)[0]
         for field in msgspec.structs.fields(line)
@@ -241,7 +241,7 @@ class Tables:
                 self._write(name)
 
     def scan(self, *, in_order: bool) -> dict[str, pl.LazyFrame]:
-        """Name to table, in the order of the steps.
+        """Return name to table, in the order of the steps.
 
         Args:
             in_order: They were added in that order.
@@ -270,7 +270,7 @@ class Tables:
 
 
 def scan(folder: Path, *, in_order: bool) -> dict[str, pl.LazyFrame]:
-    """The large tables in a folder."""
+    """Return the large tables in a folder."""
     return {name: _sorted(_scan_one(folder, name), name, in_order=in_order) for name in LARGE}
 
 
@@ -294,7 +294,7 @@ def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
 
 @cache
 def empty(name: str) -> pl.DataFrame:
-    """A table without rows, ``STRETCHES`` or that of a list."""
+    """Return a table without rows, ``STRETCHES`` or that of a list."""
     if name == STRETCHES:
         return pl.DataFrame(schema=STRETCH_SCHEMA)
     return pl.DataFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))

@@ -29,7 +29,7 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
 
 
 def foreign_reader(path: Path) -> Reader | None:
-    """What reads this file, if it is a foreign log.
+    """Return what reads this file, if it is a foreign log.
 
     Raises:
         InputError: it cannot be read.
@@ -70,7 +70,7 @@ class Traces(Sequence[Trace]):
         return [trace.header for trace in self._traces]
 
     def once(self, place: int) -> Trace:
-        """This trace; whoever asks for it again reads it again.
+        """Return this trace without keeping it; asking for it again reads it again.
 
         Raises:
             InputError: it cannot be read.
@@ -97,7 +97,7 @@ class Traces(Sequence[Trace]):
 
 
 def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Traces, list[str]]:
-    """The traces in these files, and a sentence for each of several files of which nothing is understood.
+    """Return the traces in these files, and a sentence for each of several files that cannot be understood.
 
     Of several that schedtrace wrote only the headers are read here.
 
@@ -121,7 +121,7 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
 
 
 def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
-    """Raises InputError for two traces of one rank: figures of both cannot be told apart."""
+    """Raise InputError for two traces of one rank: figures of both cannot be told apart."""
     files: dict[int, Path] = {}
     for trace in traces:
         rank = trace.header.engine_rank
@@ -132,7 +132,7 @@ def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
 
 
 def _header(file: Path) -> Header | None:
-    """The header of a trace; None where there is none: who reads the file whole says what is wrong with it.
+    """Return the header of a trace; None without one: reading the whole file says what is wrong with it.
 
     Raises:
         InputError: of what follows it, not one line is understood.
