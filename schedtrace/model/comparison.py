@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, kw_only=True):
     max: float
 
     def same_figures(self, other: "Sample") -> bool:
-        """Whether the figures are alike, whatever the number of trials."""
+        """Return whether the figures are alike, whatever the number of trials."""
         return (self.mean, self.min, self.max) == (other.mean, other.min, other.max)
 
 

@@ -22,7 +22,7 @@ class SquattedError(OSError):
 
 
 def folder_of(user: int) -> Path:
-    """The folder of a user's sockets, whether it is there or not."""
+    """Return the folder of a user's sockets, whether it exists or not."""
     return FOLDER / f"schedtrace-{user}"
 
 
@@ -48,12 +48,12 @@ def squatted(folder: Path, user: int) -> str | None:
 
 
 def socket_of(pid: int, user: int) -> Path:
-    """The socket of a process."""
+    """Return the socket of a process."""
     return folder_of(user) / f"{pid}.sock"
 
 
 def own_folder() -> Path:
-    """This user's, made if it is not there.
+    """Return the folder of this user's sockets; make it if it does not exist.
 
     Raises:
         SquattedError: something else stands in its place.

@@ -103,7 +103,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a run folder; None if there is none.
+    """Return the manifest of a run folder; None if there is none.
 
     Raises:
         InputError: it is there but cannot be understood.

@@ -72,7 +72,7 @@ Pieces = tuple[str | Place | Part, ...]
 
 
 def say(template: str, evidence: object = None, /, **values: Any) -> Message:
-    """A sentence.
+    """Return a sentence.
 
     Args:
         template: In the language above.
@@ -104,7 +104,7 @@ def say(template: str, evidence: object = None, /, **values: Any) -> Message:
 
 
 def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | Place]:
-    """Words and places without the parts that are left out.
+    """Return words and places without the parts that are left out.
 
     No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
     """
@@ -147,7 +147,7 @@ def names(pieces: Pieces) -> list[str]:
 
 @cache
 def parsed(template: str) -> Pieces:
-    """A template, taken apart.
+    """Return a template, taken apart.
 
     Raises:
         ValueError: a bracket has no partner, or a kind is not known.
