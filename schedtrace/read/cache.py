@@ -199,8 +199,8 @@ def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fin
     if [file.name for file in files] != list(read):
         return None
     now = {file.name: still(file, read[file.name]) for file in files}
-    found = {name: one for name, one in now.items() if one is not None}
-    return found if len(found) == len(files) else None
+    unchanged = {name: fingerprint for name, fingerprint in now.items() if fingerprint is not None}
+    return unchanged if len(unchanged) == len(files) else None
 
 
 def _open(folder: Path, note: Note) -> Cached:
@@ -262,7 +262,7 @@ def stamp_of(path: Path) -> list[int] | None:
     return [stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
 
 
-def still(path: Path, known: Fingerprint) -> Fingerprint | None:
+def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
     """Return the fingerprint if the file still has this content, with its new stamp; else None.
 
     A file with another stamp, such as a copy, is hashed as a whole.
@@ -271,16 +271,16 @@ def still(path: Path, known: Fingerprint) -> Fingerprint | None:
         OSError: it cannot be read.
     """
     stamp = stamp_of(path)
-    if path.stat().st_size != known.size:
+    if path.stat().st_size != fingerprint.size:
         return None
     with path.open("rb") as file:
-        if sampled(file, known.size) != known.sampled:
+        if sampled(file, fingerprint.size) != fingerprint.sampled:
             return None
-    if stamp is not None and stamp == known.stamp:
-        return known
-    if digest_of(path) != known.digest:
+    if stamp is not None and stamp == fingerprint.stamp:
+        return fingerprint
+    if digest_of(path) != fingerprint.digest:
         return None
-    return msgspec.structs.replace(known, stamp=stamp)
+    return msgspec.structs.replace(fingerprint, stamp=stamp)
 
 
 def sampled(file: BinaryIO, size: int) -> str:

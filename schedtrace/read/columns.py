@@ -38,9 +38,9 @@ def rebuilt(delta: Any, before: Values) -> Values:
         delta: As read.
         before: Of the step before.
     """
-    known = (*before, None)
-    told = values_of(delta)
-    values = [known[at] if value is UNSET else value for value, at in zip(told, _IF_ABSENT, strict=True)]
+    carried = (*before, None)
+    written = values_of(delta)
+    values = [carried[at] if value is UNSET else value for value, at in zip(written, _IF_ABSENT, strict=True)]
     if delta.output_tokens is UNSET and values[_AT["output_us"]] is not None:
         values[_AT["output_tokens"]] = values[_AT["total_requests"]]
     return values
@@ -86,9 +86,9 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
 
 def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
     """Return the entries that only ``events`` lines have, no step, with their trials."""
-    told = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
-    trials = pl.Series("trial", [trial for trial, _ in told], pl.Int64)
-    return structs_of([entry for _, entry in told], NESTED[column]).insert_column(0, trials)
+    entries = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
+    trials = pl.Series("trial", [trial for trial, _ in entries], pl.Int64)
+    return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
 
 
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
@@ -98,11 +98,11 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
 
     Before them ``at_us`` and ``trial`` of the ``events`` line that has them.
     """
-    told = [(line, entry) for line in lines for entry in line.present]
-    of_line = {name: [getattr(line, name) for line, _ in told] for name in ("at_us", "trial")}
-    found = structs_of([entry for _, entry in told], Present)
+    entries = [(line, entry) for line in lines for entry in line.present]
+    of_line = {name: [getattr(line, name) for line, _ in entries] for name in ("at_us", "trial")}
+    present = structs_of([entry for _, entry in entries], Present)
     columns = (pl.Series(name, values, pl.Int64) for name, values in of_line.items())
-    rows = found.select(*columns, pl.all())
+    rows = present.select(*columns, pl.all())
     once = ["request_id"] if keep == "first" else ["request_id", "at_us"]
     return rows.unique(once, keep="first", maintain_order=True)
 

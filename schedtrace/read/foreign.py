@@ -91,18 +91,18 @@ class StepRows:
         self.count = 0
         """Number of steps so far."""
 
-    def add(self, step: int, requests: Iterable[tuple[Any, ...]] = (), **told: Any) -> None:
+    def add(self, step: int, requests: Iterable[tuple[Any, ...]] = (), **columns: Any) -> None:
         """Add a step; fields without a value are null.
 
         Args:
             step: Its number.
             requests: Of each its id, computed and scheduled tokens, and phase.
-            told: Columns of the step.
+            columns: Columns of the step.
         """
-        self._steps.append({"step": step, **told})
+        self._steps.append({"step": step, **columns})
         self.count += 1
         self._requests += [
-            (step, step, None, *one, *ORDINARY[1:], place) for place, one in enumerate(requests)
+            (step, step, None, *request, *ORDINARY[1:], place) for place, request in enumerate(requests)
         ]
         if len(self._steps) >= _CHUNK:
             self._flush()

@@ -79,8 +79,8 @@ class GrowingFile(Growing):
     def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
         """Skim what is too old."""
         size = self._checked_size()
-        head, found, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
-        if not found:
+        head, newline, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
+        if not newline:
             return None
         self._at, notices = skim(self._file, len(head) + 1, size, self._keep_us, lives)
         return head, notices
@@ -153,7 +153,7 @@ class GrowingParts(Growing):
     def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
         """Read the header; a part says itself who is there when it begins."""
         del lives
-        for lines in self._of_part():
+        for lines in self._part_lines():
             head, *self._ready = lines
             return head, []
         return None
@@ -177,7 +177,7 @@ class GrowingParts(Growing):
     def _read(self) -> Iterator[list[bytes]]:
         while True:
             self._list()
-            yield from self._of_part()  # after the look: a part with a later one is complete
+            yield from self._part_lines()  # after the look: a part with a later one is complete
             if not self._later:
                 return
             self._joint.end(self._part, lacks=not self._is_whole())
@@ -206,7 +206,7 @@ class GrowingParts(Growing):
         damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
         return 0 < self._at <= os.fstat(self._file).st_size and not damaged
 
-    def _of_part(self) -> Iterator[list[bytes]]:
+    def _part_lines(self) -> Iterator[list[bytes]]:
         """Yield lines that were added to this part; ``GAP`` stands for a header that continues nothing."""
         while block := os.pread(self._file, PART_BLOCK, self._at):
             self._at += len(block)

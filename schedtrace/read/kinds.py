@@ -273,15 +273,15 @@ def kind_of(path: Path) -> Kind | None:
     if is_in_parts(path):
         return TRACE
     sample = first_sample(path)
-    kind = _of_sample(path, sample)
+    kind = _kind_of_sample(path, sample)
     may_be_log = not sample.is_binary and (kind is None or kind in _LOGS)
     if may_be_log and not sample.whole:
-        later = (_of_sample(path, block, READ) for block in later_samples(path, _MARKERS))
+        later = (_kind_of_sample(path, block, READ) for block in later_samples(path, _MARKERS))
         return next(filter(None, later), kind)
     return kind
 
 
-def _of_sample(path: Path, sample: Sample, kinds: Sequence[Kind] = KINDS) -> Kind | None:
+def _kind_of_sample(path: Path, sample: Sample, kinds: Sequence[Kind] = KINDS) -> Kind | None:
     """Return the first kind that matches.
 
     Raises:

@@ -156,7 +156,7 @@ class WholeLines:
         """
         for path in files:
             with reading(path):
-                yield from self._of(path, Frames(), self._blocks(path, beside))
+                yield from self._whole_lines(path, Frames(), self._blocks(path, beside))
 
     def _parts(self, parts: Parts, files: list[Path], beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
         """Yield the lines of one part after the other, in chunks of several small ones.
@@ -171,7 +171,7 @@ class WholeLines:
             joint.begin(path)
             blocks = frames.blocks(self._blocks(path, beside), self.options.chunk_bytes)
             try:
-                for lines in self._of(path, frames, blocks):
+                for lines in self._whole_lines(path, frames, blocks):
                     gathered += joint.take(lines)
                     size += sum(map(len, lines)) + len(lines)
                     if size >= self.options.chunk_bytes:
@@ -190,7 +190,7 @@ class WholeLines:
         if oversized:
             self.dropped.append(f"{named(oversized)}: {TOO_LARGE}")
 
-    def _of(self, path: Path, frames: Frames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
+    def _whole_lines(self, path: Path, frames: Frames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Yield the whole lines of one file, in chunks.
 
         Raises:
@@ -333,13 +333,13 @@ class _Notices(msgspec.Struct):
 
 def _notices(lines: list[bytes]) -> set[str]:
     """Return what is in headers and lines of notices among these; nothing of broken ones."""
-    found: set[str] = set()
+    notices: set[str] = set()
     for line in lines:
         if _TELLS.match(line):
             with suppress(*UNREADABLE):
                 read = msgspec.json.decode(line, type=_Notices)
-                found.update(read.notices, [read.message])
-    return found - {""}
+                notices.update(read.notices, [read.message])
+    return notices - {""}
 
 
 def size_of(path: Path) -> int:
@@ -375,8 +375,8 @@ def check_settings(scheduler_config: dict[str, Any]) -> None:
     Raises:
         msgspec.ValidationError: a type is another one, with its place.
     """
-    known = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
-    msgspec.convert(known, KnownSettings)
+    settings = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
+    msgspec.convert(settings, KnownSettings)
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -399,9 +399,9 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
         first: Number of the first one.
         problems: Gets the numbers of broken ones.
     """
-    found: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in AS_READ.values()}
+    by_kind: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in AS_READ.values()}
     header = AS_READ[Header]
-    steps = found[AS_READ[Delta]] = found[AS_READ[Step]]
+    steps = by_kind[AS_READ[Delta]] = by_kind[AS_READ[Step]]
     for number, line in enumerate(lines, start=first):
         if not line:
             continue
@@ -411,10 +411,10 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
             problems.garbled_lines.append(number)
             steps.append(None)
         else:
-            found[type(read)].append(read)
+            by_kind[type(read)].append(read)
             if type(read) is header:
                 steps.append(None)
-    return {kind: found[as_read] for kind, as_read in AS_READ.items()}
+    return {kind: by_kind[as_read] for kind, as_read in AS_READ.items()}
 
 
 def decode_line(line: bytes) -> Any:

@@ -68,16 +68,16 @@ class Frames:
 
     def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:
         """Yield decompressed blocks, of at least so many bytes but for the last."""
-        found, size = [], 0
+        pieces, size = [], 0
         for block in compressed:
             for content in self.content(block):
-                found.append(content)
+                pieces.append(content)
                 size += len(content)
                 if size >= least_bytes:
-                    yield b"".join(found)
-                    found, size = [], 0
-        if found:
-            yield b"".join(found)
+                    yield b"".join(pieces)
+                    pieces, size = [], 0
+        if pieces:
+            yield b"".join(pieces)
         self.cut = self.is_open
 
     def content(self, block: bytes) -> Iterator[bytes]:

@@ -37,10 +37,10 @@ class ProfileName(msgspec.Struct, frozen=True):
 
 def profile_name(path: Path) -> ProfileName | None:
     """Return the name taken apart; None if it has another form."""
-    found = _NAME.fullmatch(path.stem)
-    if found is None:
+    parts = _NAME.fullmatch(path.stem)
+    if parts is None:
         return None
-    return ProfileName(found["at"], int(found["bs"]), int(found["in"]), int(found["out"]))
+    return ProfileName(parts["at"], int(parts["bs"]), int(parts["in"]), int(parts["out"]))
 
 
 FRONT_END_PATTERN = "front-end-*.jsonl"
@@ -76,8 +76,8 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
     if not lines:
         return None
     lines.sort(key=lambda line: line.at_unix_us)
-    made = [line for line in lines if isinstance(line, Configured)]
-    before = [line for line in made if line.at_unix_us <= engines_began_unix_us]
+    configured = [line for line in lines if isinstance(line, Configured)]
+    before = [line for line in configured if line.at_unix_us <= engines_began_unix_us]
     return FrontEnd(
         configured=before[-1] if before else None,
         refused=[line for line in lines if isinstance(line, Refused)],
@@ -86,13 +86,13 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
 
 def _front_end_lines(file: Path) -> list[Configured | Refused]:
     """Return the whole lines of one file; none of one that cannot be read."""
-    found = []
+    decoded = []
     with suppress(InputError):
         for _, lines in WholeLines(file):
             for line in lines:
                 with suppress(*UNREADABLE):
-                    found += [] if HUGE_NUMBER.search(line) else [_decode_front_end_line(line)]
-    return found
+                    decoded += [] if HUGE_NUMBER.search(line) else [_decode_front_end_line(line)]
+    return decoded
 
 
 @dataclass
@@ -143,14 +143,14 @@ def look_for_runs(paths: list[Path]) -> Found:
     Raises:
         InputError: a path is missing or holds no trace.
     """
-    found = Found()
+    runs_found = Found()
     for path in paths:
         if not _exists(path):
             missing = "no such file or folder"
             msg = f"{path}: {'save the input to a file first' if str(path) == '-' else missing}"
             raise InputError(msg)
         if path.is_file() or is_in_parts(path) or _is_run(path):
-            found.runs.append(path)
+            runs_found.runs.append(path)
             continue
         if not path.is_dir():
             msg = f"{path}: neither a regular file nor a folder"
@@ -159,11 +159,11 @@ def look_for_runs(paths: list[Path]) -> Found:
         if not inside.runs:
             msg = f"{path}: no traces in it; expected {PLAIN}, folders that have them, or logs"
             raise InputError(msg, *skipped_lines(inside.skipped))
-        found.runs += inside.runs
-        found.skipped += inside.skipped
-    several = Counter(trace_of(path) for path in found.runs)
-    runs = [trace_of(path) if several[trace_of(path)] > 1 else path for path in found.runs]
-    return Found(list(dict.fromkeys(runs)), found.skipped)
+        runs_found.runs += inside.runs
+        runs_found.skipped += inside.skipped
+    several = Counter(trace_of(path) for path in runs_found.runs)
+    runs = [trace_of(path) if several[trace_of(path)] > 1 else path for path in runs_found.runs]
+    return Found(list(dict.fromkeys(runs)), runs_found.skipped)
 
 
 def find_runs(paths: list[Path]) -> list[Path]:

@@ -108,22 +108,22 @@ STRETCH_SCHEMA: dict[str, Any] = {
 }
 """Schema of a table of stretches. ``step`` is the first one, before which ``computed_tokens`` were computed.
 In a step's list, the request with the lowest ``order`` stands first."""
-OTHERS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
+DETAILS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
 """The other fields of a row than id and tokens, with their values in a stretch of several steps."""
-ORDINARY = tuple(OTHERS.values())
+ORDINARY = tuple(DETAILS.values())
 
 
 class Stretch:
     """A request of the last step; what it gets next may continue the stretch."""
 
-    __slots__ = ("computed", "first", "is_open", "order", "others", "request_id", "scheduled")
+    __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
 
     def __init__(self, request_id: str, order: int) -> None:
         self.request_id, self.order, self.is_open = request_id, order, False
 
-    def begin(self, step: int, computed: int, scheduled: int, others: tuple[Any, ...] = ORDINARY) -> None:
+    def begin(self, step: int, computed: int, scheduled: int, details: tuple[Any, ...] = ORDINARY) -> None:
         """Begin the request's next stretch with a step."""
-        self.first, self.computed, self.scheduled, self.others = step, computed, scheduled, others
+        self.first, self.computed, self.scheduled, self.details = step, computed, scheduled, details
         self.is_open = True
 
     def expected(self, step: int) -> int:
@@ -147,11 +147,20 @@ class Ended:
     def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
         """Add stretches whose last step this is."""
         self._rows += [
-            (one.first, step, trial, one.request_id, one.computed, one.scheduled, *one.others, one.order)
-            for one in stretches
+            (
+                stretch.first,
+                step,
+                trial,
+                stretch.request_id,
+                stretch.computed,
+                stretch.scheduled,
+                *stretch.details,
+                stretch.order,
+            )
+            for stretch in stretches
         ]
-        for one in stretches:
-            one.is_open = False
+        for stretch in stretches:
+            stretch.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
         """Add stretches of only this step: their columns from ``request_id`` on."""

@@ -89,7 +89,7 @@ class Traces(Sequence[Trace]):
     def __getitem__(self, place: slice) -> list[Trace]: ...
     def __getitem__(self, place: int | slice) -> Trace | list[Trace]:
         if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+            return [self[index] for index in range(len(self))[place]]
         trace = self._traces[place]
         if isinstance(trace, _Unread):
             trace = self._traces[place] = trace.read()
@@ -106,18 +106,18 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
     """
     if len(files) == 1:
         return Traces(read_record(files[0], options)), []
-    found: list[Trace | _Unread] = []
+    traces: list[Trace | _Unread] = []
     left_out: list[InputError] = []
     for file in files:
         try:
             header = _header(file)
-            found += read_record(file, options) if header is None else [_Unread(file, header, options)]
+            traces += read_record(file, options) if header is None else [_Unread(file, header, options)]
         except InputError as error:
             left_out.append(error)
-    if not found:
+    if not traces:
         raise left_out[0]
-    _require_ranks(found)
-    return Traces(found), [f"{error}; this file is left out" for error in left_out]
+    _require_ranks(traces)
+    return Traces(traces), [f"{error}; this file is left out" for error in left_out]
 
 
 def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:

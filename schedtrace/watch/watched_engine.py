@@ -166,8 +166,8 @@ class Engine:
         chosen = {at for _, at in heapq.nsmallest(most, waits)} | set(range(min(most, len(lives))))
         found = []
         for live in [lives[at] for at in sorted(chosen)]:
-            since, name = live.waits_since_us, live.came.request_id
-            told = (live.came.arrived_us, live.came.queued_us, live.there_us)
+            since, name = live.waits_since_us, live.entry.request_id
+            told = (live.entry.arrived_us, live.entry.queued_us, live.there_us)
             came = next((us for us in told if us is not None), edge)
             found.append(
                 Slow(
@@ -199,7 +199,7 @@ class Engine:
 
     def _waiting_for(self, waiting: int) -> dict[str, int]:
         """Cause to requests: those named by the last step's skips, all others by what ended its loop."""
-        queued = [live.came.request_id for live in self.following.lives if live.waits_since_us is not None]
+        queued = [live.entry.request_id for live in self.following.lives if live.waits_since_us is not None]
         named = Counter(self._named[name] for name in queued if name in self._named)
         rest = max(0, waiting - named.total())
         if rest:
