@@ -241,7 +241,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
         raise InterruptedRunError(msg) from None
     except UsageError:
         for plan in plans:  # vLLM's options are known now: print_line where the wrong one stands
-            check_arguments(plan.given)
+            check_arguments(plan.parts)
         raise
 
 

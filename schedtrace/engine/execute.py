@@ -10,7 +10,7 @@ from schedtrace.engine.prompts import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.engine.recording_check import begun_traces, require_recording, require_whole
 from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
-from schedtrace.model.manifest import Status, TrialResult, Workload
+from schedtrace.model.manifest import RunWorkload, Status, TrialResult
 from schedtrace.model.trace_names import traces_in
 
 
@@ -109,8 +109,12 @@ def _require_recording(plan: Plan, engine: EngineProcess) -> None:
     if not plan.folder.exists():
         msg = f"{plan.folder} was removed while the engine was starting: run it again"
         raise RecordingError(msg)
-    said = [line for line in log_lines(engine.log_path) if "schedtrace: not recording" in line]
-    why = said[-1].partition("schedtrace: ")[2] if said else "if VLLM_PLUGINS is set, it must name schedtrace"
+    refusals = [line for line in log_lines(engine.log_path) if "schedtrace: not recording" in line]
+    why = (
+        refusals[-1].partition("schedtrace: ")[2]
+        if refusals
+        else "if VLLM_PLUGINS is set, it must name schedtrace"
+    )
     msg = f"vLLM is up, but its scheduler is not recorded: {why}; see {engine.log_path}"
     raise RecordingError(msg)
 
@@ -120,7 +124,7 @@ def _note(plan: Plan, ready: run_spec.Ready) -> None:
     manifest, run = plan.manifest, plan.spec
     for name in set(manifest.__struct_fields__).intersection(ready.__struct_fields__):
         setattr(manifest, name, getattr(ready, name))
-    manifest.workload = Workload(
+    manifest.workload = RunWorkload(
         dataset=run.dataset,
         num_prompts=ready.num_prompts,
         input_tokens=ready.input_tokens,

@@ -129,16 +129,16 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
     arguments = run.engine_args
     config = model_config(arguments)
     own = own_limit(arguments, config)
-    given = number_of(arguments, _GIVEN)
+    max_model_len = number_of(arguments, _GIVEN)
     longest = max(prompts, key=_tokens)
-    if given is None or given == _FIT_TO_MEMORY:
+    if max_model_len is None or max_model_len == _FIT_TO_MEMORY:
         limit = own
     else:
-        limit = Limit(given, _GIVEN)
+        limit = Limit(max_model_len, _GIVEN)
         _check_given(limit, own)
     if limit is not None:
         _check_longest(run, longest, limit)
-        if given != _FIT_TO_MEMORY:
+        if max_model_len != _FIT_TO_MEMORY:
             _check_budget(arguments, limit)
             check_kv_memory(arguments, config, longest=limit.tokens, source=limit.source)
     check_kv_blocks(arguments, config, longest=_tokens(longest))
@@ -196,17 +196,21 @@ def own_limit(arguments: list[str], config: dict[str, Any]) -> Limit | None:
         isinstance(value, dict) and name.endswith("config") and name != "quantization_config"
         for name, value in config.items()
     )
-    known = {key: config[key] for key in _KEYS if config.get(key) is not None}
+    positions = {key: config[key] for key in _KEYS if config.get(key) is not None}
     if (
-        not known
+        not positions
         or nested
-        or not all(type(value) is int and value > 0 for value in known.values())
+        or not all(type(value) is int and value > 0 for value in positions.values())
         or _rope_kind(config) not in _UNSCALED_ROPE
         or any_given(arguments, _CHANGES_THE_MODEL)
     ):
         return None
-    key = "model_max_length" if "model_max_length" in known else min(known, key=lambda name: known[name])
-    return Limit(known[key], f"{key} in {Path(str(model_of(arguments))) / 'config.json'}")
+    key = (
+        "model_max_length"
+        if "model_max_length" in positions
+        else min(positions, key=lambda name: positions[name])
+    )
+    return Limit(positions[key], f"{key} in {Path(str(model_of(arguments))) / 'config.json'}")
 
 
 def _rope_kind(config: dict[str, Any]) -> object:

@@ -47,7 +47,7 @@ class Plan:
     folder: Path
     label: str
     command: list[str]
-    given: list[Given] = field(default_factory=list)
+    parts: list[Given] = field(default_factory=list)
     """vLLM's arguments by place, to tell where a wrong one stands."""
     notes: list[str] = field(default_factory=list)
     """On the workload."""
@@ -83,18 +83,18 @@ class Plan:
             raise RecordingError(msg) from error_of_disk
 
 
-def check_arguments(given: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
+def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
     """Refuse what vLLM will refuse, once its options are known (``read_options``).
 
     Args:
-        given: vLLM's arguments.
+        parts: vLLM's arguments.
         own: Our options, one of which may have been meant.
 
     Raises:
         UsageError: an argument is wrong.
     """
     options = read_options()
-    for part in given if options else ():
+    for part in parts if options else ():
         refuse(part.arguments, options or [], own=own, where=part.place)
 
 
@@ -137,10 +137,10 @@ def both_fit(plans: list[Plan]) -> bool:
         return True
     shares = [option_of(plan.spec.engine_args, "--gpu-memory-utilization") for plan in plans]
     try:
-        known = [float(share) for share in shares if share is not None]
+        known_shares = [float(share) for share in shares if share is not None]
     except ValueError:
         return False  # vLLM will say what is wrong with it
-    return len(known) == len(plans) and round(sum(known), 6) <= MAX_MEMORY_SHARE
+    return len(known_shares) == len(plans) and round(sum(known_shares), 6) <= MAX_MEMORY_SHARE
 
 
 def folder_of(output: Path, name: str) -> Path:

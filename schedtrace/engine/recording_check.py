@@ -168,13 +168,13 @@ def _why(path: Path, log: Path) -> str | None:
 
 def _last_line(path: Path) -> dict[str, object]:
     """Return the last line, if it is whole."""
-    from schedtrace.read.part_files import Frames  # as _trace: not before it is needed
+    from schedtrace.read.part_files import ZstdFrames  # as _trace: not before it is needed
 
     try:
         latest = files_of(path)[-1]
         with latest.open("rb") as file:
             if is_in_parts(path):
-                *_, tail = Frames().blocks(iter(partial(file.read, _TAIL_BYTES), b""), 0)
+                *_, tail = ZstdFrames().blocks(iter(partial(file.read, _TAIL_BYTES), b""), 0)
             else:
                 file.seek(max(0, latest.stat().st_size - _TAIL_BYTES), os.SEEK_SET)
                 tail = file.read()

@@ -138,12 +138,12 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 
 def option_of(engine_args: list[str], name: str) -> str | None:
     """Return the value given for ``--name`` last, written with dashes or underscores, or None."""
-    found = None
+    option_value = None
     for at, argument in enumerate(engine_args):
         key, _, value = argument.partition("=")
         if key.replace("_", "-") == name:
-            found = value or (engine_args[at + 1] if at + 1 < len(engine_args) else None)
-    return found
+            option_value = value or (engine_args[at + 1] if at + 1 < len(engine_args) else None)
+    return option_value
 
 
 def any_given(engine_args: list[str], names: Iterable[str]) -> bool:

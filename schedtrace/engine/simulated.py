@@ -43,8 +43,8 @@ def check(run: RunSpec) -> None:
         InputError: step times or a model's ``config.json`` that cannot be read.
     """
     if run.executor is None:
-        for option, given in (("gpu", run.gpu), ("step-times", run.step_times), ("noise", run.noise)):
-            if given:
+        for option, value in (("gpu", run.gpu), ("step-times", run.step_times), ("noise", run.noise)):
+            if value:
                 msg = f"--{option} describes a simulated device: give --executor simulated as well"
                 raise UsageError(msg)
         return
@@ -109,12 +109,12 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
         yield
 
 
-def taken(config: Any, given: dict[str, Any]) -> dict[str, Any]:
+def taken(config: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that depend on the device and were not given, as vLLM has resolved them."""
     return {
         name: getattr(getattr(config, section), name)
         for name, section in _DEPENDENT.items()
-        if name not in given
+        if name not in arguments
     }
 
 

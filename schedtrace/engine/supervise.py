@@ -158,12 +158,12 @@ def root_cause(lines: list[str]) -> tuple[str, int] | None:
 
     The front end's own exception then only says "see root cause above".
     """
-    found = None
+    cause = None
     for at, line in enumerate(lines):
         match = _ROOT_CAUSE.search(line)
         if match and "Engine core initialization failed" not in line:
-            found = match[1], at
-    return found
+            cause = match[1], at
+    return cause
 
 
 def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:

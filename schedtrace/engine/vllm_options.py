@@ -108,7 +108,7 @@ def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = 
     except _Refusal as refusal:
         raise UsageError(where + str(refusal).removeprefix("argument ")) from None
     names = [name for option in options for name in option.names]
-    wrong = [f"unknown option {name}{meant(name, [*names, *own])}" for name in _option_names(unknown)]
+    wrong = [f"unknown option {name}{suggestion(name, [*names, *own])}" for name in _option_names(unknown)]
     if not wrong and unknown:
         before = written[max(0, written.index(unknown[0]) - 1)]
         flag = any(option.values == 0 and before in option.names for option in options)
@@ -139,7 +139,7 @@ def refuse_setting(
         if long.startswith("--") and not long.startswith("--no-")
     }
     if name not in named:
-        msg = f"{where}{name}: not an argument of vLLM{meant(name, [*named, *own])}"
+        msg = f"{where}{name}: not an argument of vLLM{suggestion(name, [*named, *own])}"
         raise UsageError(msg)
     option = named[name]
     for value in values:
@@ -188,8 +188,8 @@ def _dashed(name: str) -> str:
 
 def _option_names(unknown: list[str]) -> list[str]:
     """Return what looks like an option, once each."""
-    found = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
-    return list(dict.fromkeys(found))
+    names = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
+    return list(dict.fromkeys(names))
 
 
 def _converter(option: Option) -> Any:
@@ -199,7 +199,7 @@ def _converter(option: Option) -> Any:
         if option.choices is not None and value and not _among(value, option.choices):
             listed = ", ".join(option.choices[:_MOST_CHOICES])
             more = ", ..." if len(option.choices) > _MOST_CHOICES else ""
-            msg = f"{value!r} is none of {listed}{more}{meant(value, option.choices)}"
+            msg = f"{value!r} is none of {listed}{more}{suggestion(value, option.choices)}"
             raise argparse.ArgumentTypeError(msg)
         if any(_KINDS[kind].fullmatch(value) for kind in option.refuses):
             wanted = "a whole number" if "decimal" in option.refuses else "a number"
@@ -216,10 +216,10 @@ def _among(value: str, choices: list[str]) -> bool:
     return any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
 
 
-def meant(given: str, known: Iterable[str]) -> str:
+def suggestion(name_typed: str, names: Iterable[str]) -> str:
     """Return ``; did you mean X?`` where a name is close, else nothing."""
-    shown = [name for name in known if name.startswith("--no-") == given.startswith("--no-")]
-    close = difflib.get_close_matches(given.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
+    shown = [name for name in names if name.startswith("--no-") == name_typed.startswith("--no-")]
+    close = difflib.get_close_matches(name_typed.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -240,10 +240,10 @@ def read_options() -> list[Option] | None:
     if path is None:
         return None
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        cached = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return kept.options if kept.digest == _digest(kept.options) else None
+    return cached.options if cached.digest == _digest(cached.options) else None
 
 
 def write_options(options: list[Option]) -> None:
@@ -265,10 +265,10 @@ def cache_path() -> Path | None:
     Its name holds a digest of all that shapes vLLM's parser: version, place and date of its sources,
     installed plugins, and the variables that choose among them.
     """
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
         return None
-    package = Path(found.origin).parent
+    package = Path(spec.origin).parent
     version = "-".join(_versions())
     try:
         source = (package / "engine" / "arg_utils.py").stat()

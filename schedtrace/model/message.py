@@ -170,16 +170,18 @@ def filled(template: Message, values: "dict[str, Value]") -> Message:
         KeyError: a slot has no value.
     """
 
-    def of(argument: Any) -> Any:
+    def filled_argument(argument: Any) -> Any:
         if isinstance(argument, Message):
             return filled(argument, values)
         return values[argument.name] if isinstance(argument, Slot) else argument
 
-    return Message(template.template, {name: of(argument) for name, argument in template.arguments.items()})
+    return Message(
+        template.template, {name: filled_argument(argument) for name, argument in template.arguments.items()}
+    )
 
 
 def joined(messages: "list[Message]", between: str = " ") -> Message:
     """Join several messages, one after the other; leave out empty ones."""
-    kept = [one for one in messages if one]
-    template = between.replace("{", "{{").replace("}", "}}").join(f"{{m{at}}}" for at in range(len(kept)))
-    return Message(template, {f"m{at}": one for at, one in enumerate(kept)})
+    nonempty = [message for message in messages if message]
+    template = between.replace("{", "{{").replace("}", "}}").join(f"{{m{at}}}" for at in range(len(nonempty)))
+    return Message(template, {f"m{at}": message for at, message in enumerate(nonempty)})

@@ -145,8 +145,8 @@ def user_cache() -> Path:
     Raises:
         OSError: the user has no home.
     """
-    given = os.environ.get("XDG_CACHE_HOME")
+    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(given).expanduser() if given else Path.home() / ".cache") / "schedtrace"
+        return (Path(base).expanduser() if base else Path.home() / ".cache") / "schedtrace"
     except RuntimeError as error:
         raise OSError(errno.ENOENT, str(error)) from error

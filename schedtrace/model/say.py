@@ -95,9 +95,9 @@ def say(template: str, evidence: object = None, /, **values: Any) -> Message:
             raise ValueError(msg)
         return values[name] if name in values else getattr(evidence, name)
 
-    said = _kept(pieces, value)
-    words = [f"{{{piece.name}}}" if isinstance(piece, Place) else piece for piece in said]
-    places = [piece for piece in said if isinstance(piece, Place)]
+    shown = _kept(pieces, value)
+    words = [f"{{{piece.name}}}" if isinstance(piece, Place) else piece for piece in shown]
+    places = [piece for piece in shown if isinstance(piece, Place)]
     return Message(
         "".join(words), {place.name: _typed(template, place, value(place.name)) for place in places}
     )
@@ -108,17 +108,17 @@ def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | Place]:
 
     No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
     """
-    kept: list[str | Place] = []
+    shown: list[str | Place] = []
     for piece in pieces:
         if not isinstance(piece, Part):
-            kept += [piece] if isinstance(piece, str) or piece.kind not in _CONDITIONS else []
+            shown += [piece] if isinstance(piece, str) or piece.kind not in _CONDITIONS else []
         elif all(
             bool(value(place.name)) != (place.kind == "!")
             for place in piece.pieces
             if isinstance(place, Place)
         ):
-            kept += _kept(piece.pieces, value)
-    return kept
+            shown += _kept(piece.pieces, value)
+    return shown
 
 
 def _typed(template: str, place: Place, value: Any) -> Any:
@@ -136,13 +136,13 @@ def _typed(template: str, place: Place, value: Any) -> Any:
 
 def names(pieces: Pieces) -> list[str]:
     """List the arguments that a template names, in order, including conditions."""
-    found = []
+    arguments = []
     for piece in pieces:
         if isinstance(piece, Place):
-            found.append(piece.name)
+            arguments.append(piece.name)
         elif isinstance(piece, Part):
-            found += names(piece.pieces)
-    return found
+            arguments += names(piece.pieces)
+    return arguments
 
 
 @cache

@@ -33,26 +33,26 @@ def is_trace(path: Path) -> bool:
 
 def trace_of(path: Path) -> Path:
     """Return the trace that a part belongs to; a plain file is its own."""
-    found = _PART.fullmatch(path.name)
-    return path if found is None else path.with_name(f"{found[1]}.*.jsonl.zst")
+    match = _PART.fullmatch(path.name)
+    return path if match is None else path.with_name(f"{match[1]}.*.jsonl.zst")
 
 
 def plain_of(trace: Path) -> str:
     """Return the name of the plain file with the same lines."""
-    found = _PART.fullmatch(trace.name)
-    return trace.name if found is None else f"{found[1]}.jsonl"
+    match = _PART.fullmatch(trace.name)
+    return trace.name if match is None else f"{match[1]}.jsonl"
 
 
 def part_number(part: Path) -> int:
     """Return a part's number; 0 for a plain file."""
-    found = _PART.fullmatch(part.name)
-    return int(found[2]) if found and found[2] != "*" else 0
+    match = _PART.fullmatch(part.name)
+    return int(match[2]) if match and match[2] != "*" else 0
 
 
 def files_of(trace: Path) -> list[Path]:
     """Return the files of a trace, in the order of their numbers; none if all its parts are gone."""
-    found = _PART.fullmatch(trace.name)
-    if found is None or found[2] != "*":
+    match = _PART.fullmatch(trace.name)
+    if match is None or match[2] != "*":
         return [trace]
     parts = [path for path in trace.parent.glob(PARTS) if trace_of(path) == trace]
     return sorted(parts, key=part_number)
@@ -60,8 +60,8 @@ def files_of(trace: Path) -> list[Path]:
 
 def traces_in(folder: Path) -> list[Path]:
     """Return the traces in a folder, rank by rank."""
-    found = {*folder.glob(PLAIN), *map(trace_of, filter(is_in_parts, folder.glob(PARTS)))}
-    return sorted(found, key=_rank)
+    traces = {*folder.glob(PLAIN), *map(trace_of, filter(is_in_parts, folder.glob(PARTS)))}
+    return sorted(traces, key=_rank)
 
 
 def _rank(trace: Path) -> tuple[int, str]:

@@ -65,7 +65,7 @@ class Fingerprint(msgspec.Struct):
     """Times of the last change (no program can set ``ctime``), inode and device; None: not settled yet."""
 
 
-class Note(msgspec.Struct):
+class CacheNote(msgspec.Struct):
     """What a cache was made from and by, and what it holds beside tables."""
 
     made_by: str
@@ -125,7 +125,7 @@ def _find(path: Path, options: ReadOptions) -> Cached | None:
     """Return the cache of this trace, if it is whole and has the trace's content."""
     for folder in folders_of(path):
         try:
-            note = msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
+            note = msgspec.json.decode((folder / NOTE).read_bytes(), type=CacheNote)
             read = (
                 _unchanged(files_for(path, options.last_us), note.read) if note.made_by == made_by() else None
             )
@@ -161,7 +161,7 @@ def _build(path: Path, options: ReadOptions) -> Cached:
             name: _fingerprint(path.with_name(name), content, stamps.get(name))
             for name, content in lines.contents.items()
         }
-        note = Note(
+        note = CacheNote(
             made_by=made_by(),
             read=read,
             files=digests(folder),
@@ -203,7 +203,7 @@ def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fin
     return unchanged if len(unchanged) == len(files) else None
 
 
-def _open(folder: Path, note: Note) -> Cached:
+def _open(folder: Path, note: CacheNote) -> Cached:
     parsed = Parsed(
         header=note.header,
         **{name: pl.read_parquet(folder / f"{name}.parquet") for name in SMALL},
@@ -215,7 +215,7 @@ def _open(folder: Path, note: Note) -> Cached:
     return parsed, scan(folder, in_order=note.in_order)
 
 
-def _write_note(folder: Path, note: Note) -> None:
+def _write_note(folder: Path, note: CacheNote) -> None:
     safe_files.replace(folder / NOTE, msgspec.json.encode(note))
 
 

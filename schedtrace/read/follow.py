@@ -31,7 +31,7 @@ from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, fir
 from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
 from schedtrace.read.living import (
     Live,
-    Lives,
+    LiveRequests,
     arrivals_of,
     earlier,
     entries_in,
@@ -128,7 +128,7 @@ class Following:
         self._head = b""
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
-        self._lives = Lives()
+        self._lives = LiveRequests()
         self._outputs: deque[Any] = deque(maxlen=4096)
         self._stalls: deque[Any] = deque(maxlen=MOST_STALLS)
         self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
@@ -298,7 +298,7 @@ class Following:
 
     def _take(self, line: bytes, place: int, taken: _Taken) -> None:
         if line == GAP:  # who is there then is told next
-            self.gaps, self._lives, self._behind_gap = True, Lives(), True
+            self.gaps, self._lives, self._behind_gap = True, LiveRequests(), True
             self._chain.take(None)
             return
         read = decode_line(line)

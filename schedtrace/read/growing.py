@@ -12,8 +12,8 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.read.lines import LONGEST_LINE, Joint, reading
-from schedtrace.read.living import Lives, skim
-from schedtrace.read.part_files import TOO_LARGE, Frames, begins, head_of, parts_of
+from schedtrace.read.living import LiveRequests, skim
+from schedtrace.read.part_files import TOO_LARGE, ZstdFrames, begins, head_of, parts_of
 
 BLOCK = 2**20
 PART_BLOCK = 2**16
@@ -43,7 +43,7 @@ class Growing(ABC):
     """A sentence for files that are no part of this trace, or not to their end."""
 
     @abstractmethod
-    def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
+    def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
         """Return the header's line, and notices of what is too old to be read; None: it is not whole yet.
 
         Args:
@@ -76,7 +76,7 @@ class GrowingFile(Growing):
         with reading(path):
             self._file = descriptor(path)
 
-    def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
+    def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
         """Skim what is too old."""
         size = self._checked_size()
         head, newline, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
@@ -147,10 +147,10 @@ class GrowingParts(Growing):
             file = descriptor(part)
         if hasattr(self, "_part"):
             os.close(self._file)
-        self._file, self._part, self._at, self._begun, self._frames = file, part, 0, b"", Frames()
+        self._file, self._part, self._at, self._begun, self._frames = file, part, 0, b"", ZstdFrames()
         self._joint.begin(part)
 
-    def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
+    def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
         """Read the header; a part says itself who is there when it begins."""
         del lives
         for lines in self._part_lines():

@@ -21,8 +21,8 @@ from schedtrace.read.part_files import (
     HEAD_LINES,
     TOO_LARGE,
     Begins,
-    Frames,
-    Parts,
+    TraceParts,
+    ZstdFrames,
     began_us,
     begins,
     last_of,
@@ -156,9 +156,11 @@ class WholeLines:
         """
         for path in files:
             with reading(path):
-                yield from self._whole_lines(path, Frames(), self._blocks(path, beside))
+                yield from self._whole_lines(path, ZstdFrames(), self._blocks(path, beside))
 
-    def _parts(self, parts: Parts, files: list[Path], beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
+    def _parts(
+        self, parts: TraceParts, files: list[Path], beside: ThreadPoolExecutor
+    ) -> Iterator[list[bytes]]:
         """Yield the lines of one part after the other, in chunks of several small ones.
 
         Raises:
@@ -167,7 +169,7 @@ class WholeLines:
         joint, gathered, size = Joint(parts), list[bytes](), 0
         oversized = []
         for path in files:
-            frames = Frames()
+            frames = ZstdFrames()
             joint.begin(path)
             blocks = frames.blocks(self._blocks(path, beside), self.options.chunk_bytes)
             try:
@@ -190,7 +192,7 @@ class WholeLines:
         if oversized:
             self.dropped.append(f"{named(oversized)}: {TOO_LARGE}")
 
-    def _whole_lines(self, path: Path, frames: Frames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
+    def _whole_lines(self, path: Path, frames: ZstdFrames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Yield the whole lines of one file, in chunks.
 
         Raises:
@@ -245,7 +247,7 @@ class Joint:
         parts: All of the trace.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: TraceParts) -> None:
         self.begun_anew: list[tuple[int, int]] = []
         self._parts = parts
         self.kept_head = False

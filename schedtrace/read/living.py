@@ -34,7 +34,7 @@ class Live:
     """Time at which the trace began with it; None: it came later."""
 
 
-class Lives:
+class LiveRequests:
     """Follows the requests from step to step."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ def _named_in_lines() -> type[msgspec.Struct]:
 _decode = msgspec.json.Decoder(_named_in_lines()).decode
 
 
-def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int, list[str]]:
+def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tuple[int, list[str]]:
     """Return where to begin to read a trace, with the lives up to there, and the notices before.
 
     That is the last full line that is ``keep_us`` before the last one, or the trace's begin.

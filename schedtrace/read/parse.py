@@ -32,7 +32,7 @@ from schedtrace.read.problems import Problems, ranges
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
 
 
-class Steps:
+class StepTables:
     """The steps as they come, each number once.
 
     Args:
@@ -137,7 +137,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _parse(lines: WholeLines, tables: Tables) -> Parsed:
-    header, problems, steps = None, Problems(), Steps(tables)
+    header, problems, steps = None, Problems(), StepTables(tables)
     other_lines: dict[type[msgspec.Struct], list[Any]] = defaultdict(list)
     for number, chunk in lines:
         if header is None:

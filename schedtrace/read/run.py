@@ -10,7 +10,14 @@ from pathlib import Path
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model.manifest import FILE_NAME, Configured, FrontEndLine, Manifest, Refused, read_manifest
+from schedtrace.model.manifest import (
+    FILE_NAME,
+    Configured,
+    FrontEndLine,
+    Manifest,
+    RefusedRequest,
+    read_manifest,
+)
 from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, trace_of, traces_in
 from schedtrace.read.kinds import kind_of, look_of
 from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
@@ -48,18 +55,18 @@ _decode_front_end_line = msgspec.json.Decoder(FrontEndLine).decode
 
 
 @dataclass(frozen=True)
-class FrontEnd:
+class FrontEndRecord:
     """What the front ends of one run wrote."""
 
     configured: Configured | None = None
     """The configuration that the engines run with; None: not recorded."""
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedRequest] = field(default_factory=list)
     """In order of time."""
     arrived: int = 0
     """Requests that reached an engine, warm-up included; counted only where some were refused."""
 
 
-def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
+def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord | None:
     """Read every ``front-end-<pid>.jsonl`` of a run folder; lines that are cut or broken are left out.
 
     A front end makes configurations only to read defaults, too; the engines' is the last one before they
@@ -78,13 +85,13 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
     lines.sort(key=lambda line: line.at_unix_us)
     configured = [line for line in lines if isinstance(line, Configured)]
     before = [line for line in configured if line.at_unix_us <= engines_began_unix_us]
-    return FrontEnd(
+    return FrontEndRecord(
         configured=before[-1] if before else None,
-        refused=[line for line in lines if isinstance(line, Refused)],
+        refused=[line for line in lines if isinstance(line, RefusedRequest)],
     )
 
 
-def _front_end_lines(file: Path) -> list[Configured | Refused]:
+def _front_end_lines(file: Path) -> list[Configured | RefusedRequest]:
     """Return the whole lines of one file; none of one that cannot be read."""
     decoded = []
     with suppress(InputError):
@@ -107,7 +114,7 @@ class Run:
     """Ranks that the run had, though only one of them may have been asked for."""
     named: ProfileName | None = None
     """What the name of a foreign log tells about the workload."""
-    front_end: FrontEnd | None = None
+    front_end: FrontEndRecord | None = None
     """What the front ends recorded; None: nothing."""
     problems: list[str] = field(default_factory=list)
     """Files of the folder that are left out, and why."""
@@ -129,7 +136,7 @@ class Skipped:
 
 
 @dataclass
-class Found:
+class FoundRuns:
     """Runs and other files at some paths."""
 
     runs: list[Path] = field(default_factory=list)
@@ -137,13 +144,13 @@ class Found:
     """Files beside the runs of a folder."""
 
 
-def look_for_runs(paths: list[Path]) -> Found:
+def look_for_runs(paths: list[Path]) -> FoundRuns:
     """Return the run folders and files in ``paths``; a folder of runs or logs stands for all that recorded.
 
     Raises:
         InputError: a path is missing or holds no trace.
     """
-    runs_found = Found()
+    runs_found = FoundRuns()
     for path in paths:
         if not _exists(path):
             missing = "no such file or folder"
@@ -163,7 +170,7 @@ def look_for_runs(paths: list[Path]) -> Found:
         runs_found.skipped += inside.skipped
     several = Counter(trace_of(path) for path in runs_found.runs)
     runs = [trace_of(path) if several[trace_of(path)] > 1 else path for path in runs_found.runs]
-    return Found(list(dict.fromkeys(runs)), runs_found.skipped)
+    return FoundRuns(list(dict.fromkeys(runs)), runs_found.skipped)
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
@@ -171,9 +178,9 @@ def find_runs(paths: list[Path]) -> list[Path]:
     return look_for_runs(paths).runs
 
 
-def _inside(folder: Path) -> Found:
+def _inside(folder: Path) -> FoundRuns:
     """Return the run folders and logs in a folder, and its other files."""
-    contents = Found()
+    contents = FoundRuns()
     for child in sorted(folder.iterdir()):
         if not child.is_file():
             contents.runs += [child] if traces_in(child) else []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import polars as pl
 from msgspec.structs import astuple
 
-from schedtrace.read.tables import DETAILS, ORDINARY, Ended, Stretch
+from schedtrace.read.tables import DETAILS, ORDINARY, EndedStretches, Stretch
 
 T = TypeVar("T")
 _BLOCK = 32
@@ -140,7 +140,7 @@ class Running:
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
-        self._ended = Ended(put)
+        self._ended = EndedStretches(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
         """Stretches that end if the request gets the expected token; None: not looked up yet."""

@@ -131,7 +131,7 @@ class Stretch:
         return self.computed + (step - self.first) * self.scheduled
 
 
-class Ended:
+class EndedStretches:
     """Collects stretches that have ended.
 
     Args:

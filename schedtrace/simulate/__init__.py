@@ -28,8 +28,8 @@ def stand_in() -> None:
 
 def is_cpu() -> bool:
     """Return whether vLLM's platform is a CPU's, of its own or as a stand-in."""
-    found: bool = platforms.current_platform.is_cpu()
-    return found
+    is_cpu_platform: bool = platforms.current_platform.is_cpu()
+    return is_cpu_platform
 
 
 stand_in()

@@ -132,10 +132,10 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
             clock.advance(times.schedule_us(batch))
 
         def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-            told = super().update_from_output(*args, **kwargs)
+            outputs = super().update_from_output(*args, **kwargs)
             self.schedtrace_updates += 1
             clock.advance(times.update_us(self._schedtrace_scheduled.popleft()))
-            return told
+            return outputs
 
     for name in ("__name__", "__qualname__", "__module__"):
         setattr(Timed, name, getattr(plain, name))

@@ -92,11 +92,11 @@ def make_rank_core(
         lockstep: Whether it steps together with others, of which ``around`` is vLLM's process group.
     """
     with built_here(scheduler_class):
-        made = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
+        core = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
     record_passes(_Recorded)  # now plugins are loaded, which may have done so for all
-    if (recorder := RECORDERS.get(made.scheduler)) is not None:
-        recorder.facts.engine_is(made)
-    return made
+    if (recorder := RECORDERS.get(core.scheduler)) is not None:
+        recorder.facts.engine_is(core)
+    return core
 
 
 class _Rank:
@@ -158,7 +158,7 @@ def reduced_here() -> Iterator[None]:
 
     def sync(dp_group: Any, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
         states = dp_group.gather((has_unfinished, pending_pause))
-        unfinished, pending = (set(one) for one in zip(*states, strict=True))
+        unfinished, pending = (set(flags) for flags in zip(*states, strict=True))
         return True in unfinished or len(pending) > 1, pending == {True}
 
     def has_unfinished_dp(dp_group: Any, has_unfinished: bool) -> bool:

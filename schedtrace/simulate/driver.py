@@ -47,7 +47,7 @@ def kv_cache_groups(config: Any) -> list[Any]:
 
 def _spec(kind: type, block_size: int, **fields: Any) -> Any:
     shape = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16, "use_mla": False}
-    return kind(block_size=block_size, **releases.known(kind, {**shape, **fields}))
+    return kind(block_size=block_size, **releases.supported_arguments(kind, {**shape, **fields}))
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
         "hash_block_size": config.cache_config.block_size,
         "log_stats": True,
     }
-    return releases.known(Scheduler.__init__, arguments)
+    return releases.supported_arguments(Scheduler.__init__, arguments)
 
 
 def make_request(
@@ -76,7 +76,12 @@ def make_request(
         **releases.structured(options.pop("structured_outputs", None)),
     )
     arguments = {**_NOTHING, "block_hasher": hasher, **releases.structured_request(params), **options}
-    return Request(request_id, tokens, sampling_params=params, **releases.known(Request.__init__, arguments))
+    return Request(
+        request_id,
+        tokens,
+        sampling_params=params,
+        **releases.supported_arguments(Request.__init__, arguments),
+    )
 
 
 def block_hasher(config: Any) -> Any:
@@ -221,12 +226,12 @@ class Driver(Engine):
         """Give the scheduler the output of the oldest step in flight; return its ``EngineCoreOutputs``."""
         output, sampled = self.in_flight.popleft()
         proposed = self.model_runner.proposed(sampled)
-        told: dict[int, Any] = self.scheduler.update_from_output(
+        outputs: dict[int, Any] = self.scheduler.update_from_output(
             output, releases.model_output(sampled, proposed if self.model_runner.drafts else None)
         )
         if proposed:
             releases.tell_drafts(self.scheduler, list(proposed), list(proposed.values()))
-        return told
+        return outputs
 
     def step(self, *args: Any) -> Any:
         """Run a turn of the engine's loop and return the ``SchedulerOutput``."""

@@ -76,7 +76,7 @@ def engine_options(
     if drafts := settings.get("num_speculative_tokens"):
         method = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
         options |= {"drafts": drafts, "speculative_config": method}
-    options |= _of_ranks(header, changes, ranks)
+    options |= _rank_options(header, changes, ranks)
     if BLOCKS in changes:
         changes["num_blocks"] = changes.pop(BLOCKS)
     options |= changes
@@ -93,7 +93,7 @@ def is_lockstep(header: Header) -> bool:
     return (header.data_parallel_size or 1) > 1 or bool(header.settings.get("parallel_config.is_moe_model"))
 
 
-def _of_ranks(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
+def _rank_options(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
     """Return options of ``Ranks``; none for an engine that stays on its own."""
     ranks = changes.get("data_parallel_size", recorded)
     lockstep = is_lockstep(header)
@@ -155,7 +155,7 @@ OF_MODEL = {
 
 
 def shaped_options(
-    shape: Shape, gpu: Gpu, given: Mapping[str, Any], *, online: bool = True
+    shape: Shape, gpu: Gpu, arguments: Mapping[str, Any], *, online: bool = True
 ) -> dict[str, Any]:
     """Return options of ``Engine`` for a model on GPUs.
 
@@ -166,13 +166,13 @@ def shaped_options(
     Args:
         shape: The model's.
         gpu: One of ``tensor_parallel_size``.
-        given: vLLM's arguments, by name.
+        arguments: vLLM's arguments, by name.
         online: As ``vllm serve``, whose defaults differ from those of ``LLM``.
 
     Raises:
         UsageError: the model does not fit, or a setting of ranks that cannot be.
     """
-    options = {name: value for name, value in given.items() if name not in OF_MODEL}
+    options = {name: value for name, value in arguments.items() if name not in OF_MODEL}
     tensor_parallel_size = options.pop("tensor_parallel_size", 1)
     utilization = options.pop("gpu_memory_utilization", UTILIZATION)
     kv_bytes = options.pop("kv_cache_memory_bytes", None)
@@ -197,7 +197,7 @@ def shaped_options(
         tensor_parallel_size,
         block_size=options["block_size"],
         gpu_memory_utilization=utilization,
-        kv_dtype=given.get("kv_cache_dtype"),
+        kv_dtype=arguments.get("kv_cache_dtype"),
         max_num_batched_tokens=options["max_num_batched_tokens"],
         max_num_seqs=options["max_num_seqs"],
     )

@@ -54,7 +54,7 @@ class ModelRunner:
     def _execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
         sampled: dict[str, list[int]] = {}
         tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
-        known, prompts = self._known, self._prompt
+        known_tokens, prompts = self._known, self._prompt
         decoding = context = decode_context = decode_tokens = 0
         attention = 0.0
         for request_id, computed in self._learn(output):
@@ -66,7 +66,7 @@ class ModelRunner:
                 decode_context += computed
             else:
                 attention += scheduled * (computed + scheduled / 2)
-            complete = computed + scheduled - drafted >= known[request_id]
+            complete = computed + scheduled - drafted >= known_tokens[request_id]
             sampled[request_id] = self._tokens(request_id, drafted) if complete else []
         batch = Batch(
             tokens=tokens,
@@ -114,8 +114,8 @@ class ModelRunner:
         listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
         for request_id in output.num_scheduled_tokens:
             if request_id not in listed:
-                known = self._known[request_id]
-                yield request_id, known - 1 if known > self._prompt[request_id] else 0
+                tokens = self._known[request_id]
+                yield request_id, tokens - 1 if tokens > self._prompt[request_id] else 0
 
     def _tokens(self, request_id: str, drafted: int) -> list[int]:
         place = self._known[request_id] + 1 - self._prompt[request_id]

@@ -22,7 +22,7 @@ from schedtrace.simulate.executor import DUMMY, Clock, Pipeline, Ran, SimulatedE
 from schedtrace.step_times.batch import Batch
 
 
-class Rank(Protocol):
+class LockstepRank(Protocol):
     """What ranks in lock-step know of each other: a place in virtual time (``ranks.Rank``)."""
 
     number: int
@@ -50,13 +50,13 @@ class Meeting:
 
     def __init__(self, ranks: int) -> None:
         self._missing = ranks
-        self.there: list[Rank] = []
+        self.there: list[LockstepRank] = []
         self.values: dict[int, Any] = {}
         """What each rank brought."""
         self.latest_us = 0.0
         """Time at which the last rank came, in microseconds."""
 
-    def join(self, rank: Rank, value: Any) -> bool:
+    def join(self, rank: LockstepRank, value: Any) -> bool:
         """Join with a value; return whether everybody is there."""
         self.there.append(rank)
         self.values[rank.number] = value
@@ -70,7 +70,7 @@ class Meeting:
         return self._missing == 0
 
 
-class Group:
+class RankGroup:
     """The ranks' collectives: what each brings, all get, when the last one has come.
 
     Args:
@@ -81,13 +81,13 @@ class Group:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather(self, rank: Rank, value: Any, us: float = 0.0) -> list[Any]:
+    def gather(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
         """Return every rank's value, in the order of ranks, ``us`` after the last one is there."""
         meeting = self._meeting
         if meeting.join(rank, value):
             self._meeting = Meeting(self._ranks)
-            for other in meeting.there:
-                other.wake(meeting.latest_us)
+            for member in meeting.there:
+                member.wake(meeting.latest_us)
         while not meeting.complete:
             rank.wait(NEVER)
         rank.wait(meeting.latest_us + us)
@@ -115,7 +115,7 @@ class Device:
         self._passes: dict[int, Forward] = {}
         self._next = [0] * ranks
 
-    def dispatch(self, rank: Rank, device_us: float) -> Forward:
+    def dispatch(self, rank: LockstepRank, device_us: float) -> Forward:
         """Return a rank's next pass: it begins once all have dispatched it, and lasts for the longest."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
@@ -124,8 +124,8 @@ class Device:
         if forward.join(rank, device_us):
             del self._passes[number]
             self._run(forward)
-            for other in forward.there:
-                other.wake(forward.ran.ended_us)
+            for member in forward.there:
+                member.wake(forward.ran.ended_us)
         return forward
 
     def _run(self, forward: Forward) -> None:
@@ -141,7 +141,7 @@ class LockstepExecutor(SimulatedExecutor):
         options: As ``SimulatedExecutor``.
     """
 
-    def __init__(self, *args: Any, rank: Rank, device: Device, **options: Any) -> None:
+    def __init__(self, *args: Any, rank: LockstepRank, device: Device, **options: Any) -> None:
         self._rank, self._device = rank, device
         super().__init__(*args, **options)
 
@@ -163,7 +163,7 @@ class LockstepExecutor(SimulatedExecutor):
 class _Joint(Future[Any]):
     """An output that is there when a pass is over on all ranks."""
 
-    def __init__(self, rank: Rank, forward: Forward, output: Any) -> None:
+    def __init__(self, rank: LockstepRank, forward: Forward, output: Any) -> None:
         super().__init__()
         self._rank, self._forward, self._output = rank, forward, output
 

@@ -234,12 +234,12 @@ class FeedByStep:
         """Return the events of each rank from a single pass over the load; requests keep their order."""
         of_ranks: list[list[_Event]] = [[] for _ in self._engine.ranks]
         for request in self._player.load:
-            came, left = request.queued_pass, request.abort_pass
+            queued, left = request.queued_pass, request.abort_pass
             if not self._engine.lockstep:
-                came = 0, request.queued_step or 0
+                queued = 0, request.queued_step or 0
                 left = (0, request.abort_step) if request.abort_step else None
             events = of_ranks[_rank(request, len(of_ranks)) or 0]
-            events.append(_Event(came or (0, 0), request.request_id, request))
+            events.append(_Event(queued or (0, 0), request.request_id, request))
             if left:
                 events.append(_Event(left, request.request_id, None))
         return of_ranks

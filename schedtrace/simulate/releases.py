@@ -27,7 +27,7 @@ _LEFT_OUT: dict[str, Any] = {
 """Arguments of ``ModelRunnerOutput`` that later have a default, or are gone."""
 
 
-def known(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def supported_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that this release's function takes."""
     parameters = _parameters(function)
     return {name: value for name, value in arguments.items() if name in parameters}
@@ -94,7 +94,7 @@ def _hash_function() -> Any:
 
 def model_output(sampled: dict[str, list[int]], drafts: dict[str, list[int]] | None) -> Any:
     """Make a ``ModelRunnerOutput``; the drafts go with it in 0.10.0 only."""
-    arguments = known(outputs.ModelRunnerOutput, _LEFT_OUT)
+    arguments = supported_arguments(outputs.ModelRunnerOutput, _LEFT_OUT)
     if "spec_token_ids" in arguments:
         arguments["spec_token_ids"] = drafts and [drafts.get(request_id, []) for request_id in sampled]
     request_ids = list(sampled)

@@ -73,7 +73,9 @@ def play(
                 if number and not keep_prefix_cache:
                     engine.reset_prefix_cache()
                 began = clock.now_us + (BETWEEN_TRIALS_US if number else 0.0)
-                named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
+                named = (
+                    load if load.source == "recorded" or not trial_ids else _with_trial_ids(load, number + 1)
+                )
                 player = Player(engine, named, began, played, routed="router" in options)
                 if by_step:
                     FeedByStep(engine, player).play()
@@ -98,7 +100,7 @@ def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -
     return Simulation(clock, traced_class, times=times, **alone)
 
 
-def _of_trial(load: Workload, trial: int) -> Workload:
+def _with_trial_ids(load: Workload, trial: int) -> Workload:
     """Return the load with ids that tell its trial."""
 
     def read() -> Iterator[LoadRequest]:

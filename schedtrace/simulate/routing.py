@@ -109,7 +109,7 @@ class Vllm(Router):
 
     def published(self, counts: Sequence[Counts]) -> None:
         """Give the client the counts."""
-        self._client.lb_engines = [list(one) for one in counts]
+        self._client.lb_engines = [list(pair) for pair in counts]
 
 
 ROUTERS: dict[str, Callable[[int], Router]] = {
@@ -125,7 +125,7 @@ PUBLISH_EVERY_US = 100_000.0
 """``min_stats_update_interval_ms`` of ``DPCoordinatorProc``."""
 
 
-class FrontEnd:
+class VirtualFrontEnd:
     """Front end of all ranks.
 
     Args:

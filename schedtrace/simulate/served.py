@@ -72,7 +72,7 @@ def kv_dtype(config: Any) -> str | None:
 def _kinds(model: Any) -> list[str]:
     """Return each layer's kind of attention."""
     text = model.hf_text_config
-    others = [
+    unsupported = [
         name
         for name, present in (
             ("state-space layers", model.is_hybrid or model.has_inner_state or model.is_attention_free),
@@ -84,9 +84,9 @@ def _kinds(model: Any) -> list[str]:
     layers = list(
         getattr(text, "layer_types", None) or [SLIDING if window else FULL] * text.num_hidden_layers
     )
-    others += sorted({kind.replace("_", " ") for kind in set(layers) - {FULL, SLIDING}})
-    if others:
-        msg = f"{model.model} has {', '.join(others)}: only {_SUPPORTED} can be simulated"
+    unsupported += sorted({kind.replace("_", " ") for kind in set(layers) - {FULL, SLIDING}})
+    if unsupported:
+        msg = f"{model.model} has {', '.join(unsupported)}: only {_SUPPORTED} can be simulated"
         raise UsageError(msg)
     return [FULL if not window else kind for kind in layers]
 
@@ -95,7 +95,7 @@ def _spec(config: Any, kind: str) -> Any:
     model, cache = config.model_config, config.cache_config
     dtypes = {None: model.dtype, "fp8": torch.uint8}
     named = kv_dtype(config)
-    given = {
+    arguments = {
         "num_kv_heads": model.get_num_kv_heads(config.parallel_config),
         "head_size": model.get_head_size(),
         "dtype": dtypes[named] if named in dtypes else getattr(torch, str(named)),
@@ -104,10 +104,10 @@ def _spec(config: Any, kind: str) -> Any:
     spec: Any = FullAttentionSpec
     if model.use_mla:
         spec = getattr(kv_cache_interface, "MLAAttentionSpec", FullAttentionSpec)  # 0.10.0 has one for both
-        given["num_kv_heads"], given["cache_dtype_str"] = 1, cache.cache_dtype
+        arguments["num_kv_heads"], arguments["cache_dtype_str"] = 1, cache.cache_dtype
     elif kind == SLIDING:
-        spec, given["sliding_window"] = SlidingWindowSpec, model.get_sliding_window()
-    return spec(block_size=cache.block_size, **releases.known(spec, given))
+        spec, arguments["sliding_window"] = SlidingWindowSpec, model.get_sliding_window()
+    return spec(block_size=cache.block_size, **releases.supported_arguments(spec, arguments))
 
 
 class ServedExecutor(SimulatedExecutor):
@@ -181,9 +181,9 @@ class ServedExecutor(SimulatedExecutor):
         """
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
-        given = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
-        if given and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
-            return [given] * len(self._specs)
+        kv_bytes = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
+        if kv_bytes and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
+            return [kv_bytes] * len(self._specs)
         blocks = cache.num_gpu_blocks_override or self._device.blocks(
             config.model_config.model,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
@@ -221,12 +221,12 @@ class ServedExecutor(SimulatedExecutor):
             return [set(self._loras)]
         (adapter,) = args
         number = getattr(adapter, "lora_int_id", adapter)
-        known = number in self._loras
+        is_loaded = number in self._loras
         if method == "add_lora":
             self._loras.add(number)
         elif method == "remove_lora":
             self._loras.discard(number)
-        return [not known if method == "add_lora" else known]
+        return [not is_loaded if method == "add_lora" else is_loaded]
 
 
 class _InCommon(Future[Any]):

@@ -260,19 +260,19 @@ class Simulation(TimedEngine, VirtualEngines):
             due = sum(us <= self.clock.now_us for us, *_ in self._coming)
             self.clock.advance(self._times.gap_us(due) - self._gap_us)
         self._let_in()
-        told, executed = self.core.step_fn()
+        outputs_by_client, executed = self.core.step_fn()
         self.core.post_step(executed)
-        for outputs in (told or {}).values():
+        for outputs in (outputs_by_client or {}).values():
             for output in outputs.outputs:
                 if output.finish_reason is not None:
                     self.finished(output.request_id)
-        self._updated = told is not None
+        self._updated = outputs_by_client is not None
         if self._updated:
             self._gap_us = self._times.gap_us(0)
             self.clock.advance(self._gap_us)
         if not executed and self.scheduler.has_requests():
             self.clock.advance(YIELD_US)
-        worked = executed or any(outputs.outputs for outputs in (told or {}).values())
+        worked = executed or any(outputs.outputs for outputs in (outputs_by_client or {}).values())
         self._idle = 0 if worked else self._idle + 1
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import polars as pl
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.charges import charges
 from schedtrace.timeline.engine_states import engine_busy_us, engine_states
@@ -74,7 +74,7 @@ def make_timeline(
     manifest: Manifest | None = None,
     *,
     whole: bool = False,
-    front_end: FrontEnd | None = None,
+    front_end: FrontEndRecord | None = None,
 ) -> Timeline:
     """Prepare a trace for the rules; the manifest tells how the requests came.
 

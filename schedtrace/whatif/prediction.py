@@ -39,7 +39,7 @@ RESAMPLES = 8
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedLoad:
     """The recorded load of a run, with all that a replay of it needs."""
 
     run: Run
@@ -95,7 +95,7 @@ class Recorded:
         )
 
 
-def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> Recorded:
+def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> RecordedLoad:
     """Take a run as the ground of a prediction.
 
     Args:
@@ -116,15 +116,15 @@ def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) 
     loads = loads_of_run(traces, manifest=run.manifest)
     if clients is not None:
         loads = [load.with_clients(clients) for load in loads]
-    made = Recorded(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
-    if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
+    base = RecordedLoad(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
+    if base.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
         warm = load_of_ranks(traces, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache
-        made = replace(made, loads=[warm, *loads])
-    return made
+        base = replace(base, loads=[warm, *loads])
+    return base
 
 
 def predict(
-    base: Recorded,
+    base: RecordedLoad,
     changes: Mapping[str, Any],
     *,
     output: Path | None = None,
@@ -152,14 +152,14 @@ def _written(value: float, unit: str) -> str:
     return f"{number(value)} {unit}" if us is None else duration(us * value)
 
 
-def _of_load(timeline: Timeline) -> Timeline:
+def _without_present(timeline: Timeline) -> Timeline:
     """Leave out the ends of requests that were there when the recording began: the load lacks them."""
     if timeline.present.is_empty():
         return timeline
     there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
-    made = replace(timeline, finishes=timeline.finishes.filter(~there))
-    vars(made).update(request_states=timeline.request_states, engine_states=timeline.engine_states)
-    return made
+    loaded = replace(timeline, finishes=timeline.finishes.filter(~there))
+    vars(loaded).update(request_states=timeline.request_states, engine_states=timeline.engine_states)
+    return loaded
 
 
 class Predictor:
@@ -171,7 +171,7 @@ class Predictor:
         resamples: As ``predict``.
     """
 
-    def __init__(self, base: Recorded, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
+    def __init__(self, base: RecordedLoad, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
         self._base, self._output, self._resamples = base, output, resamples
         self._scratch = tempfile.TemporaryDirectory()
         self._resampled_trials: dict[int, list[TrialReport]] = {}
@@ -207,7 +207,9 @@ class Predictor:
     @cached_property
     def _reports(self) -> list[TrialReport]:
         """Reports of the trials as recorded."""
-        return pooled_reports([_of_load(one) for one in self._base.timelines], self._base.manifest)
+        return pooled_reports(
+            [_without_present(timeline) for timeline in self._base.timelines], self._base.manifest
+        )
 
     def require_reproduced(self, name: str) -> None:
         """See that the replay of the load as it was recorded comes near to what was recorded.
@@ -274,13 +276,15 @@ class Predictor:
             requests=sum(timeline.arrivals.height for timeline in base.timelines),
             same_steps=same,
             compared_steps=compared,
-            decided=[decided(one, base.timelines, replayed.timelines, changed.timelines) for one in DECIDED],
+            decided=[
+                decided(metric, base.timelines, replayed.timelines, changed.timelines) for metric in DECIDED
+            ],
             measured=measured(self._reports, replayed.trials, changed.trials, spread, bound),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=counted.outside_frac if counted else None,
             notes=[note for load in base.loads[:1] for note in load.all_notes]
             + gathering_notes(base.times, [changes]),
-            folders=[str(one.run.path) for one in (replayed, changed)][: 1 + bool(changes)]
+            folders=[str(played.run.path) for played in (replayed, changed)][: 1 + bool(changes)]
             if self._output
             else [],
         )
@@ -300,7 +304,7 @@ class Predictor:
 
         blocks = self._base.times.residual_blocks()
         drawn = np.random.default_rng([seed, side]).integers(len(blocks), size=4 * len(blocks))
-        noise = [math.exp(one) for place in drawn for one in blocks[place]]
+        noise = [math.exp(residual) for place in drawn for residual in blocks[place]]
         return Counted(self._base.times.resampled(seed), noise)
 
     def _spread(self, changes: Mapping[str, Any], resamples: int) -> dict[str, list[float]]:

@@ -107,10 +107,10 @@ class ModelledEngine:
         """
         from schedtrace.simulate.engine_options import shaped_options  # noqa: PLC0415  # imports vLLM
 
-        given = {name: value for name, value in changes.items() if (name, value) != AUTO}
-        gpus = given.get("tensor_parallel_size", 1)
-        roofline = Roofline(self.shape, self.gpu, gpus, given.get("kv_cache_dtype"))
-        return shaped_options(self.shape, self.gpu, given), self.times or roofline
+        chosen = {name: value for name, value in changes.items() if (name, value) != AUTO}
+        gpus = chosen.get("tensor_parallel_size", 1)
+        roofline = Roofline(self.shape, self.gpu, gpus, chosen.get("kv_cache_dtype"))
+        return shaped_options(self.shape, self.gpu, chosen), self.times or roofline
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the values of these settings (``RecordedEngine.base``): all are vLLM's defaults."""
@@ -209,16 +209,16 @@ def replay(
     return Replayed(read_run(folder), played, counted)
 
 
-def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
+def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
     """Return a modelled engine's ``max_model_len`` if the KV cache decided it; else None.
 
     Args:
         shape: The model's.
-        given: vLLM's arguments.
+        arguments: vLLM's arguments.
         options: Of ``simulate.replay.play``, made of them.
     """
     length: int = options["max_model_len"]
-    left = given.get("max_model_len") in FIT_TO_MEMORY
+    left = arguments.get("max_model_len") in FIT_TO_MEMORY
     return length if left and length < (shape.positions or 0) else None
 
 

@@ -19,7 +19,7 @@ from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.causes import Cause
 from schedtrace.model.prediction import Figure, Prediction
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
 
 Change = tuple[str, Any]
@@ -40,24 +40,24 @@ def family(setting: str) -> str:
     return FAMILIES.get(setting, setting)
 
 
-def menu(base: Recorded, now: Mapping[str, Any]) -> list[Change]:
+def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
     """Return single changes, each of which could alter a step of this load.
 
     Args:
         base: The recorded load.
         now: Options of the recorded engine, as ``engine_options`` gives them.
     """
-    found: dict[Change, None] = {}
+    changes: dict[Change, None] = {}
     if not now.get("enable_prefix_caching") and _begin_alike(base):
-        found["enable_prefix_caching", True] = None
+        changes["enable_prefix_caching", True] = None
     for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
         for name, value in part(base.timelines, now):
             if now.get("num_blocks" if name == BLOCKS else name) != value:
-                found[name, value] = None
-    return list(found)
+                changes[name, value] = None
+    return list(changes)
 
 
-def _begin_alike(base: Recorded) -> bool:
+def _begin_alike(base: RecordedLoad) -> bool:
     """Return whether two prompts have their first block in common."""
     firsts = [request.prefix[0] for load in base.loads for request in load if request.prefix]
     return len(set(firsts)) < len(firsts)
@@ -68,8 +68,8 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
     fewer = {taken // 2, taken // 4, 3 * taken // 4}
-    more = {min(one, most) for one in (2 * seats, 4 * seats, most)} if most > seats else set()
-    yield from (("max_num_seqs", one) for one in sorted(fewer | more) if one)
+    more = {min(count, most) for count in (2 * seats, 4 * seats, most)} if most > seats else set()
+    yield from (("max_num_seqs", count) for count in sorted(fewer | more) if count)
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
@@ -82,7 +82,7 @@ def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
         least = max(least, now["max_model_len"])
     fewer = {max(used // part, least) for part in (2, 4, 8)}
     more = {budget * times for times in (2, 4, 8) if budget * times < 2 * wanted}
-    yield from (("max_num_batched_tokens", one) for one in sorted(fewer | more) if one != budget)
+    yield from (("max_num_batched_tokens", tokens) for tokens in sorted(fewer | more) if tokens != budget)
 
 
 def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
@@ -118,7 +118,9 @@ def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Cha
     """Yield settings that are on or off."""
     header = timelines[0].header
     preempted = any(timeline.preemptions.height for timeline in timelines)
-    priorities = {one for timeline in timelines for one in timeline.arrivals["priority"].unique().to_list()}
+    priorities = {
+        priority for timeline in timelines for priority in timeline.arrivals["priority"].unique().to_list()
+    }
     if not now.get("async_scheduling") and not why_no_async_scheduling(timelines[0]):
         yield "async_scheduling", True
     if not now.get("enable_chunked_prefill", True):
@@ -213,14 +215,14 @@ class Search:
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self._try(change)
-        for trial in self._of_families()[:MOST_ADVICE]:
+        for trial in self._best_by_family()[:MOST_ADVICE]:
             for value in self._between(trial.changes[0]):
                 self._try((trial.changes[0][0], value))
-        singles = [self._least_of(trial) for trial in self._of_families()][:MOST_ADVICE]
+        singles = [self._least_of(trial) for trial in self._best_by_family()][:MOST_ADVICE]
         pairs = [
             together
-            for one, other in itertools.combinations(singles, 2)
-            if (together := self._try(*one.changes, *other.changes)) is not None
+            for first, second in itertools.combinations(singles, 2)
+            if (together := self._try(*first.changes, *second.changes)) is not None
         ]
         best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
         if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
@@ -251,7 +253,7 @@ class Search:
                 self.tried[changes] = None if saved is None else Trial(changes, saved[1], saved[0])
         return self.tried[changes]
 
-    def _of_families(self) -> list[Trial]:
+    def _best_by_family(self) -> list[Trial]:
         """Return the best trial of each kind of setting that helps, the best first."""
         best: dict[str, Trial] = {}
         for trial in self._helpful():
@@ -274,9 +276,16 @@ class Search:
         values = {
             value for ((tried, value),) in (key for key in self.tried if len(key) == 1) if tried == name
         }
-        others = sorted(value for value in {*values, now} if value and value != best)
-        below, above = ([one for one in others if one < best][-1:], [one for one in others if one > best][:1])
-        return [middle for other in (*below, *above) if (middle := round(math.sqrt(best * other))) != other]
+        tried_values = sorted(value for value in {*values, now} if value and value != best)
+        below, above = (
+            [value_tried for value_tried in tried_values if value_tried < best][-1:],
+            [value_tried for value_tried in tried_values if value_tried > best][:1],
+        )
+        return [
+            middle
+            for neighbour in (*below, *above)
+            if (middle := round(math.sqrt(best * neighbour))) != neighbour
+        ]
 
     def _least_of(self, best: Trial) -> Trial:
         """Return the smallest change of that setting which gains nearly as much."""
@@ -298,8 +307,8 @@ def saved_between(prediction: Prediction, name: str) -> tuple[float, float] | No
     figure = next((figure for figure in prediction.measured if figure.name == name), None)
     if figure is None or figure.change_frac is None:
         return None
-    ends = [figure.change_frac if one is None else one for one in (figure.low_frac, figure.high_frac)]
-    low, high = sorted(saved_frac(figure, one) for one in ends)
+    ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
+    low, high = sorted(saved_frac(figure, change_frac) for change_frac in ends)
     return low, high
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from schedtrace.diagnose.throughput import throughput
 from schedtrace.errors import UsageError
 from schedtrace.model.statistics import Percentiles
-from schedtrace.model.sweep_result import Bound, Outcome, SweepRow
+from schedtrace.model.sweep_result import Bound, ReplayOutcome, SweepRow
 
 MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 _BOUND = re.compile(
@@ -36,7 +36,7 @@ def parse_slo(text: str) -> list[Bound]:
         wrong = {
             "a percentile is 100 at most": bound.percentile > 100,  # noqa: PLR2004  # by definition
             "nothing takes no time": bound.limit_ms == 0,
-            "given twice": bound.name in {other.name for other in bounds},
+            "given twice": bound.name in {earlier.name for earlier in bounds},
         }
         for why in (why for why, is_wrong in wrong.items() if is_wrong):
             msg = f"--slo {part.strip()}: {why}"
@@ -49,11 +49,11 @@ def percentile(values: Sequence[float | None], at: float) -> float | None:
     """Return a percentile (0 to 100), linearly interpolated as in ``analyze``; None without values."""
     import numpy as np  # noqa: PLC0415  # --help must answer at once
 
-    known = [value for value in values if value is not None]
-    return float(np.percentile(known, at)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(np.percentile(numbers, at)) if numbers else None
 
 
-def latencies(outcome: Outcome, latency: str) -> Sequence[float | None]:
+def latencies(outcome: ReplayOutcome, latency: str) -> Sequence[float | None]:
     """Return a latency of every finished request, in milliseconds."""
     of: dict[str, Sequence[float | None]] = {
         "ttft": outcome.ttft_ms,
@@ -63,12 +63,12 @@ def latencies(outcome: Outcome, latency: str) -> Sequence[float | None]:
     return of[latency]
 
 
-def measured(outcome: Outcome, bounds: Sequence[Bound]) -> list[float | None]:
+def measured(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> list[float | None]:
     """Return the percentile that each bound is about, in milliseconds."""
     return [percentile(latencies(outcome, bound.latency), bound.percentile) for bound in bounds]
 
 
-def meets(outcome: Outcome, bounds: Sequence[Bound]) -> bool:
+def meets(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> bool:
     """Return whether every bound holds, which takes that every request finished."""
     return len(outcome.ttft_ms) == outcome.requests and all(
         bound.latency == "tpot" if value is None else value <= bound.limit_ms
@@ -76,7 +76,7 @@ def meets(outcome: Outcome, bounds: Sequence[Bound]) -> bool:
     )
 
 
-def good_requests(outcome: Outcome, bounds: Sequence[Bound]) -> int:
+def good_requests(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> int:
     """Count the finished requests that meet every bound themselves.
 
     Of several bounds on one latency, each request has to meet that of the highest percentile: it is the
@@ -99,12 +99,12 @@ def pareto_front(costs: Sequence[Sequence[float | None]]) -> list[bool]:
     """
     import numpy as np  # noqa: PLC0415  # --help must answer at once
 
-    known = [at for at, row in enumerate(costs) if None not in row]
+    complete = [at for at, row in enumerate(costs) if None not in row]
     front = [False] * len(costs)
-    if not known:
+    if not complete:
         return front
-    values = np.array([costs[at] for at in known], dtype=float)
-    for at, row in zip(known, values, strict=True):
+    values = np.array([costs[at] for at in complete], dtype=float)
+    for at, row in zip(complete, values, strict=True):
         beats = (values <= row).all(axis=1) & (values < row).any(axis=1)
         front[at] = not beats.any()
     return front
@@ -126,7 +126,7 @@ def objectives(slo: Sequence[Bound]) -> list[str]:
 
 
 def sweep_rows(
-    outcomes: Sequence[Outcome], base: Mapping[str, Any], slo: Sequence[Bound], *, recorded: str | None
+    outcomes: Sequence[ReplayOutcome], base: Mapping[str, Any], slo: Sequence[Bound], *, recorded: str | None
 ) -> list[SweepRow]:
     """Return a row per outcome, by throughput, the highest first; refused ones last.
 
@@ -146,7 +146,9 @@ def sweep_rows(
     return sorted(rows, key=lambda row: (row.refused is not None, -(row.output_tokens_per_s or 0.0)))
 
 
-def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], recorded: str | None) -> SweepRow:
+def _row(
+    outcome: ReplayOutcome, base: Mapping[str, Any], slo: Sequence[Bound], recorded: str | None
+) -> SweepRow:
     done, lasted = len(outcome.e2e_ms), outcome.duration_s
     judged = bool(slo) and outcome.refused is None
     counted_s = outcome.counted_s or lasted
@@ -175,8 +177,8 @@ def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], record
 
 
 def _percentiles(values: Sequence[float | None]) -> Percentiles | None:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
-    p50, p90, p99 = (percentile(known, at) or 0.0 for at in (50, 90, 99))
-    return Percentiles(count=len(known), mean=sum(known) / len(known), p50=p50, p90=p90, p99=p99)
+    p50, p90, p99 = (percentile(numbers, at) or 0.0 for at in (50, 90, 99))
+    return Percentiles(count=len(numbers), mean=sum(numbers) / len(numbers), p50=p50, p90=p90, p99=p99)

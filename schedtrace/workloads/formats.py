@@ -61,7 +61,7 @@ LONGEST_LINE = 2**24
 
 
 @dataclass(frozen=True)
-class Format:
+class WorkloadFormat:
     """What a file is, and how it is read."""
 
     source: Source
@@ -82,7 +82,7 @@ def format_of(
     *,
     time_unit: TimeUnit | None = None,
     prefix_block: int | None = None,
-) -> Format:
+) -> WorkloadFormat:
     """Return the format of a file; options are those of ``open_workload``.
 
     Raises:
@@ -95,7 +95,7 @@ def format_of(
     number, line = _first_line(path)
     if not line.startswith((b"{", b"[")):
         _refuse_units(path, time_unit, prefix_block)
-        return _of_columns(path, line)
+        return _csv_format(path, line)
     try:
         keys = _first_keys(path, line)
     except BrokenValueError as error:
@@ -103,14 +103,14 @@ def format_of(
     if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
         units = units_of(path, time_unit, prefix_block)
         notes = [units.note] if units.note else []
-        return Format(units.source, units.rows, units.block, notes=notes)
+        return WorkloadFormat(units.source, units.rows, units.block, notes=notes)
     _refuse_units(path, time_unit, prefix_block)
     if not keys.isdisjoint(_OwnLine.__struct_fields__):
         reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)
-        return Format("jsonl", reader, timed=False)
+        return WorkloadFormat("jsonl", reader, timed=False)
     kind = kind_of(path)
     if "conversations" in keys or (line.startswith(b"[") and (kind is None or not keys)):
-        return Format("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
+        return WorkloadFormat("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
     raise _unknown(path)
 
 
@@ -143,15 +143,15 @@ def _first_keys(path: Path, line: bytes) -> set[str]:
     return set(first.value) if first is not None and isinstance(first.value, dict) else set()
 
 
-def _of_columns(path: Path, line: bytes) -> Format:
+def _csv_format(path: Path, line: bytes) -> WorkloadFormat:
     try:
         columns = set(cells(line))
     except ValueError as error:
         raise _unknown(path) from error
     if columns.issuperset(AZURE_COLUMNS):
-        return Format("azure", partial(_read_csv, AZURE_COLUMNS, _azure_us), images=IMAGES in columns)
+        return WorkloadFormat("azure", partial(_read_csv, AZURE_COLUMNS, _azure_us), images=IMAGES in columns)
     if columns.issuperset(BURSTGPT_COLUMNS):
-        return Format("burstgpt", partial(_read_csv, BURSTGPT_COLUMNS, _burstgpt_us))
+        return WorkloadFormat("burstgpt", partial(_read_csv, BURSTGPT_COLUMNS, _burstgpt_us))
     raise _unknown(path)
 
 

@@ -33,15 +33,15 @@ def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
     vLLM hashes blocks of ``block_size``, but smaller ones where cache groups differ. None: no hashes are
     recorded, or no size fits.
     """
-    known = requests.filter(pl.col("prefix_hashes").is_not_null())
-    if not known.height:
+    hashed = requests.filter(pl.col("prefix_hashes").is_not_null())
+    if not hashed.height:
         return None
     groups = [group.block_size for group in header.cache_groups]
     sizes = [size for size in (header.block_size, *groups, math.gcd(*groups)) if size]
     blocks = pl.col("prefix_hashes").str.len_bytes() // CHARACTERS
     for size in dict.fromkeys(sizes):
         most = pl.min_horizontal(pl.col("prompt_tokens") // size, MOST_BLOCKS)
-        if known.select((blocks == most).all()).item():
+        if hashed.select((blocks == most).all()).item():
             return size
     return None
 
@@ -55,9 +55,9 @@ def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> 
         block: Tokens of a hashed block.
     """
     texts = sorted(every["prefix_hashes"].drop_nulls().to_list())
-    found = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
+    hits = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
     count = 0
-    for text, cached in found.select("prefix_hashes", "cached_tokens").iter_rows():
+    for text, cached in hits.select("prefix_hashes", "cached_tokens").iter_rows():
         key = text[: cached // block * CHARACTERS]
         second = bisect_left(texts, key) + 1
         count += second >= len(texts) or not texts[second].startswith(key)

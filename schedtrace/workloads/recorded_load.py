@@ -50,18 +50,18 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
     """
     trials = trials_of(trace)
     if not trials:
-        came = "came while this was recorded" if trace.present.height else f"in this {trace.record}"
-        msg = f"{trace.path}: no requests {came}, so no load"
+        place = "came while this was recorded" if trace.present.height else f"in this {trace.record}"
+        msg = f"{trace.path}: no requests {place}, so no load"
         raise InputError(msg)
     if trial is None:
-        measured = [one for one in trials if one != WARMUP_TRIAL]
+        measured = [number for number in trials if number != WARMUP_TRIAL]
         if not measured:
             msg = f"{trace.path}: only the warm-up is recorded; ask for trial {WARMUP_TRIAL} to get it"
             raise InputError(msg)
         trial = measured[0]
     elif trial not in trials:
-        known = ", ".join(str(one) for one in trials if one is not None) or "no trials"
-        msg = f"{trace.path}: no trial {trial}; it has {known}"
+        trials_listed = ", ".join(str(number) for number in trials if number is not None) or "no trials"
+        msg = f"{trace.path}: no trial {trial}; it has {trials_listed}"
         raise UsageError(msg)
     return _load(trace, trial, manifest)
 
@@ -80,15 +80,15 @@ def trials_of(trace: Trace) -> list[int | None]:
     """Return trials with requests, the warm-up among them; ``None`` alone where requests name no trial."""
     if not trace.arrivals.height:
         return []
-    found = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
-    return found or [None]
+    trials = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
+    return trials or [None]
 
 
 def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workload:
     prequeue = manifest is not None and manifest.workload is not None and manifest.workload.prequeue
     requests = _requests(trace, trial)
     block = prefix_block(trace.header, requests)
-    steps = _Steps.of(trace, trial)
+    steps = _Steps.from_trial(trace, trial)
     rows = _timed(requests, steps, room=trace.header.max_model_len, prequeue=prequeue)
 
     def read() -> Iterator[LoadRequest]:
@@ -158,7 +158,7 @@ class _Steps:
     """Time at which the record of the trial ends."""
 
     @classmethod
-    def of(cls, trace: Trace, trial: int | None) -> "_Steps":
+    def from_trial(cls, trace: Trace, trial: int | None) -> "_Steps":
         of_trial = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
         if not of_trial.height:
             return cls(of_trial, 0, 0, None)

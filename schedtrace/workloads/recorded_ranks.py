@@ -33,7 +33,7 @@ def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -
     """
     if len(traces) == 1:
         return loads_of(traces[0], manifest=manifest)
-    trials = sorted({trial for trace in traces for trial in trials_of(trace)}, key=lambda one: one or 0)
+    trials = sorted({trial for trace in traces for trial in trials_of(trace)}, key=lambda trial: trial or 0)
     measured = [trial for trial in trials if trial != WARMUP_TRIAL]
     if not measured:
         msg = f"{traces[0].path.parent}: no requests of a trial, so no load"
@@ -85,7 +85,9 @@ def load_of_ranks(
         notes=_notes(loads.values(), requests),
         began_us=first_us,
         of_server=trial is None,
-        closed=closed_loop([one.arrived_us for one in requests], [one.answered_us for one in requests]),
+        closed=closed_loop(
+            [request.arrived_us for request in requests], [request.answered_us for request in requests]
+        ),
     )
 
 

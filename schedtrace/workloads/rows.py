@@ -211,30 +211,30 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
     places: list[int] = []
     for number, line in numbered_lines(path):
         try:
-            found = cells(line)
+            line_cells = cells(line)
         except ValueError as error:
             raise refused(path, number, error) from error
         if header is None:
-            header = found
+            header = line_cells
             if missing := [name for name in columns if name not in header]:
                 raise refused(path, number, f"no column {missing[0]!r}")
             places = [header.index(name) for name in columns]
-        elif len(found) != len(header):
-            raise refused(path, number, f"{len(found)} cells, but the header has {len(header)}")
+        elif len(line_cells) != len(header):
+            raise refused(path, number, f"{len(line_cells)} cells, but the header has {len(header)}")
         else:
-            yield number, [found[place] for place in places]
+            yield number, [line_cells[place] for place in places]
 
 
-def tokens(path: Path, line: int, column: str, given: str | float) -> int:
+def tokens(path: Path, line: int, column: str, cell: str | float) -> int:
     """Return a number of tokens; ``472.0``, as data frames write it, is one too.
 
     Raises:
         InputError: it is none.
     """
     try:
-        number = float(given)
+        number = float(cell)
     except (ValueError, OverflowError):
         number = -1.0
     if not number.is_integer() or not 0 <= number <= MOST_TOKENS:
-        raise refused(path, line, f"{column} {given!r} is not a number of tokens")
+        raise refused(path, line, f"{column} {cell!r} is not a number of tokens")
     return int(number)

@@ -92,7 +92,7 @@ class Workload:
 
     def with_clients(self, clients: int) -> "Workload":
         """Return the load as that of ``clients`` clients with one request open each, whatever its times."""
-        arrived, answered = zip(*((one.arrived_us, one.answered_us) for one in self), strict=True)
+        arrived, answered = zip(*((request.arrived_us, request.answered_us) for request in self), strict=True)
         return replace(self, closed=closed_loop(arrived, answered, clients))
 
     def __iter__(self) -> Iterator[LoadRequest]:

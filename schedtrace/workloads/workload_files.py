@@ -9,7 +9,7 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.formats import IGNORED_TIME, Format, format_of
+from schedtrace.workloads.formats import IGNORED_TIME, WorkloadFormat, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
 from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, refused
 from schedtrace.workloads.sharegpt import NO_ANSWER
@@ -40,7 +40,7 @@ def counted_notes(counts: Counter[str]) -> Iterator[Message]:
 
 
 def file_notes(
-    kind: Format, counts: Counter[str], *, requests: int, asked: int | None, at_once: bool
+    kind: WorkloadFormat, counts: Counter[str], *, requests: int, asked: int | None, at_once: bool
 ) -> Iterator[Message]:
     """Yield the notes on a file.
 
@@ -172,7 +172,7 @@ class _File:
     """A file and the selection wanted from it."""
 
     path: Path
-    kind: Format
+    kind: WorkloadFormat
     num_prompts: int | None
     output_len: int | None
     times: _Times

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.model.sweep_result import Bound, Outcome
+from schedtrace.model.sweep_result import Bound, ReplayOutcome
 from schedtrace.whatif.sweep_rows import (
     good_requests,
     measured,
@@ -70,7 +70,7 @@ def test_the_front_is_about_the_percentiles_of_the_objective(slo, front):
 
 def outcome(ttft, tpot, e2e=None, **fields):
     given = {"key": "k", "changes": {}, "requests": len(ttft), "e2e_ms": e2e or ttft}
-    return Outcome(ttft_ms=ttft, tpot_ms=tpot, **{**given, **fields})
+    return ReplayOutcome(ttft_ms=ttft, tpot_ms=tpot, **{**given, **fields})
 
 
 def test_every_unit_and_latency():
