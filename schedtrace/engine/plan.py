@@ -98,7 +98,7 @@ def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
         refuse(part.arguments, options or [], own=own, where=part.place)
 
 
-def check(run: RunSpec) -> list[Message]:
+def check_run(run: RunSpec) -> list[Message]:
     """Find out what is wrong with a spec before anything is started, and give the notes on its workload.
 
     Raises:
@@ -115,7 +115,7 @@ def check(run: RunSpec) -> list[Message]:
     if model.startswith(("/", ".", "~")) and not safe_files.expanded(model).exists():
         msg = f"--model {model}: no such folder"
         raise UsageError(msg)
-    simulated.check(run)
+    simulated.check_simulated(run)
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)

@@ -315,7 +315,7 @@ def _is_worker(path: Path, here: int) -> bool:
 def _sockets() -> tuple[list[Path], list[str]]:
     """Return the sockets of this user, for root of all users, and what is wrong with their folders."""
     user = os.geteuid()
-    folders = [live.folder_of(user)] if user else sorted(live.FOLDER.glob("schedtrace-*"))
+    folders = [live.socket_folder(user)] if user else sorted(live.FOLDER.glob("schedtrace-*"))
     paths, wrong = [], []
     for folder in folders:
         owner = process_id(folder.name.rpartition("-")[2])

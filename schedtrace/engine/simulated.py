@@ -35,7 +35,7 @@ def model_folder(model: str) -> str:
     return model if Path(model).is_dir() else str(shape_folder(shape(model)))
 
 
-def check(run: RunSpec) -> None:
+def check_simulated(run: RunSpec) -> None:
     """Refuse what cannot be simulated.
 
     Raises:

@@ -21,7 +21,7 @@ class SquattedError(OSError):
     """Something stands in the place of a user's folder of sockets; the text says what."""
 
 
-def folder_of(user: int) -> Path:
+def socket_folder(user: int) -> Path:
     """Return the folder of a user's sockets, whether it exists or not."""
     return FOLDER / f"schedtrace-{user}"
 
@@ -49,7 +49,7 @@ def squatted(folder: Path, user: int) -> str | None:
 
 def socket_of(pid: int, user: int) -> Path:
     """Return the socket of a process."""
-    return folder_of(user) / f"{pid}.sock"
+    return socket_folder(user) / f"{pid}.sock"
 
 
 def own_folder() -> Path:
@@ -60,7 +60,7 @@ def own_folder() -> Path:
         OSError: it cannot be made.
     """
     user = os.geteuid()
-    folder = folder_of(user)
+    folder = socket_folder(user)
     with suppress(FileExistsError):
         folder.mkdir(0o700)
     if (why := squatted(folder, user)) is not None:

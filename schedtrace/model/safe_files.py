@@ -111,7 +111,7 @@ def make_folder(path: Path) -> None:
     path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
 
 
-def own_folder(name: str) -> Path:
+def own_cache_folder(name: str) -> Path:
     """Return a folder of this name in the user's cache; made if it is not there.
 
     Raises:

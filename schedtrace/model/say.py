@@ -84,7 +84,7 @@ def say(template: str, evidence: object = None, /, **values: Any) -> Message:
         TypeError: a plain number stands where no kind says what it is.
     """
     pieces = parsed(template)
-    unplaced = values.keys() - set(names(pieces))
+    unplaced = values.keys() - set(argument_names(pieces))
     if unplaced:
         msg = f"{template!r} has no place for {sorted(unplaced)}"
         raise ValueError(msg)
@@ -134,14 +134,14 @@ def _typed(template: str, place: Place, value: Any) -> Any:
     return value
 
 
-def names(pieces: Pieces) -> list[str]:
+def argument_names(pieces: Pieces) -> list[str]:
     """List the arguments that a template names, in order, including conditions."""
     arguments = []
     for piece in pieces:
         if isinstance(piece, Place):
             arguments.append(piece.name)
         elif isinstance(piece, Part):
-            arguments += names(piece.pieces)
+            arguments += argument_names(piece.pieces)
     return arguments
 
 

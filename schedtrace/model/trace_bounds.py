@@ -66,7 +66,7 @@ KEPT_PARTS = 8
 KEPT_LEAST_S = 8.0
 
 
-def kept(text: str) -> Bounds:
+def memory_bounds(text: str) -> Bounds:
     """Parse what a flight recorder keeps in memory: ``120s`` or ``120s,64M``.
 
     Raises:

@@ -25,7 +25,7 @@ from schedtrace.read.lines import Content, ReadOptions, WholeLines
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, write
+from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, write_table
 from schedtrace.version import __version__
 
 FOLDER = "traces"
@@ -111,7 +111,7 @@ def made_by() -> str:
 def folders_of(path: Path) -> list[Path]:
     """Return the cache folders of this trace, those under construction included."""
     with suppress(OSError):
-        return sorted(safe_files.own_folder(FOLDER).glob(f"{_prefix(path)}*"))
+        return sorted(safe_files.own_cache_folder(FOLDER).glob(f"{_prefix(path)}*"))
     return []
 
 
@@ -156,7 +156,7 @@ def _build(path: Path, options: ReadOptions) -> Cached:
         lines = WholeLines(path, options)
         parsed = parse(lines, Tables(folder))
         for name in SMALL:
-            write(getattr(parsed, name), folder / f"{name}.parquet")
+            write_table(getattr(parsed, name), folder / f"{name}.parquet")
         read = {
             name: _fingerprint(path.with_name(name), content, stamps.get(name))
             for name, content in lines.contents.items()
@@ -227,7 +227,7 @@ def building(path: Path) -> Iterator[Path]:
         CannotWriteError: the user's cache cannot be written to, or the disk is full.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=safe_files.own_folder(FOLDER)))
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=safe_files.own_cache_folder(FOLDER)))
     except OSError as error:
         raise CannotWriteError(str(error)) from error
     try:

@@ -119,7 +119,7 @@ _OUTPUT: Any = AS_READ[Output]
 _LATE = tuple(name for name in Output.__struct_fields__ if name != "step")
 
 
-def expanded(path: Path) -> Iterator[bytes]:
+def expanded_lines(path: Path) -> Iterator[bytes]:
     """Yield a trace's lines without newlines: steps in full and with their output, all others as they are.
 
     Steps that cannot be rebuilt, broken lines and ``output`` lines are left out.

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step
 from schedtrace.model.trace_facts import Stalled, ThreadTime
-from schedtrace.read.tables import NESTED, OF_STEP, empty, schema_of
+from schedtrace.read.tables import NESTED, OF_STEP, empty_table, schema_of
 
 FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
@@ -77,7 +77,7 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
     """Make a frame with a row per entry of a list, with its step."""
     lists = steps[column]
     if not any(lists):  # most lists of most chunks of a growing trace
-        return empty(column)
+        return empty_table(column)
     lengths = pl.Series(map(len, lists), dtype=pl.Int64)
     of_step = frame_of(steps, dict.fromkeys(OF_STEP, pl.Int64)).select(pl.all().repeat_by(lengths).explode())
     rows = structs_of(list(chain.from_iterable(lists)), NESTED[column])

@@ -27,7 +27,7 @@ from schedtrace.read.columns import (
     value,
 )
 from schedtrace.read.gaps import gaps_of
-from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_line
+from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_trace_line
 from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
 from schedtrace.read.living import (
     Live,
@@ -38,7 +38,7 @@ from schedtrace.read.living import (
     present_of,
     still_there,
 )
-from schedtrace.read.parse import about_the_recorder, beside, merge_outputs, unseen
+from schedtrace.read.parse import about_the_recorder, merge_outputs, side_tables, unseen_requests
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
@@ -88,7 +88,7 @@ class _Taken:
 def require_header(path: Path) -> None:
     """Raise InputError for a file that is no trace and will not become one by growing."""
     with reading(path):
-        head, whole = first_line(path)
+        head, whole = first_trace_line(path)
     if whole:
         read_header(path, [head])
 
@@ -204,7 +204,7 @@ class Following:
             large={name: table.lazy().set_sorted("step") for name, table in tables.items()},
             arrivals=pl.concat([arrivals, events["arrived"]], how="diagonal"),
             finishes=events["finished"],
-            present=unseen(present, pl.concat([arrivals, events["arrived"]], how="diagonal"), steps),
+            present=unseen_requests(present, pl.concat([arrivals, events["arrived"]], how="diagonal"), steps),
             gaps=gaps,
             there_after=listed.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
             notices=self.notices,
@@ -212,7 +212,7 @@ class Following:
             problems=Problems(),
             cpu=cpu_times([line for chunk in chunks for line in chunk.cpu]),
             stalls=stalls_in(self._stalls),
-            **beside(events),
+            **side_tables(events),
         )
 
     def since(self, us: int) -> list[Chunk]:

@@ -13,7 +13,7 @@ from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.read.lines import LONGEST_LINE, Joint, reading
 from schedtrace.read.living import LiveRequests, skim
-from schedtrace.read.part_files import TOO_LARGE, ZstdFrames, begins, head_of, parts_of
+from schedtrace.read.part_files import TOO_LARGE, ZstdFrames, decode_head, head_of, parts_of
 
 BLOCK = 2**20
 PART_BLOCK = 2**16
@@ -234,7 +234,7 @@ def _age_s(part: Path) -> float:
     return 0.0
 
 
-def first_line(path: Path) -> tuple[bytes, bool]:
+def first_trace_line(path: Path) -> tuple[bytes, bool]:
     """Return the first line of a trace, as far as it is there, and whether it is whole.
 
     Raises:
@@ -248,7 +248,7 @@ def first_line(path: Path) -> tuple[bytes, bool]:
         os.close(file)
     if is_in_parts(path):
         lines = head_of(parts[-1], 1)
-        is_broken = bool(lines) and begins(lines[0]) is None
+        is_broken = bool(lines) and decode_head(lines[0]) is None
         header = parts_of(path).header if is_broken else b""
         return header or b"".join(lines), bool(lines)
     line, whole, _ = head.partition(b"\n")

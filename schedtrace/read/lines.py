@@ -24,13 +24,13 @@ from schedtrace.read.part_files import (
     TraceParts,
     ZstdFrames,
     began_us,
-    begins,
+    decode_head,
     last_of,
-    named,
+    named_files,
     parts_of,
 )
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import readable
+from schedtrace.read.tables import readable_struct
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes that there are."""
@@ -136,7 +136,7 @@ class WholeLines:
         files = last_of(parts.files, self.options.last_us)
         if not files:
             raise InputError(_unreadable(self.path, FileNotFoundError(ENOENT, os.strerror(ENOENT))))
-        self._total = sum(map(size_of, files))
+        self._total = sum(map(file_size, files))
         self.left_out = len(files) < len(parts.files)
         self.dropped = list(parts.left_out)
         number = 1
@@ -190,7 +190,7 @@ class WholeLines:
             yield gathered
         self.begun_anew = joint.begun_anew
         if oversized:
-            self.dropped.append(f"{named(oversized)}: {TOO_LARGE}")
+            self.dropped.append(f"{named_files(oversized)}: {TOO_LARGE}")
 
     def _whole_lines(self, path: Path, frames: ZstdFrames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Yield the whole lines of one file, in chunks.
@@ -291,7 +291,7 @@ class Joint:
         self._whole = None if lacks or not self._lines else part_number(path)
 
     def _begin(self, lines: list[bytes]) -> list[bytes]:
-        head = begins(lines[0])
+        head = decode_head(lines[0])
         if self._is_first:
             self._is_first = False
             return lines if head is not None or not self._parts.header else [self._borrowed(lines), *lines]
@@ -344,7 +344,7 @@ def _notices(lines: list[bytes]) -> set[str]:
     return notices - {""}
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Return the bytes of a file; 0 if it is gone."""
     try:
         return path.stat().st_size
@@ -385,7 +385,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
 HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
 """Numbers of 19 digits, which no count or time has, and which do not fit Polars' integers."""
-AS_READ = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
+AS_READ = {line: readable_struct(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
 """Kind of line to the struct that it is read into."""
 _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: UP007  # made at run time
 

@@ -12,7 +12,7 @@ import polars as pl
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
 from schedtrace.read.columns import structs_of
 from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, decode_line
-from schedtrace.read.tables import STRETCH_SCHEMA, readable
+from schedtrace.read.tables import STRETCH_SCHEMA, readable_struct
 
 CAME, LOST, RUNS = -3, -2, -1
 """Steps, before any, in which those who were there before a window came, were preempted and were admitted."""
@@ -177,7 +177,7 @@ def _named_in_lines() -> type[msgspec.Struct]:
         "preempted": Preemption,
     }
     for name, kind in kinds.items():
-        entry: Any = readable(kind)
+        entry: Any = readable_struct(kind)
         fields.append((name, list[entry], []))
     return msgspec.defstruct("NamedRequests", fields, kw_only=True, gc=False)
 

@@ -145,7 +145,7 @@ def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None,
         yield from _record_in(start, logged_us, "\n".join(parts), whole=False)
 
 
-def parse(text: str) -> Record | None:
+def parse_record(text: str) -> Record | None:
     """Return a record from its text; None if it is none."""
     return _decoded(_as_json(text))
 
@@ -169,7 +169,7 @@ def _record_in(
 ) -> Iterator[tuple[int, int | None, Record | None]]:
     """Yield a record, unless it is some other thing in braces."""
     if _KEY.search(text):
-        yield start, logged_us, parse(text) if whole else None
+        yield start, logged_us, parse_record(text) if whole else None
 
 
 def _time_of(line: str) -> int | None:

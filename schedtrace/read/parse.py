@@ -28,7 +28,7 @@ from schedtrace.read.columns import (
 )
 from schedtrace.read.gaps import GAP_SCHEMA, TOLD, gaps_of
 from schedtrace.read.lines import WholeLines, read_header, read_lines
-from schedtrace.read.problems import Problems, ranges
+from schedtrace.read.problems import Problems, number_ranges
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
 
 
@@ -76,7 +76,7 @@ BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
 """Lists of what happened beside the steps: in order of these times."""
 
 
-def beside(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
+def side_tables(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
     """Return the tables of ``BESIDE``, without the steps that recorded them."""
     return {name: events[name].drop("step", "trial").sort(at) for name, at in BESIDE.items()}
 
@@ -160,7 +160,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     listed = present_in(other_lines[Events], keep="all")
     is_begun = is_in_parts(lines.path) and not lines.left_out
     gaps = gaps_of(all_steps, lines.begun_anew, other_lines[Events], header.first_step if is_begun else None)
-    present = unseen(listed, arrivals, all_steps)
+    present = unseen_requests(listed, arrivals, all_steps)
     ids = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
     problems.unclosed = end is None
@@ -169,7 +169,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     expected = max(
         [*(all_steps["step"].tail(1) + 1), *(step + 1 for step in in_vain[-1:]), end.steps if end else 0]
     )
-    problems.not_rebuilt = ranges(in_vain)
+    problems.not_rebuilt = number_ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
     first = header.first_step
     problems.first_step = 0 if lines.left_out else first
@@ -197,7 +197,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         present=present,
         gaps=gaps,
         there_after=listed.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
-        **beside(events),
+        **side_tables(events),
         cpu=cpu_times(other_lines[Cpu]),
         stalls=stalls_in(other_lines[Notice]),
         notices=_notices(header, other_lines),
@@ -219,7 +219,7 @@ def about_the_recorder(lines: list[Any]) -> list[str]:
     return [line.message for line in lines if line.stalled is None]
 
 
-def unseen(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return who was there at its begin, and after a gap those of whom no arrival is recorded."""
     present = listed.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty():

@@ -149,7 +149,7 @@ class Begins(msgspec.Struct, tag="header", frozen=True):
         return f"rank {self.engine_rank}, process {self.pid} on {self.host}{began}"
 
 
-def begins(line: bytes) -> Begins | None:
+def decode_head(line: bytes) -> Begins | None:
     """Decode the first line of a part; None: it is no header."""
     try:
         return msgspec.json.decode(line, type=Begins)
@@ -188,7 +188,7 @@ def parts_of(path: Path) -> TraceParts:
     if not is_in_parts(path) or not files:
         return TraceParts(files)
     lines = {file: b"".join(head_of(file, 1)) for file in files}
-    heads = {file: head for file, line in lines.items() if (head := begins(line)) is not None}
+    heads = {file: head for file, line in lines.items() if (head := decode_head(line)) is not None}
     written = Counter(head.engine for head in heads.values())
     if not written:
         return TraceParts(files)
@@ -210,16 +210,16 @@ def parts_of(path: Path) -> TraceParts:
     parts.in_order = parts.files == [file for _, file in places]
     parts.header = next((lines[file] for file in parts.files if file in heads), b"")
     parts.left_out = [
-        f"{named(names)}: written by another engine ({engine}) than the rest ({most}): left out, to be read "
-        "in a folder of its own"
+        f"{named_files(names)}: written by another engine ({engine}) than the rest ({most}): left out, to be "
+        "read in a folder of its own"
         for engine, names in foreign.items()
     ]
     if copied:
-        parts.left_out.append(f"{named(copied)}: a copy of another part, left out")
+        parts.left_out.append(f"{named_files(copied)}: a copy of another part, left out")
     return parts
 
 
-def named(names: list[str]) -> str:
+def named_files(names: list[str]) -> str:
     """Return the first of these files' names, and how many there are."""
     if len(names) <= _NAMED:
         return ", ".join(names)

@@ -101,8 +101,8 @@ class Problems:
                 sentences.append(f"{trace}: the {what} of at least {requests} is missing")
         if self.refused:
             sentences.append(
-                f"{trace}: {_steps(ranges(self.refused))} dropped: the number had come before, or the step "
-                "began before the one in front of it"
+                f"{trace}: {_steps(number_ranges(self.refused))} dropped: the number had come before, or the "
+                "step began before the one in front of it"
             )
         if self.not_rebuilt:
             sentences.append(
@@ -132,7 +132,7 @@ class Problems:
         return sentences
 
 
-def ranges(numbers: list[int]) -> list[tuple[int, int]]:
+def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
     """Return first and last of each run of consecutive numbers, which are in order."""
     spans: list[tuple[int, int]] = []
     for number in numbers:

@@ -35,7 +35,7 @@ def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
 
 
-def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """Return the struct as a reader takes it.
 
     A newer version may know more words than a literal names, and no number may be too large for Polars.
@@ -78,7 +78,7 @@ def _readable(hint: Any, bounds: msgspec.Meta) -> Any:
     if origin is list:
         return list[_readable(arguments[0], bounds)]  # type: ignore[misc]  # made at run time
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return readable(hint)
+        return readable_struct(hint)
     return Annotated[int, bounds] if hint is int else hint
 
 
@@ -257,7 +257,9 @@ class Tables:
         """
         if self._folder is None:
             return {
-                name: _sorted(pl.concat(self._frames[name] or [empty(name)]).lazy(), name, in_order=in_order)
+                name: _sorted(
+                    pl.concat(self._frames[name] or [empty_table(name)]).lazy(), name, in_order=in_order
+                )
                 for name in LARGE
             }
         return scan(self._folder, in_order=in_order)
@@ -274,7 +276,7 @@ class Tables:
     def _write(self, name: str) -> None:
         rows = pl.concat(self._frames.pop(name))
         if rows.height and self._folder is not None:
-            write(rows, self._folder / f"{name}-{self._files:06}.parquet")
+            write_table(rows, self._folder / f"{name}-{self._files:06}.parquet")
             self._files += 1
 
 
@@ -283,7 +285,7 @@ def scan(folder: Path, *, in_order: bool) -> dict[str, pl.LazyFrame]:
     return {name: _sorted(_scan_one(folder, name), name, in_order=in_order) for name in LARGE}
 
 
-def write(table: pl.DataFrame, file: Path) -> None:
+def write_table(table: pl.DataFrame, file: Path) -> None:
     """Write a Parquet file.
 
     Raises:
@@ -298,11 +300,11 @@ def write(table: pl.DataFrame, file: Path) -> None:
 
 def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
     files = sorted(folder.glob(f"{name}-*.parquet"))
-    return pl.scan_parquet(files) if files else empty(name).lazy()
+    return pl.scan_parquet(files) if files else empty_table(name).lazy()
 
 
 @cache
-def empty(name: str) -> pl.DataFrame:
+def empty_table(name: str) -> pl.DataFrame:
     """Return a table without rows, ``STRETCHES`` or that of a list."""
     if name == STRETCHES:
         return pl.DataFrame(schema=STRETCH_SCHEMA)

@@ -12,7 +12,7 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Fact
 from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.cache import read_by_files
-from schedtrace.read.lines import READ, ReadOptions, WholeLines, size_of
+from schedtrace.read.lines import READ, ReadOptions, WholeLines, file_size
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
 from schedtrace.read.tables import OF_STEP, ROWS_AT_ONCE, STRETCH_SCHEMA, STRETCHES, Tables
@@ -160,7 +160,7 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     Raises:
         InputError: missing, empty, no schedtrace trace, or of a newer schema.
     """
-    size = sum(map(size_of, files_for(path, options.last_us)))
+    size = sum(map(file_size, files_for(path, options.last_us)))
     if size * (EXPANDS if is_in_parts(path) else 1) > options.memory_bytes:
         parsed, large = read_by_files(path, options)
     else:

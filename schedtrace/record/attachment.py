@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from schedtrace.model.live import LONGEST_S
 from schedtrace.model.printable import described
 from schedtrace.model.trace import Exit
-from schedtrace.model.trace_bounds import PLAIN, bounds, kept
+from schedtrace.model.trace_bounds import PLAIN, bounds, memory_bounds
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.disguise import RECORDERS, plain_class, set_class
@@ -37,7 +37,7 @@ GLANCE_WAITED_S = 5.0
 """For the end of a step, at both ends of a glance."""
 GLANCE_S = 0.3
 """An engine that schedules nothing calls ``schedule()`` about once a millisecond."""
-GLANCE = kept("60s")
+GLANCE = memory_bounds("60s")
 
 _ATTACHED: "set[Attachment]" = set()
 """Of this process, where a caller may have several engines."""

@@ -79,7 +79,7 @@ def judged(
         advised = [_advised(trial, predictor, name, base) for trial in best]
     tried = [finding for finding in findings if (finding.code, finding.cause) not in base.absent]
     untried = [finding for finding in findings if finding not in tried]
-    return sorted([*attached(tried, advised, search), *untried], key=lambda finding: finding.place)
+    return sorted([*attach_advice(tried, advised, search), *untried], key=lambda finding: finding.place)
 
 
 def _can_tell(setting: str, base: RecordedLoad) -> bool:
@@ -163,7 +163,7 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
     return say("{option:setting} {value} (now {now})", option=_option(name), value=shown[0], now=shown[1])
 
 
-def attached(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
+def attach_advice(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
     """Attach each advice to the finding whose limit it moves, of several the one that leads, or its own."""
     placed = [_without_tried(finding, search) for finding in findings]
     order = sorted(range(len(placed)), key=lambda at: placed[at].place)  # without the estimates

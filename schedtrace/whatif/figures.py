@@ -52,7 +52,7 @@ DECIDED = (
 def decided(metric: DecidedMetric, *runs: Sequence[Timeline]) -> Figure:
     """Return its means over the trials of runs (lists of ranks): as recorded, replayed and changed."""
     figures = [
-        statistics.fmean(_over_ranks(metric, ranks, trial) for trial in trials_of(ranks)) for ranks in runs
+        statistics.fmean(_over_ranks(metric, ranks, trial) for trial in run_trials(ranks)) for ranks in runs
     ]
     was, replayed, changed = figures
     return Figure(
@@ -66,7 +66,7 @@ def decided(metric: DecidedMetric, *runs: Sequence[Timeline]) -> Figure:
     )
 
 
-def trials_of(ranks: Sequence[Timeline]) -> list[int | None]:
+def run_trials(ranks: Sequence[Timeline]) -> list[int | None]:
     """Return the trials that any rank of a run has seen."""
     return sorted({trial for rank in ranks for trial in rank.trials()}, key=lambda trial: trial or 0)
 
@@ -78,7 +78,7 @@ def _over_ranks(metric: DecidedMetric, ranks: Sequence[Timeline], trial: int | N
     return metric.of(ranks[0], pl.concat(steps, how="diagonal_relaxed"))
 
 
-def measured(
+def timing_figures(
     was: Sequence[TrialReport],
     replayed: Sequence[TrialReport],
     changed: Sequence[TrialReport],
@@ -98,13 +98,13 @@ def measured(
     figures = []
     for metric in METRICS:
         of_was, of_replayed, of_changed = (
-            values(metric.value, trials) for trials in (was, replayed, changed)
+            trial_values(metric.value, trials) for trials in (was, replayed, changed)
         )
         if not of_replayed or not of_changed:
             continue
         ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
-        low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
-        if of_bound := values(metric.value, bound or ()):
+        low, high = ratio_interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
+        if of_bound := trial_values(metric.value, bound or ()):
             bound_ratio = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
             times = bound_ratio / ratio
             low, high = (ratio - 1 if end is None else end for end in (low, high))
@@ -126,12 +126,12 @@ def measured(
     return figures
 
 
-def values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
+def trial_values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
     """Return a figure of each trial that has it."""
     return [float(figure) for trial in trials if (figure := value(trial))]
 
 
-def interval(
+def ratio_interval(
     ratio: float, resampled: list[float], was: list[float], replayed: list[float]
 ) -> tuple[float | None, float | None]:
     """Return the 90 % interval of a ratio less 1.

@@ -25,7 +25,15 @@ from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.starvation import starved_steps
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
-from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
+from schedtrace.whatif.figures import (
+    DECIDED,
+    METRICS,
+    compositions,
+    decided,
+    run_trials,
+    timing_figures,
+    trial_values,
+)
 from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
@@ -70,7 +78,7 @@ class RecordedLoad:
     @property
     def trials(self) -> int:
         """Number of measured trials."""
-        return len(trials_of(self.timelines))
+        return len(run_trials(self.timelines))
 
     @property
     def manifest(self) -> Manifest | None:
@@ -224,7 +232,7 @@ class Predictor:
             UsageError: not even the replay of the load as it was recorded ends.
         """
         metric = next(metric for metric in METRICS if metric.name == name)
-        was, now = (values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
+        was, now = (trial_values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
         if not was or not now:
             msg = f"the load has no {name} to be judged by"
             raise InputError(msg)
@@ -279,7 +287,7 @@ class Predictor:
             decided=[
                 decided(metric, base.timelines, replayed.timelines, changed.timelines) for metric in DECIDED
             ],
-            measured=measured(self._reports, replayed.trials, changed.trials, spread, bound),
+            measured=timing_figures(self._reports, replayed.trials, changed.trials, spread, bound),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=counted.outside_frac if counted else None,
             notes=[note for load in base.loads[:1] for note in load.all_notes]
@@ -319,7 +327,7 @@ class Predictor:
                 self._resampled_trials[seed] = self._replay({}, f"replayed-{seed}", times=times).trials
             before = self._resampled_trials[seed]
             for metric in METRICS:
-                was, becomes = (values(metric.value, trials) for trials in (before, after))
+                was, becomes = (trial_values(metric.value, trials) for trials in (before, after))
                 if was and becomes:
                     ratios[metric.name].append(statistics.fmean(becomes) / statistics.fmean(was))
         return ratios

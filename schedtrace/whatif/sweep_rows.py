@@ -63,7 +63,7 @@ def latencies(outcome: ReplayOutcome, latency: str) -> Sequence[float | None]:
     return of[latency]
 
 
-def measured(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> list[float | None]:
+def bound_values(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> list[float | None]:
     """Return the percentile that each bound is about, in milliseconds."""
     return [percentile(latencies(outcome, bound.latency), bound.percentile) for bound in bounds]
 
@@ -72,7 +72,7 @@ def meets(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> bool:
     """Return whether every bound holds, which takes that every request finished."""
     return len(outcome.ttft_ms) == outcome.requests and all(
         bound.latency == "tpot" if value is None else value <= bound.limit_ms
-        for value, bound in zip(measured(outcome, bounds), bounds, strict=True)
+        for value, bound in zip(bound_values(outcome, bounds), bounds, strict=True)
     )
 
 
@@ -114,7 +114,7 @@ THROUGHPUT = "output_tokens_per_s"
 USUAL = tuple(Bound(latency=latency, percentile=99, limit_ms=inf) for latency in ("ttft", "tpot"))
 
 
-def compared(slo: Sequence[Bound]) -> list[Bound]:
+def compared_latencies(slo: Sequence[Bound]) -> list[Bound]:
     """Return the latencies of the Pareto front: those of the objective, else p99 of TTFT and TPOT."""
     bounded = {bound.latency for bound in slo}
     return [*slo, *(usual for usual in USUAL if usual.latency not in bounded)]
@@ -122,7 +122,7 @@ def compared(slo: Sequence[Bound]) -> list[Bound]:
 
 def objectives(slo: Sequence[Bound]) -> list[str]:
     """Return what the Pareto front is about."""
-    return [THROUGHPUT, *(bound.name for bound in compared(slo))]
+    return [THROUGHPUT, *(bound.name for bound in compared_latencies(slo))]
 
 
 def sweep_rows(
@@ -133,12 +133,15 @@ def sweep_rows(
     Args:
         outcomes: Of different configurations.
         base: Every setting that any of them changes, as it is without changes.
-        slo: Bounds; see ``compared``.
+        slo: Bounds; see ``compared_latencies``.
         recorded: Key of the configuration that was recorded; None: there is none.
     """
     rows = [_row(outcome, base, slo, recorded) for outcome in outcomes]
     costs = [
-        [None if (rate := row.output_tokens_per_s) is None else -rate, *measured(outcome, compared(slo))]
+        [
+            None if (rate := row.output_tokens_per_s) is None else -rate,
+            *bound_values(outcome, compared_latencies(slo)),
+        ]
         for row, outcome in zip(rows, outcomes, strict=True)
     ]
     for row, on_front in zip(rows, pareto_front(costs), strict=True):
@@ -169,7 +172,7 @@ def _row(
         ttft_ms=_percentiles(outcome.ttft_ms),
         tpot_ms=_percentiles(outcome.tpot_ms),
         e2e_ms=_percentiles(outcome.e2e_ms),
-        bounds_ms=measured(outcome, slo),
+        bounds_ms=bound_values(outcome, slo),
         meets_slo=meets(outcome, slo) if judged else None,
         goodput_requests_per_s=good_requests(outcome, slo) / lasted if judged and lasted else None,
         pareto=False,

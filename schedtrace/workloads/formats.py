@@ -34,15 +34,15 @@ from schedtrace.workloads.rows import (
     CountTokens,
     Reader,
     Row,
-    cells,
+    csv_cells,
     csv_rows,
     estimated_tokens,
     json_rows,
     json_values,
     keys_of,
-    opened,
-    refused,
-    tokens,
+    opened_file,
+    token_count,
+    unreadable_row,
 )
 from schedtrace.workloads.sharegpt import read_sharegpt
 from schedtrace.workloads.timed_traces import TimeUnit, units_of
@@ -99,7 +99,7 @@ def format_of(
     try:
         keys = _first_keys(path, line)
     except BrokenValueError as error:
-        raise refused(path, number if error.line == 1 else error.line, error.why) from error
+        raise unreadable_row(path, number if error.line == 1 else error.line, error.why) from error
     if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
         units = units_of(path, time_unit, prefix_block)
         notes = [units.note] if units.note else []
@@ -145,7 +145,7 @@ def _first_keys(path: Path, line: bytes) -> set[str]:
 
 def _csv_format(path: Path, line: bytes) -> WorkloadFormat:
     try:
-        columns = set(cells(line))
+        columns = set(csv_cells(line))
     except ValueError as error:
         raise _unknown(path) from error
     if columns.issuperset(AZURE_COLUMNS):
@@ -157,7 +157,7 @@ def _csv_format(path: Path, line: bytes) -> WorkloadFormat:
 
 def _first_line(path: Path) -> tuple[int, bytes]:
     """Return the first line that is not blank, with its number."""
-    with opened(path) as file:
+    with opened_file(path) as file:
         number = 1
         while line := file.readline(LONGEST_LINE):
             if stripped := line.removeprefix(BYTE_ORDER_MARK).strip():
@@ -187,11 +187,11 @@ def _read_csv(
         try:
             us = at_us(at)
         except ValueError as error:
-            raise refused(path, number, f"{time} {at!r} is not {error}") from error
+            raise unreadable_row(path, number, f"{time} {at!r} is not {error}") from error
         yield Row(
             line=number,
-            prompt_tokens=tokens(path, number, prompt, prompt_tokens),
-            output_tokens=tokens(path, number, output, output_tokens),
+            prompt_tokens=token_count(path, number, prompt, prompt_tokens),
+            output_tokens=token_count(path, number, output, output_tokens),
             at_us=us,
         )
 
@@ -262,16 +262,16 @@ def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
         lengths: list[int | None] = []
         for name in _LENGTHS:
             value = getattr(row, name)
-            lengths.append(None if value is None else tokens(path, number, name, value))
+            lengths.append(None if value is None else token_count(path, number, name, value))
             if lengths[-1] == 0:
-                raise refused(path, number, f"{name} 0: a length is 1 or more")
+                raise unreadable_row(path, number, f"{name} 0: a length is 1 or more")
         prompt, output, same_output = lengths
         if (row.prompt is None) == (prompt is None):
             what = "give either prompt (a text) or input_len (a number of random tokens)"
-            raise refused(path, number, what)
+            raise unreadable_row(path, number, what)
         if output is not None and same_output not in {None, output}:
             what = f"output_len {output} and output_tokens {same_output} contradict each other"
-            raise refused(path, number, what)
+            raise unreadable_row(path, number, what)
         counts[IGNORED_TIME] += row.timestamp is not msgspec.UNSET
         yield number, OwnRow(row.prompt, prompt, output or same_output, row.priority, row.data_parallel_rank)
 
@@ -288,7 +288,7 @@ def _read_own(
     for number, row in own_rows(path, counts):
         output = row.output_len or output_len
         if output is None:
-            raise refused(path, number, "no output_len or output_tokens: add it, or give --output-len")
+            raise unreadable_row(path, number, "no output_len or output_tokens: add it, or give --output-len")
         counts[ESTIMATED] += row.text is not None and count_tokens is None
         prompt = row.input_len or measure(row.text or "")
         yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)

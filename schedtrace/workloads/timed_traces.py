@@ -19,7 +19,7 @@ import msgspec
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.rows import Row, json_rows, refused, tokens
+from schedtrace.workloads.rows import Row, json_rows, token_count, unreadable_row
 from schedtrace.workloads.workload import Source
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
@@ -66,15 +66,15 @@ class Units:
         """
         for number, row in json_rows(path, TimedRow):
             if not math.isfinite(row.timestamp):
-                raise refused(path, number, "timestamp is too large")
-            prompt = tokens(path, number, "input_length", row.input_length)
+                raise unreadable_row(path, number, "timestamp is too large")
+            prompt = token_count(path, number, "input_length", row.input_length)
             blocks = -(-prompt // self.block)
             counts[NO_IDS] += not row.hash_ids
             counts[SPARE_IDS] += len(row.hash_ids) > blocks
             yield Row(
                 line=number,
                 prompt_tokens=prompt,
-                output_tokens=tokens(path, number, "output_length", row.output_length),
+                output_tokens=token_count(path, number, "output_length", row.output_length),
                 at_us=row.timestamp * UNITS_US[self.unit],
                 prefix=tuple(row.hash_ids[:blocks]),
             )

@@ -11,7 +11,7 @@ from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.workloads.formats import IGNORED_TIME, WorkloadFormat, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
-from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, refused
+from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, unreadable_row
 from schedtrace.workloads.sharegpt import NO_ANSWER
 from schedtrace.workloads.timed_traces import NO_IDS, SPARE_IDS, TimeUnit
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
@@ -233,7 +233,7 @@ class _File:
                 f"earlier than the row before it, and more than {MOST_SORTED:,} requests are not sorted: "
                 "sort the file by time"
             )
-            raise refused(self.path, line, what)
+            raise unreadable_row(self.path, line, what)
         return iter(sorted(rows, key=lambda row: row.at_us or 0.0))
 
 

@@ -18,7 +18,7 @@ from schedtrace.model.message import (
     Share,
     Steps,
 )
-from schedtrace.model.say import Part, Place, names, parsed, say
+from schedtrace.model.say import Part, Place, argument_names, parsed, say
 
 
 class Waited(msgspec.Struct):
@@ -111,7 +111,7 @@ def test_a_template_is_taken_apart():
     pieces = parsed("{a:n step}[ of {b}[{c:?}d]]")
     inner = Part((Place("c", "?"), "d"))
     assert pieces == (Place("a", "n step"), Part((" of ", Place("b", ""), inner)))
-    assert names(pieces) == ["a", "b", "c"]
+    assert argument_names(pieces) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("template", ["{a", "a}", "[a", "a]", "[[a]", "[[]", "]a[", "{a b}", "{}", "{a:}"])

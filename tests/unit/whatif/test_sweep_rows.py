@@ -5,8 +5,8 @@ import pytest
 from schedtrace.errors import UsageError
 from schedtrace.model.sweep_result import Bound, ReplayOutcome
 from schedtrace.whatif.sweep_rows import (
+    bound_values,
     good_requests,
-    measured,
     meets,
     objectives,
     pareto_front,
@@ -112,7 +112,7 @@ def test_percentiles_are_interpolated_and_unknown_without_values():
 
 def test_what_a_bound_is_about():
     of = outcome([100, 200, 300], [None, 10, 20], [1, 2, 4])
-    assert measured(of, parse_slo("ttft_p50=1s,tpot_p50=1s,e2e_p100=1s")) == [200, 15, 4]
+    assert bound_values(of, parse_slo("ttft_p50=1s,tpot_p50=1s,e2e_p100=1s")) == [200, 15, 4]
 
 
 THREE = outcome([100, 200, 300], [None, 10, 20], [1, 2, 4])
