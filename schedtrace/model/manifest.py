@@ -150,7 +150,7 @@ class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field
     (vLLM 0.12 and newer). vLLM adapts it to the model and to other arguments."""
 
 
-class RefusedRequest(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type", kw_only=True):
+class RequestRefusal(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type", kw_only=True):
     """The front end turned a request away, which no engine ever saw."""
 
     at_unix_us: int
@@ -158,4 +158,4 @@ class RefusedRequest(msgspec.Struct, omit_defaults=True, tag="refused", tag_fiel
     """The limit: ``max_num_queued_reqs`` or ``max_num_queued_tokens``."""
 
 
-FrontEndLine = Configured | RefusedRequest
+FrontEndLine = Configured | RequestRefusal

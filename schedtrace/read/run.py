@@ -15,7 +15,7 @@ from schedtrace.model.manifest import (
     Configured,
     FrontEndLine,
     Manifest,
-    RefusedRequest,
+    RequestRefusal,
     read_manifest,
 )
 from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, trace_of, traces_in
@@ -60,7 +60,7 @@ class FrontEndRecord:
 
     configured: Configured | None = None
     """The configuration that the engines run with; None: not recorded."""
-    refused: list[RefusedRequest] = field(default_factory=list)
+    refused: list[RequestRefusal] = field(default_factory=list)
     """In order of time."""
     arrived: int = 0
     """Requests that reached an engine, warm-up included; counted only where some were refused."""
@@ -87,11 +87,11 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord |
     before = [line for line in configured if line.at_unix_us <= engines_began_unix_us]
     return FrontEndRecord(
         configured=before[-1] if before else None,
-        refused=[line for line in lines if isinstance(line, RefusedRequest)],
+        refused=[line for line in lines if isinstance(line, RequestRefusal)],
     )
 
 
-def _front_end_lines(file: Path) -> list[Configured | RefusedRequest]:
+def _front_end_lines(file: Path) -> list[Configured | RequestRefusal]:
     """Return the whole lines of one file; none of one that cannot be read."""
     decoded = []
     with suppress(InputError):

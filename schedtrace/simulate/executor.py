@@ -131,7 +131,7 @@ DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
 """What a data-parallel rank computes that has nothing to do: one token."""
 
 
-class Clock(Protocol):
+class EngineClock(Protocol):
     """What an executor reads and waits by."""
 
     @property
@@ -193,7 +193,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
     uses_ray = False
 
     def __init__(
-        self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner
+        self, vllm_config: Any, *, clock: EngineClock, times: StepTimes, model_runner: ModelRunner
     ) -> None:
         self._clock, self._times, self._model_runner = clock, times, model_runner
         self._pipeline = Pipeline(vllm_config.parallel_config.pipeline_parallel_size)
@@ -259,7 +259,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 class _At(Future[Any]):
     """An output that is there at a moment of a clock."""
 
-    def __init__(self, clock: Clock, ready_us: float, output: Any) -> None:
+    def __init__(self, clock: EngineClock, ready_us: float, output: Any) -> None:
         super().__init__()
         self._clock, self._ready_us, self._output = clock, ready_us, output
 

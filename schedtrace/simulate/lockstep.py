@@ -18,7 +18,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from schedtrace.errors import UsageError
 from schedtrace.record.clocks import clock_id
 from schedtrace.simulate.clock import NEVER
-from schedtrace.simulate.executor import DUMMY, Clock, Pipeline, Ran, SimulatedExecutor
+from schedtrace.simulate.executor import DUMMY, EngineClock, Pipeline, Ran, SimulatedExecutor
 from schedtrace.step_times.batch import Batch
 
 
@@ -194,7 +194,7 @@ class CommonPasses:
         UsageError: the ranks are not on one machine.
     """
 
-    def __init__(self, parallel: Any, clock: Clock, stages: int) -> None:
+    def __init__(self, parallel: Any, clock: EngineClock, stages: int) -> None:
         self._clock = clock
         self._pipeline = Pipeline(stages)
         self._group = _group(parallel)

@@ -24,7 +24,7 @@ from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
 
 
-class Stopped(SystemExit):  # vLLM's loop lets it through
+class TurnsStopped(SystemExit):  # vLLM's loop lets it through
     """Raised where the function has stopped, to end it."""
 
 
@@ -68,12 +68,12 @@ class Turns:
         """Give the turn back, and return when it comes again; called by the function.
 
         Raises:
-            Stopped: it will not come.
+            TurnsStopped: it will not come.
         """
         self._back.release()
         self._go.acquire()
         if self._stopping:
-            raise Stopped
+            raise TurnsStopped
 
     def stop(self) -> None:
         """End it where it has paused."""
@@ -86,7 +86,7 @@ class Turns:
     def _run(self) -> None:
         try:
             self._function()
-        except Stopped:
+        except TurnsStopped:
             pass
         except BaseException as error:  # noqa: BLE001  # raised again by resume
             self._error = error

@@ -19,7 +19,7 @@ from schedtrace.errors import UsageError
 from schedtrace.record.header import engine_rank
 from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu, releases
 from schedtrace.simulate.clock import MachineClock
-from schedtrace.simulate.executor import DUMMY, Clock, ModelRunner, Ran, SimulatedExecutor
+from schedtrace.simulate.executor import DUMMY, EngineClock, ModelRunner, Ran, SimulatedExecutor
 from schedtrace.simulate.lockstep import CommonPasses
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.gpus import MOST_BLOCKS
@@ -232,7 +232,7 @@ class ServedExecutor(SimulatedExecutor):
 class _InCommon(Future[Any]):
     """An output that is there when all ranks are through with a pass."""
 
-    def __init__(self, clock: Clock, ran: "Future[Ran]", output: Any) -> None:
+    def __init__(self, clock: EngineClock, ran: "Future[Ran]", output: Any) -> None:
         super().__init__()
         self._clock, self._ran, self._output = clock, ran, output
 

@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.diagnose.rules.refused_at_door import RULE
 from schedtrace.model.causes import Cause
-from schedtrace.model.manifest import RefusedRequest
+from schedtrace.model.manifest import RequestRefusal
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEndRecord
 from tests.makers import SEATS, arrival, header, step
@@ -18,7 +18,7 @@ def refusing(view_of):
 
     def found(refused, *lines, arrived=10, rank=0, **config):
         view = view_of(*lines, scheduler_config=config, engine_rank=rank)
-        lines = [RefusedRequest(at_unix_us=ANCHOR + us, reason=reason) for us, reason in refused]
+        lines = [RequestRefusal(at_unix_us=ANCHOR + us, reason=reason) for us, reason in refused]
         view.front_end = FrontEndRecord(refused=lines, arrived=arrived)
         return RULE(view)
 
