@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.manifest import Manifest, TrialResult, Workload, write_manifest
+from schedtrace.model.manifest import Manifest, RunWorkload, TrialResult, write_manifest
 from schedtrace.model.trace import AnyLine, Arrival, End, Exit, Finish, Header, ScheduledRequest, Step
 
 BUDGET = 1000
@@ -125,9 +125,9 @@ def manifest(**fields: Any) -> Manifest:
     return Manifest(**{**given, **fields})
 
 
-def workload(**fields: Any) -> Workload:
+def workload(**fields: Any) -> RunWorkload:
     given = {"dataset": "random", "num_prompts": 4, "input_tokens": 400, "output_tokens": 40}
-    return Workload(**{**given, "input_len": 100, "output_len": 10, **fields})
+    return RunWorkload(**{**given, "input_len": 100, "output_len": 10, **fields})
 
 
 def result(trial: int, elapsed_s: float, **fields: Any) -> TrialResult:

@@ -16,7 +16,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.present.phrases import plain
-from schedtrace.read.chain import expanded
+from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import read_run
 
 Line = dict[str, Any]
@@ -85,7 +85,7 @@ FACTS: dict[str, Weaken] = {
 
 def lines_of(trace: Path) -> list[bytes]:
     """A trace with every step in full."""
-    return list(expanded(trace))
+    return list(expanded_lines(trace))
 
 
 def weakened(lines: Iterable[bytes], names: Iterable[str]) -> bytes:

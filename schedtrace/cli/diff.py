@@ -79,7 +79,7 @@ def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
 
 def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
     """Raise UsageError for options that typer took for the runs to compare, or that no command has."""
-    from schedtrace.engine.vllm_options import meant
+    from schedtrace.engine.vllm_options import suggestion
 
     if run:
         before = next((str(place) for place in places if str(place).startswith("-")), None)
@@ -89,7 +89,7 @@ def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) ->
         return
     for argument in map(str, [*places, *context.args]):
         if argument.startswith("-"):
-            hint = meant(argument, option_names(context)) or "; engine options go with --run only"
+            hint = suggestion(argument, option_names(context)) or "; engine options go with --run only"
             msg = f"unknown option {argument}{hint}"
             raise UsageError(msg)
 

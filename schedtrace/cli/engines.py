@@ -17,17 +17,22 @@ def engines(
     ] = "all",
 ) -> None:
     """List vLLM's engines on this machine and what records them."""
-    from schedtrace.engine.running_engines import listening, meant
-    from schedtrace.engine.unprepared import engines_of_others, of_another, unprepared_engines, without_socket
+    from schedtrace.engine.running_engines import find_engines, listening
+    from schedtrace.engine.unprepared import (
+        engines_of_others,
+        foreign_engine_message,
+        unprepared_engines,
+        without_socket,
+    )
 
-    running, silent, notes = listening() if server == "all" else meant(server)
+    running, silent, notes = listening() if server == "all" else find_engines(server)
     unprepared = []
     if server == "all":
         here = {engine.here for engine in running}
         unprepared = [
             f"pid {pid}: {without_socket(pid)}" for pid in unprepared_engines(None) if pid not in here
         ]
-        unprepared += [of_another(pid, user) for pid, user in engines_of_others(None).items()]
+        unprepared += [foreign_engine_message(pid, user) for pid, user in engines_of_others(None).items()]
     lines = [line for engine in running for line in _lines(engine.name, engine.status)]
     lines += [*silent.values(), *unprepared]
     for line in [*(lines or ["no engine of vLLM runs here"]), *notes]:

@@ -194,7 +194,7 @@ def make_plan(
     import msgspec
 
     from schedtrace.engine import simulated
-    from schedtrace.engine.plan import Plan, check, check_arguments, folder_of
+    from schedtrace.engine.plan import Plan, check_arguments, check_run, folder_of
     from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
     from schedtrace.present.phrases import plain
 
@@ -213,7 +213,7 @@ def make_plan(
         raise UsageError(msg) from error
     trace_bounds(spec.trace)
     check_arguments(engine_args, own=[*OWN_OPTIONS, *also])
-    notes = [plain(note) for note in check(spec)]
+    notes = [plain(note) for note in check_run(spec)]
     label = str(options["label"] or "") or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Plan(spec, folder_of(Path(str(options["output"])), label), label, command, engine_args, notes)
 
@@ -241,7 +241,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
         raise InterruptedRunError(msg) from None
     except UsageError:
         for plan in plans:  # vLLM's options are known now: print_line where the wrong one stands
-            check_arguments(plan.given)
+            check_arguments(plan.parts)
         raise
 
 

@@ -131,7 +131,7 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
 
 def _workload(context: typer.Context, load: "Workload", notes: list[str]) -> Any:
     """Return the load as ``run.json`` has it."""
-    from schedtrace.model.manifest import Workload as Work
+    from schedtrace.model.manifest import RunWorkload as Work
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN
 
     parameters, is_random = context.params, load.source == "random"

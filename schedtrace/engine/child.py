@@ -53,7 +53,7 @@ def stop_watching() -> None:
 
 
 def _how(resources: Any) -> str:
-    """What is known of the dead processes."""
+    """Return what is known of the dead processes."""
     processes = getattr(resources.engine_manager, "processes", ())
     codes = [process.exitcode for process in processes if process.exitcode not in {None, 0}]
     if any(code == -signal.SIGKILL for code in codes):
@@ -90,11 +90,11 @@ def main(pipe: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # vLLM's coordinator of data-parallel ranks sets no handler of its own, and would end in a traceback.
     os.register_at_fork(after_in_child=_end_as_asked)
-    session: Session | None = None
+    session: EngineSession | None = None
     try:
         for command in _commands():
             if isinstance(command, run_spec.Start):
-                session = Session(command.spec, send)
+                session = EngineSession(command.spec, send)
             elif isinstance(command, run_spec.RunTrial) and session is not None:
                 send(run_spec.TrialDone(session.run_trial(command.trial)))
             else:
@@ -117,7 +117,7 @@ def main(pipe: int) -> None:
 
 
 def _end_as_asked() -> None:
-    """A forked process ends on SIGTERM, unless it decides otherwise."""
+    """Let a forked process end on SIGTERM, unless it decides otherwise."""
     with contextlib.suppress(ValueError):  # forked by another thread: that one gets no signals
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -128,7 +128,7 @@ def _commands() -> Iterator[run_spec.Command]:
         yield decode(line)
 
 
-class Session:
+class EngineSession:
     """An engine and its workload."""
 
     def __init__(self, run: run_spec.RunSpec, send: Any) -> None:
@@ -145,9 +145,9 @@ class Session:
 
             os.environ.pop(CPU_CACHE_SPACE, None)
             on_cpu = is_cpu()
-        engine_args, given = vllm_config.parse_engine_args(run.engine_args)
+        engine_args, arguments = vllm_config.parse_engine_args(run.engine_args)
         real = run.executor is None
-        chosen = vllm_config.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)
+        chosen = vllm_config.choose_what_is_missing(engine_args, arguments, cpu=on_cpu and real)
         send(run_spec.Phase("resolving the configuration"))
         at_once = run.request_rate is None and all(prompt.at_s is None for prompt in prompts)
         offline = at_once and engine_args.data_parallel_size == 1
@@ -162,12 +162,12 @@ class Session:
             engine_args.distributed_executor_backend = by_name_or_class(simulated.EXECUTOR)
             with simulated.defaults_of_the_gpu(run):
                 config = engine_args.create_engine_config(context)
-            chosen |= simulated.taken(config, given)
+            chosen |= simulated.taken(config, arguments)
         if on_cpu and real:
-            chosen |= vllm_config.keep_async_scheduling(config, given)
+            chosen |= vllm_config.keep_async_scheduling(config, arguments)
             longest = config.model_config.max_model_len
             tokens = sum((p.input_len or longest) + (p.output_len or 0) for p in prompts)
-            if (size := vllm_config.size_kv_cache(config, given, tokens=tokens)) is not None:
+            if (size := vllm_config.size_kv_cache(config, arguments, tokens=tokens)) is not None:
                 chosen["kv_cache_memory_bytes"] = size
         if on_cpu:
             vllm_config.fork_workers()
@@ -180,7 +180,7 @@ class Session:
         self._requests = make_requests(
             prompts, seed=run.seed, vocab_size=config.model_config.get_vocab_size(), tokenizer=tokenizer
         )
-        send(self._ready(config, given, chosen, offline=offline))
+        send(self._ready(config, arguments, chosen, offline=offline))
 
     def run_trial(self, trial: int) -> Any:
         """Run one trial; trial 0 is the warm-up and takes only its share of the requests."""
@@ -193,7 +193,7 @@ class Session:
         return result
 
     def _reset_prefix_cache(self) -> bool:
-        """The last requests' blocks may still be held for a moment: try a few times."""
+        """Reset the prefix cache in a few tries: the last requests' blocks may still be held for a moment."""
         for _ in range(RESET_TRIES):
             if self.front_end.reset_prefix_cache():
                 return True
@@ -201,7 +201,7 @@ class Session:
         return False
 
     def _throttled(self, total: int) -> Any:
-        """Progress at most ten times a second: it must not slow the front end down."""
+        """Make a callback that reports progress at most ten times a second, to keep the front end fast."""
         last = 0.0
 
         def progress(finished: int) -> None:
@@ -213,29 +213,29 @@ class Session:
 
         return progress
 
-    def _ready(self, config: Any, given: Any, chosen: Any, *, offline: bool) -> run_spec.Ready:
+    def _ready(self, config: Any, arguments: Any, chosen: Any, *, offline: bool) -> run_spec.Ready:
         from schedtrace.record.header import device_name
         from schedtrace.record.vllms_own import package_version, vllm_version
 
-        known = [request.input_tokens for request in self._requests]
+        prompt_tokens = [request.input_tokens for request in self._requests]
         return run_spec.Ready(
             vllm_version=vllm_version(),
             torch_version=package_version("torch"),
             device=device_name(config),
             front_end=OFFLINE if offline else ONLINE,
-            engine_args_given=hide_secrets(given),
+            engine_args_given=hide_secrets(arguments),
             engine_args_chosen=chosen,
             config_resolved=vllm_config.resolved(config),
             environment=vllm_environment(),
             num_prompts=len(self._requests),
-            input_tokens=None if None in known else sum(n for n in known if n is not None),
+            input_tokens=None if None in prompt_tokens else sum(n for n in prompt_tokens if n is not None),
             output_tokens=sum(request.output_len for request in self._requests),
             own_times=any(request.at_s is not None for request in self._requests),
         )
 
 
 def _usage_context(*, offline: bool) -> Any:
-    """vLLM's defaults for the token budget depend on who asks: ask as ``LLM`` or as the server does."""
+    """Return the context of ``LLM`` or of the server: vLLM's default token budgets differ between them."""
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
@@ -250,7 +250,7 @@ def _front_end(config: Any, run: run_spec.RunSpec, *, offline: bool) -> Any:
 
 
 def _in_one_line(error: Exception) -> str:
-    """The part of an exception's text that says what is wrong."""
+    """Return the part of an exception's text that says what is wrong."""
     text = f"{type(error).__name__}: {reason_of(error)[:600]}"
     if "infer device type" in text:
         return (

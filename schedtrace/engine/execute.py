@@ -10,7 +10,7 @@ from schedtrace.engine.prompts import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.engine.recording_check import begun_traces, require_recording, require_whole
 from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
-from schedtrace.model.manifest import Status, TrialResult, Workload
+from schedtrace.model.manifest import RunWorkload, Status, TrialResult
 from schedtrace.model.trace_names import traces_in
 
 
@@ -18,13 +18,13 @@ class Observer(Protocol):
     """Is told what happens, to show it."""
 
     def phase(self, plan: Plan, name: str) -> None:
-        """Start-up and shutdown have come this far."""
+        """Note a phase of start-up or shutdown."""
 
     def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
         """Report the number of finished requests of a trial (0: the warm-up)."""
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
-        """A trial is over."""
+        """Note that a trial is over."""
 
 
 def execute(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
@@ -80,7 +80,7 @@ def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
 
 
 def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
-    """Folders that hold nothing of use, so that their names may be used again."""
+    """Remove folders that hold nothing of use, so that their names may be used again."""
     for plan in plans:
         if isinstance(error, UsageError) and not traces_in(plan.folder):
             shutil.rmtree(plan.folder, ignore_errors=True)
@@ -102,15 +102,19 @@ def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
 
 
 def _require_recording(plan: Plan, engine: EngineProcess) -> None:
-    """The scheduler is built now; without a trace file there is nothing to run for."""
+    """Raise RecordingError if there is no trace file though the scheduler is built."""
     plan.traces = begun_traces(plan.folder)
     if plan.traces:
         return
     if not plan.folder.exists():
         msg = f"{plan.folder} was removed while the engine was starting: run it again"
         raise RecordingError(msg)
-    said = [line for line in log_lines(engine.log_path) if "schedtrace: not recording" in line]
-    why = said[-1].partition("schedtrace: ")[2] if said else "if VLLM_PLUGINS is set, it must name schedtrace"
+    refusals = [line for line in log_lines(engine.log_path) if "schedtrace: not recording" in line]
+    why = (
+        refusals[-1].partition("schedtrace: ")[2]
+        if refusals
+        else "if VLLM_PLUGINS is set, it must name schedtrace"
+    )
     msg = f"vLLM is up, but its scheduler is not recorded: {why}; see {engine.log_path}"
     raise RecordingError(msg)
 
@@ -120,7 +124,7 @@ def _note(plan: Plan, ready: run_spec.Ready) -> None:
     manifest, run = plan.manifest, plan.spec
     for name in set(manifest.__struct_fields__).intersection(ready.__struct_fields__):
         setattr(manifest, name, getattr(ready, name))
-    manifest.workload = Workload(
+    manifest.workload = RunWorkload(
         dataset=run.dataset,
         num_prompts=ready.num_prompts,
         input_tokens=ready.input_tokens,

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from schedtrace.engine.prompts import Request
+from schedtrace.engine.prompts import PromptRequest
 from schedtrace.model.manifest import TrialResult
 from schedtrace.workloads.random_load import arrivals_s
 
@@ -23,16 +23,16 @@ class FrontEnd(ABC):
     """vLLM's front end."""
 
     def client(self) -> Any:
-        """vLLM's client of the engine core."""
+        """Return vLLM's client of the engine core."""
         return self._engine.engine_core
 
     def tokenizer(self) -> Any:
-        """vLLM's tokenizer; None if it runs without one."""
+        """Return vLLM's tokenizer; None if it runs without one."""
         to_0_11 = not hasattr(self._engine, "input_processor")
         return (self._engine.processor if to_0_11 else self._engine.input_processor).tokenizer
 
     @abstractmethod
-    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+    def run_trial(self, trial: int, requests: list[PromptRequest], progress: Progress) -> TrialResult:
         """Hand all requests over and wait until they are finished."""
 
     @abstractmethod
@@ -44,8 +44,8 @@ class FrontEnd(ABC):
         """Stop the engine and its processes."""
 
 
-def _sampling(request: Request, *, detokenize: bool) -> Any:
-    """The sampling parameters of vLLM's throughput benchmark."""
+def _sampling(request: PromptRequest, *, detokenize: bool) -> Any:
+    """Return the sampling parameters of vLLM's throughput benchmark."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -111,7 +111,7 @@ class OfflineFrontEnd(FrontEnd):
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
         )
 
-    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+    def run_trial(self, trial: int, requests: list[PromptRequest], progress: Progress) -> TrialResult:
         engine, tally = self._engine, _Tally(progress)
         detokenize = self.tokenizer() is not None
         parameters = [_sampling(request, detokenize=detokenize) for request in requests]
@@ -162,14 +162,14 @@ class OnlineFrontEnd(FrontEnd):
             config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=True
         )
 
-    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+    def run_trial(self, trial: int, requests: list[PromptRequest], progress: Progress) -> TrialResult:
         return self._loop.run_until_complete(self._run(trial, requests, progress))
 
-    async def _run(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+    async def _run(self, trial: int, requests: list[PromptRequest], progress: Progress) -> TrialResult:
         tally = _Tally(progress)
         detokenize = self.tokenizer() is not None
 
-        async def one(at: int, request: Request) -> None:
+        async def one(at: int, request: PromptRequest) -> None:
             sampling = _sampling(request, detokenize=detokenize)
             async for output in self._engine.generate(
                 request.prompt,
@@ -189,8 +189,8 @@ class OnlineFrontEnd(FrontEnd):
         await asyncio.gather(*tasks)
         return tally.result(trial, time.perf_counter() - start)
 
-    def _due(self, requests: list[Request]) -> list[float]:
-        """Seconds after the start at which each request is handed over; the first at 0."""
+    def _due(self, requests: list[PromptRequest]) -> list[float]:
+        """Return the seconds after the start at which each request is handed over; the first at 0."""
         drawn = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
         return [
             at_s if request.at_s is None else request.at_s

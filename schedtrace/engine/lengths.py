@@ -69,7 +69,7 @@ def check_kv_blocks(arguments: list[str], config: dict[str, Any], *, longest: in
 
 
 def _least_bytes_per_token(arguments: list[str], config: dict[str, Any]) -> int | None:
-    """KV cache bytes of one token, at least; None where they are not counted so."""
+    """Return the least KV cache bytes of one token; None where they are not counted so."""
     kv_dtype = option_of(arguments, "--kv-cache-dtype") or "auto"
     itemsize = 1 if kv_dtype.startswith("fp8") else 2 if kv_dtype in {"auto", "bfloat16", "float16"} else None
     sizes: list[Any] = [
@@ -87,7 +87,7 @@ def _are_counts(*values: Any) -> bool:
 
 
 def _is_plain(arguments: list[str], config: dict[str, Any]) -> bool:
-    """Whether one device keeps every token of a request in every layer."""
+    """Return whether one device keeps every token of a request in every layer."""
     windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
     plain = config.get("model_type") in _PLAIN_ATTENTION and not windowed and "layer_types" not in config
     return plain and not any_given(arguments, _SPREADING)
@@ -129,23 +129,23 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
     arguments = run.engine_args
     config = model_config(arguments)
     own = own_limit(arguments, config)
-    given = number_of(arguments, _GIVEN)
+    max_model_len = number_of(arguments, _GIVEN)
     longest = max(prompts, key=_tokens)
-    if given is None or given == _FIT_TO_MEMORY:
+    if max_model_len is None or max_model_len == _FIT_TO_MEMORY:
         limit = own
     else:
-        limit = Limit(given, _GIVEN)
+        limit = Limit(max_model_len, _GIVEN)
         _check_given(limit, own)
     if limit is not None:
         _check_longest(run, longest, limit)
-        if given != _FIT_TO_MEMORY:
+        if max_model_len != _FIT_TO_MEMORY:
             _check_budget(arguments, limit)
             check_kv_memory(arguments, config, longest=limit.tokens, source=limit.source)
     check_kv_blocks(arguments, config, longest=_tokens(longest))
 
 
 def _tokens(prompt: Prompt) -> int:
-    """At least: a text has a token, and only the tokenizer knows the length of a completion."""
+    """Return the least tokens: a text has one, and only the tokenizer knows the length of a completion."""
     return (prompt.input_len or 1) + (prompt.output_len or 1)
 
 
@@ -162,7 +162,7 @@ def _check_given(limit: Limit, own: Limit | None) -> None:
 
 
 def _check_longest(run: RunSpec, longest: Prompt, limit: Limit) -> None:
-    """A longer prompt is an error of vLLM's, a longer output is cut without a word."""
+    """Refuse a request beyond the limit: vLLM fails on a longer prompt, and cuts a longer output silently."""
     if _tokens(longest) <= limit.tokens:
         return
     of_data, lower = f"{run.dataset}: ", "the lengths in it, or --output-len"
@@ -191,22 +191,26 @@ def _check_budget(arguments: list[str], limit: Limit) -> None:
 
 
 def own_limit(arguments: list[str], config: dict[str, Any]) -> Limit | None:
-    """The model's own length; None where ``config.json`` alone does not tell it."""
+    """Return the model's own length; None where ``config.json`` alone does not tell it."""
     nested = any(
         isinstance(value, dict) and name.endswith("config") and name != "quantization_config"
         for name, value in config.items()
     )
-    known = {key: config[key] for key in _KEYS if config.get(key) is not None}
+    positions = {key: config[key] for key in _KEYS if config.get(key) is not None}
     if (
-        not known
+        not positions
         or nested
-        or not all(type(value) is int and value > 0 for value in known.values())
+        or not all(type(value) is int and value > 0 for value in positions.values())
         or _rope_kind(config) not in _UNSCALED_ROPE
         or any_given(arguments, _CHANGES_THE_MODEL)
     ):
         return None
-    key = "model_max_length" if "model_max_length" in known else min(known, key=lambda name: known[name])
-    return Limit(known[key], f"{key} in {Path(str(model_of(arguments))) / 'config.json'}")
+    key = (
+        "model_max_length"
+        if "model_max_length" in positions
+        else min(positions, key=lambda name: positions[name])
+    )
+    return Limit(positions[key], f"{key} in {Path(str(model_of(arguments))) / 'config.json'}")
 
 
 def _rope_kind(config: dict[str, Any]) -> object:
@@ -217,7 +221,7 @@ def _rope_kind(config: dict[str, Any]) -> object:
 
 
 def model_config(arguments: list[str]) -> dict[str, Any]:
-    """The model's ``config.json``; empty if it is not local or cannot be read, which vLLM will tell."""
+    """Return the model's ``config.json``; empty if it is not local or cannot be read."""
     try:
         content = json.loads((Path(str(model_of(arguments))) / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -47,7 +47,7 @@ class Plan:
     folder: Path
     label: str
     command: list[str]
-    given: list[Given] = field(default_factory=list)
+    parts: list[Given] = field(default_factory=list)
     """vLLM's arguments by place, to tell where a wrong one stands."""
     notes: list[str] = field(default_factory=list)
     """On the workload."""
@@ -83,22 +83,22 @@ class Plan:
             raise RecordingError(msg) from error_of_disk
 
 
-def check_arguments(given: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
+def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
     """Refuse what vLLM will refuse, once its options are known (``read_options``).
 
     Args:
-        given: vLLM's arguments.
+        parts: vLLM's arguments.
         own: Our options, one of which may have been meant.
 
     Raises:
         UsageError: an argument is wrong.
     """
     options = read_options()
-    for part in given if options else ():
+    for part in parts if options else ():
         refuse(part.arguments, options or [], own=own, where=part.place)
 
 
-def check(run: RunSpec) -> list[Message]:
+def check_run(run: RunSpec) -> list[Message]:
     """Find out what is wrong with a spec before anything is started, and give the notes on its workload.
 
     Raises:
@@ -115,7 +115,7 @@ def check(run: RunSpec) -> list[Message]:
     if model.startswith(("/", ".", "~")) and not safe_files.expanded(model).exists():
         msg = f"--model {model}: no such folder"
         raise UsageError(msg)
-    simulated.check(run)
+    simulated.check_simulated(run)
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)
@@ -129,7 +129,7 @@ def check(run: RunSpec) -> list[Message]:
 
 
 def both_fit(plans: list[Plan]) -> bool:
-    """Whether the engines can be up together: on a CPU or simulated yes, on a GPU if the shares given add up.
+    """Return whether the engines fit together: on a CPU or simulated always, on a GPU if their shares do.
 
     Each vLLM engine takes ``--gpu-memory-utilization`` of the device; its default is nearly all of it.
     """
@@ -137,14 +137,14 @@ def both_fit(plans: list[Plan]) -> bool:
         return True
     shares = [option_of(plan.spec.engine_args, "--gpu-memory-utilization") for plan in plans]
     try:
-        known = [float(share) for share in shares if share is not None]
+        known_shares = [float(share) for share in shares if share is not None]
     except ValueError:
         return False  # vLLM will say what is wrong with it
-    return len(known) == len(plans) and round(sum(known), 6) <= MAX_MEMORY_SHARE
+    return len(known_shares) == len(plans) and round(sum(known_shares), 6) <= MAX_MEMORY_SHARE
 
 
 def folder_of(output: Path, name: str) -> Path:
-    """The run folder for a label.
+    """Return the run folder for a label.
 
     Raises:
         UsageError: nothing of the label can stand in a folder's name.

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _take_orphans() -> None:
-    """A fork does not inherit this."""
+    """Become the parent of orphans below; a fork does not inherit this."""
     with contextlib.suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -123,7 +123,7 @@ def _send(pid: int, number: int) -> None:
 
 
 def _hung_up(ends: Sequence[int], *, timeout_ms: int | None) -> bool:
-    """Whether the other end of one of these pipes is closed."""
+    """Return whether the other end of one of these pipes is closed."""
     poll = select.poll()
     for end in ends:
         poll.register(end, 0)

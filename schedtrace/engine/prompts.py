@@ -44,12 +44,12 @@ class PromptSet(NamedTuple):
 
 
 def load_prompts(spec: RunSpec) -> list[Prompt]:
-    """The prompts of ``read_prompts`` without its notes."""
+    """Return the prompts of ``read_prompts`` without its notes."""
     return read_prompts(spec).prompts
 
 
 def read_prompts(spec: RunSpec) -> PromptSet:
-    """The prompts of one trial, the same for every trial and for every run with the same ``spec``.
+    """Return the prompts of one trial, the same for every trial and for every run with the same ``spec``.
 
     Requests of a file with arrival times are sent at these, unless ``spec`` says otherwise.
 
@@ -66,7 +66,7 @@ def read_prompts(spec: RunSpec) -> PromptSet:
         raise InputError(msg)
     kind = format_of(path, time_unit=spec.time_unit, prefix_block=spec.prefix_block)
     if kind.timed:
-        return _of_timed_file(spec, path)
+        return _timed_requests(spec, path)
     _refuse_options_of_files(spec)
     counts: Counter[str] = Counter()
     if kind.source == "sharegpt":
@@ -106,8 +106,8 @@ def _refuse_options_of_files(spec: RunSpec) -> None:
             raise UsageError(msg)
 
 
-def _of_timed_file(spec: RunSpec, path: Path) -> PromptSet:
-    """The requests of a file that says when they arrive."""
+def _timed_requests(spec: RunSpec, path: Path) -> PromptSet:
+    """Return the requests of a file that says when they arrive."""
     own_times = spec.request_rate is None and not spec.at_once and not spec.prequeue
     if spec.speedup is not None and not own_times:
         msg = "--speedup shortens the gaps of the file: it cannot go with --request-rate or --prequeue"
@@ -170,7 +170,7 @@ def _random(spec: RunSpec) -> list[Prompt]:
     return [Prompt(input_len=prompt, output_len=output) for prompt, output in islice(lengths, count)]
 
 
-class Request(msgspec.Struct):
+class PromptRequest(msgspec.Struct):
     """A request as it is handed to vLLM's front end."""
 
     prompt: Any
@@ -182,8 +182,10 @@ class Request(msgspec.Struct):
     at_s: float | None = None
 
 
-def make_requests(prompts: list[Prompt], *, seed: int, vocab_size: int, tokenizer: Any) -> list[Request]:
-    """Random tokens for lengths; texts as they are.
+def make_requests(
+    prompts: list[Prompt], *, seed: int, vocab_size: int, tokenizer: Any
+) -> list[PromptRequest]:
+    """Make random tokens for lengths; keep texts as they are.
 
     Random prompts are token ids, each drawn for itself, so lengths are exact and no two prompts share a
     prefix. (vLLM's benchmark decodes and encodes its ids again, which may change a prompt's length.)
@@ -200,17 +202,17 @@ def make_requests(prompts: list[Prompt], *, seed: int, vocab_size: int, tokenize
     for prompt in prompts:
         if prompt.text is None:
             ids = draw.choice(ordinary, size=prompt.input_len).tolist()
-            given: Any = {"prompt_token_ids": ids}
+            content: Any = {"prompt_token_ids": ids}
             count = prompt.input_len
         else:
             if tokenizer is None:
                 msg = "this data set has texts, but the model folder has no tokenizer files"
                 raise UsageError(msg)
-            given, count = prompt.text, None
+            content, count = prompt.text, None
         output_len = prompt.output_len
         if output_len is None:
             output_len = max(1, len(tokenizer.encode(prompt.completion, add_special_tokens=False)))
         requests.append(
-            Request(given, count, output_len, prompt.priority, prompt.data_parallel_rank, prompt.at_s)
+            PromptRequest(content, count, output_len, prompt.priority, prompt.data_parallel_rank, prompt.at_s)
         )
     return requests

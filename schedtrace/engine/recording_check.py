@@ -28,12 +28,12 @@ _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def begun_traces(folder: Path) -> list[Path]:
-    """The traces that have begun: the engine writes the first line before it is ready."""
+    """Return the traces that have begun: the engine writes the first line before it is ready."""
     return [path for path in traces_in(folder) if any(file.stat().st_size for file in files_of(path))]
 
 
 def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None:
-    """Between trials: find out about a recording that has stopped, as far as that is known by then.
+    """Check between trials for a recording that has stopped, as far as that can be seen by then.
 
     Raises:
         RecordingError: what was recorded, what is missing and what to do.
@@ -45,7 +45,7 @@ def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None
 
 
 def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
-    """After the engine was shut down in order: every trace must be there to its end, and have every step.
+    """Check after an orderly shutdown that every trace is there to its end, and has every step.
 
     Raises:
         RecordingError: what was recorded, what is missing and what to do.
@@ -67,7 +67,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _require_begin(path: Path) -> None:
-    """Raises RecordingError for a plain trace that its recorder had to begin anew."""
+    """Raise RecordingError for a plain trace that its recorder had to begin anew."""
     if is_in_parts(path):
         return
     try:
@@ -81,7 +81,7 @@ def _require_begin(path: Path) -> None:
 
 
 def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
-    """Whether every trial was run, no step before the last one is missing, and all requests have ended."""
+    """Return whether every trial ran, no step before the last one is missing, and all requests have ended."""
     finished: Counter[int] = Counter()
     for trace in map(_trace, traces):
         if trace is None or trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
@@ -110,7 +110,7 @@ def _see(path: Path) -> str:
 
 
 def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
-    """What is recorded, and what is not."""
+    """Return what is recorded, and what is not."""
     asked = manifest.trials_asked or 1
     if step is None:
         return f"no step was recorded; missing: {_trials(1, asked)}"
@@ -126,7 +126,7 @@ def _trials(first: int, last: int) -> str:
 
 
 def _last_step(path: Path) -> tuple[int | None, int | None]:
-    """Number and trial of the last step that can be read."""
+    """Return number and trial of the last step that can be read."""
     trace = _trace(path)
     if trace is None or trace.steps.is_empty():
         return None, None
@@ -135,7 +135,7 @@ def _last_step(path: Path) -> tuple[int | None, int | None]:
 
 
 def _trace(path: Path) -> "Trace | None":
-    """The trace, as far as it can be read; None: not at all."""
+    """Return the trace, as far as it can be read; None: not at all."""
     from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 
@@ -146,7 +146,7 @@ def _trace(path: Path) -> "Trace | None":
 
 
 def _reason(path: Path, log: Path) -> str:
-    """Why, as the writer said in vLLM's log or in the trace, or as the disk looks."""
+    """Return why, from the writer's words in vLLM's log or in the trace, or from the disk."""
     why = _why(path, log)
     if why is None:
         notice = _last_line(path)
@@ -167,14 +167,14 @@ def _why(path: Path, log: Path) -> str | None:
 
 
 def _last_line(path: Path) -> dict[str, object]:
-    """The last line, if it is whole."""
-    from schedtrace.read.part_files import Frames  # as _trace: not before it is needed
+    """Return the last line, if it is whole."""
+    from schedtrace.read.part_files import ZstdFrames  # as _trace: not before it is needed
 
     try:
         latest = files_of(path)[-1]
         with latest.open("rb") as file:
             if is_in_parts(path):
-                *_, tail = Frames().blocks(iter(partial(file.read, _TAIL_BYTES), b""), 0)
+                *_, tail = ZstdFrames().blocks(iter(partial(file.read, _TAIL_BYTES), b""), 0)
             else:
                 file.seek(max(0, latest.stat().st_size - _TAIL_BYTES), os.SEEK_SET)
                 tail = file.read()

@@ -210,20 +210,20 @@ def _prepare(target: str | None) -> None:
 
 
 def chosen(target: str | None) -> list[RunningEngine]:
-    """The engines that a person means.
+    """Return the engines that a person means.
 
     Raises:
         EngineError: one of them does not answer.
-        UsageError: as ``meant``.
-        InputError: as ``meant``.
+        UsageError: as ``find_engines``.
+        InputError: as ``find_engines``.
     """
-    found = meant(target)
-    found.require_answers()
-    return found.engines
+    listening_engines = find_engines(target)
+    listening_engines.require_answers()
+    return listening_engines.engines
 
 
-def meant(target: str | None) -> Listening:
-    """The engines that a person means, and those of them that do not answer.
+def find_engines(target: str | None) -> Listening:
+    """Return the engines that a person means, and those of them that do not answer.
 
     Args:
         target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None:
@@ -233,24 +233,28 @@ def meant(target: str | None) -> Listening:
         UsageError: it is no process id, or nothing was said and there are several servers.
         InputError: there is no such engine.
     """
-    found = listening()
-    engines, silent, notes = found
-    pids = sorted([*(one.status.pid for one in engines), *silent])
+    all_engines = listening()
+    engines, silent, notes = all_engines
+    pids = sorted([*(engine.status.pid for engine in engines), *silent])
     if target == "all" or target is None:
         if not pids:
             raise InputError("; ".join([nobody_listens(None), *notes]))
-        if target is None and len({*(one.server for one in engines), *map(server_of, silent)}) > 1:
+        if target is None and len({*(engine.server for engine in engines), *map(server_of, silent)}) > 1:
             msg = f"several engines run here (pids {', '.join(map(str, pids))}): name one, or all"
             raise UsageError(msg)
-        return found
+        return all_engines
     pid = process_id(target)
     if pid is None:
         msg = f"{target}: expected a process id, or all"
         raise UsageError(msg)
-    here = {one.status.pid: one.here for one in engines}
-    below = {one for one in pids if pid == one or pid in (at := here.get(one, one), *above(at))}
+    here = {engine.status.pid: engine.here for engine in engines}
+    below = {
+        engine_pid
+        for engine_pid in pids
+        if pid == engine_pid or pid in (at := here.get(engine_pid, engine_pid), *above(at))
+    }
     if below:
-        return found.only(below)
+        return all_engines.only(below)
     if not Path(f"/proc/{pid}").exists():
         msg = f"{pid}: no such process"
         raise InputError(msg)
@@ -268,7 +272,7 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
         UsageError: as ``reached``.
     """
     _prepare(target)
-    return queues_of(meant(target))
+    return queues_of(find_engines(target))
 
 
 def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
@@ -288,7 +292,7 @@ def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
 
 
 def server_of(pid: int) -> int:
-    """The process that started an engine, and with it the other ranks of one server."""
+    """Return the process that started an engine, and with it the other ranks of one server."""
     return next(iter(above(pid)), pid)
 
 
@@ -311,7 +315,7 @@ def _is_worker(path: Path, here: int) -> bool:
 def _sockets() -> tuple[list[Path], list[str]]:
     """Return the sockets of this user, for root of all users, and what is wrong with their folders."""
     user = os.geteuid()
-    folders = [live.folder_of(user)] if user else sorted(live.FOLDER.glob("schedtrace-*"))
+    folders = [live.socket_folder(user)] if user else sorted(live.FOLDER.glob("schedtrace-*"))
     paths, wrong = [], []
     for folder in folders:
         owner = process_id(folder.name.rpartition("-")[2])

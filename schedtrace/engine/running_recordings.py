@@ -11,7 +11,7 @@ from schedtrace.engine.running_engines import (
     STATUS_S,
     NoAnswerError,
     RunningEngine,
-    meant,
+    find_engines,
     reached,
 )
 from schedtrace.errors import EngineError, RecordingError, UsageError, engine_error
@@ -36,7 +36,7 @@ class AttachedEngines:
         return list(dict.fromkeys(Path(attached.path).parent for _, attached in self.answers))
 
     def lines(self) -> Iterator[str]:
-        """What happened, for a person."""
+        """Yield what happened, for a person."""
         for engine, attached in self.answers:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"
             held = f"{attached.held_us / MILLISECOND_US:.1f} ms"
@@ -59,7 +59,7 @@ def attach_to(
     """Attach to the engines that a person means; to all of them or, where one refuses, to none.
 
     Args:
-        target: As ``running_engines.meant`` takes it.
+        target: As ``running_engines.find_engines`` takes it.
         parent: Of the run folders.
         for_s: They detach by themselves after so many seconds.
         hash_ids: Write request ids as hashes.
@@ -114,7 +114,7 @@ def _undone(
 
 
 def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tuple[RunningEngine, Path]]:
-    """Each engine with its run folder: one for the ranks of a server, each of which writes its own files."""
+    """Yield each engine with its run folder: a server's ranks share one and write files of their own."""
     folders: dict[tuple[int, int], Path] = {}
     seen: dict[tuple[int, int], int] = {}
     """Number of engines by server and rank so far: a process may have several ``LLM`` objects."""
@@ -134,10 +134,10 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
 
 
 def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]]:
-    """Have the engines that a person means write what they keep in memory.
+    """Make the chosen engines write what they keep in memory.
 
     Args:
-        target: As ``running_engines.meant`` takes it.
+        target: As ``running_engines.find_engines`` takes it.
         parent: Of the run folders.
 
     Returns:
@@ -147,7 +147,7 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
         InputError: there is no engine.
         UsageError: it is not clear which.
     """
-    targets = meant(target)
+    targets = find_engines(target)
     folders: dict[Path, None] = {}
     errors = list(targets.silent.values())
     for engine, folder in _with_folders(targets.engines, parent):
@@ -169,7 +169,7 @@ def detach_from(target: str | None) -> Iterator[str]:
         InputError: there is none.
         UsageError: it is not clear which.
     """
-    engines, silent, _ = meant(target)
+    engines, silent, _ = find_engines(target)
     attached = [engine for engine in engines if engine.status.attached]
     yield from _detached(attached or ([] if silent else engines), list(silent.values()))
 

@@ -27,7 +27,7 @@ _DEPENDENT = {
 
 
 def model_folder(model: str) -> str:
-    """``--model`` as vLLM can read it: a folder, made here for a shape of the table.
+    """Return ``--model`` as vLLM can read it: a folder, made here for a shape of the table.
 
     Raises:
         UsageError: neither a folder nor a known shape.
@@ -35,7 +35,7 @@ def model_folder(model: str) -> str:
     return model if Path(model).is_dir() else str(shape_folder(shape(model)))
 
 
-def check(run: RunSpec) -> None:
+def check_simulated(run: RunSpec) -> None:
     """Refuse what cannot be simulated.
 
     Raises:
@@ -43,8 +43,8 @@ def check(run: RunSpec) -> None:
         InputError: step times or a model's ``config.json`` that cannot be read.
     """
     if run.executor is None:
-        for option, given in (("gpu", run.gpu), ("step-times", run.step_times), ("noise", run.noise)):
-            if given:
+        for option, value in (("gpu", run.gpu), ("step-times", run.step_times), ("noise", run.noise)):
+            if value:
                 msg = f"--{option} describes a simulated device: give --executor simulated as well"
                 raise UsageError(msg)
         return
@@ -75,7 +75,7 @@ def use_executor(engine_args: Any, run: RunSpec) -> str:
 
 @contextmanager
 def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
-    """Within it, vLLM resolves a configuration with the defaults that it would have on the GPU.
+    """Let vLLM resolve configurations with the defaults that it would have on the GPU.
 
     vLLM asks its platform for the device's memory and name, and its CPU platform overrules asynchronous
     scheduling and the block size. Only these answers are replaced, and only here.
@@ -109,12 +109,12 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
         yield
 
 
-def taken(config: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings that depend on the device and were not given, as vLLM has resolved them."""
+def taken(config: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that depend on the device and were not given, as vLLM has resolved them."""
     return {
         name: getattr(getattr(config, section), name)
         for name, section in _DEPENDENT.items()
-        if name not in given
+        if name not in arguments
     }
 
 

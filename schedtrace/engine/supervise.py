@@ -74,7 +74,7 @@ class EngineProcess:
             self._process.stdin.flush()
 
     def events(self) -> Iterator[run_spec.Event]:
-        """What the process says, until it has stopped.
+        """Yield what the process says, until it has stopped.
 
         Raises:
             UsageError: vLLM refused the arguments.
@@ -115,13 +115,13 @@ class EngineProcess:
         self._log.close()
 
     def _hang_up(self) -> None:
-        """To the guards this is as if we were gone."""
+        """Close the pipes: to the guards it looks as if this process had ended."""
         assert self._process.stdin is not None  # noqa: S101  # as in ``send``
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def _next_line(self) -> bytes | None:
-        """The next event's line; None once the process is dead and has said everything.
+        """Return the next event's line; None once the process is dead and has said everything.
 
         The engine core inherits the pipe, so its end of file does not tell that the front end died: look.
         """
@@ -154,20 +154,20 @@ class EngineProcess:
 
 
 def root_cause(lines: list[str]) -> tuple[str, int] | None:
-    """What vLLM's engine core or worker said before it failed to start, and where; None if nothing did.
+    """Return the error with which vLLM's engine core or worker failed to start, and its line; None without.
 
     The front end's own exception then only says "see root cause above".
     """
-    found = None
+    cause = None
     for at, line in enumerate(lines):
         match = _ROOT_CAUSE.search(line)
         if match and "Engine core initialization failed" not in line:
-            found = match[1], at
-    return found
+            cause = match[1], at
+    return cause
 
 
 def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:
-    """The last telling lines of vLLM's log, up to the root cause where there is one, indented."""
+    """Return the last telling lines of vLLM's log, up to the root cause where there is one, indented."""
     cause = root_cause(lines)
     until = len(lines) if cause is None else cause[1] + 1
     telling = [line for line in lines[:until] if line.strip() and "[shutdown]" not in line]
@@ -175,7 +175,7 @@ def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:
 
 
 def log_lines(path: Path) -> list[str]:
-    """The lines of vLLM's log; none if there is no log."""
+    """Return the lines of vLLM's log; none if there is no log."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:
@@ -183,7 +183,7 @@ def log_lines(path: Path) -> list[str]:
 
 
 def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
-    """The child's environment: the user's, and where to record to."""
+    """Return the child's environment: the user's, and where to record to."""
     environment = dict(os.environ)
     for name in (settings.DIR, settings.KEEP, SWITCH):  # whoever runs this asks for a recording
         environment.pop(name, None)

@@ -44,7 +44,7 @@ NOT_PREPARED = (
 
 
 def unprepared_engines(target: str | None) -> list[int]:
-    """Process ids of vLLM's engines, by their names, that do not listen.
+    """Return the process ids of vLLM's engines, by their names, that do not listen.
 
     Args:
         target: Those that are this process or below it; ``all`` or None: all.
@@ -72,7 +72,7 @@ def _engines(target: str | None) -> list[int]:
 
 
 def make_listen(target: str | None) -> None:
-    """Have the engines that a person means listen, and their workers; without a word where that is no way.
+    """Make the chosen engines and their workers listen; stay silent where that is impossible.
 
     Raises:
         InputError: the operating system does not let this user, or an engine does not run the script in time.
@@ -103,8 +103,8 @@ def _make_listen(engine: int, script: Path) -> None:
         msg = f"{engine}: no permission to reach into it: run as root, or with CAP_SYS_PTRACE"
         raise InputError(msg) from error
     except (RuntimeError, OSError) as error:  # another version of Python, or debugging is off
-        said = f"the engine of vLLM with pid {engine} does not listen, and cannot be made to: {error}"
-        msg = f"{said}. {NOT_PREPARED}"
+        problem = f"the engine of vLLM with pid {engine} does not listen, and cannot be made to: {error}"
+        msg = f"{problem}. {NOT_PREPARED}"
         raise InputError(msg) from error
     if not _wait([engine], LISTENS_S):
         msg = (
@@ -126,7 +126,7 @@ def _withdraw(pids: list[int]) -> None:
 
 
 def _wait(pids: list[int], most_s: float) -> bool:
-    """Whether all of them listen within so long."""
+    """Return whether all of them listen within so long."""
     until = time.monotonic() + most_s
     while not (listen := all(_listens(pid) for pid in pids)) and time.monotonic() < until:
         time.sleep(LOOK_EVERY_S)
@@ -139,7 +139,7 @@ def nobody_listens(target: str | None) -> str:
     Args:
         target: As for ``unprepared_engines``.
     """
-    sentences = [of_another(pid, user) for pid, user in engines_of_others(target).items()]
+    sentences = [foreign_engine_message(pid, user) for pid, user in engines_of_others(target).items()]
     if unprepared := unprepared_engines(target):
         pids = ", ".join(map(str, unprepared))
         youngest = min((age for pid in unprepared if (age := age_s(pid)) is not None), default=STARTS_S)
@@ -162,7 +162,7 @@ def without_socket(pid: int) -> str:
     return f"an engine of vLLM that is starting (for {age:,.0f} s), or began without schedtrace"
 
 
-def of_another(pid: int, user: int) -> str:
+def foreign_engine_message(pid: int, user: int) -> str:
     """Return what a person should know about an engine of another user."""
     return f"the engine of vLLM with pid {pid} is of user {user}: only that user and root may ask it"
 

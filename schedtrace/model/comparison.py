@@ -36,9 +36,9 @@ class Sample(msgspec.Struct, kw_only=True):
     min: float
     max: float
 
-    def same_figures(self, other: "Sample") -> bool:
-        """Whether the figures are alike, whatever the number of trials."""
-        return (self.mean, self.min, self.max) == (other.mean, other.min, other.max)
+    def same_figures(self, sample: "Sample") -> bool:
+        """Return whether the figures are alike, whatever the number of trials."""
+        return (self.mean, self.min, self.max) == (sample.mean, sample.min, sample.max)
 
 
 class Outcome(StrEnum):

@@ -55,7 +55,7 @@ class KvNeed:
         """
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)
-        return _known(_of_sequence(group, tokens) for group in self.groups)
+        return _known(_sequence_blocks(group, tokens) for group in self.groups)
 
     def most(self, tokens: int) -> list[int] | None:
         """Return the most blocks that a request ever holds until it has so many tokens; None: unknown.
@@ -107,10 +107,10 @@ def _held(group: CacheGroup, computed: int, tokens: int, slots: int) -> int | No
         return blocks - computed // group.window * group.window // size
     if group.kind == _RING:
         return 1
-    return _of_mamba(group, computed, tokens, blocks) if group.kind == _MAMBA else None
+    return _mamba_blocks(group, computed, tokens, blocks) if group.kind == _MAMBA else None
 
 
-def _of_mamba(group: CacheGroup, computed: int, tokens: int, blocks: int) -> int | None:
+def _mamba_blocks(group: CacheGroup, computed: int, tokens: int, blocks: int) -> int | None:
     size, drafts = group.block_size, group.speculative_blocks or 0
     if group.cache_mode in {"none", "all"}:
         return blocks + drafts - max(0, computed - 1) // size
@@ -120,7 +120,7 @@ def _of_mamba(group: CacheGroup, computed: int, tokens: int, blocks: int) -> int
     return 1 + drafts + (computed > 0 and -(-computed // size) != -(-tokens // size))
 
 
-def _of_sequence(group: CacheGroup, tokens: int) -> int | None:
+def _sequence_blocks(group: CacheGroup, tokens: int) -> int | None:
     blocks = _held(group, 0, tokens, tokens)
     if blocks is None or group.admission_cap is None:
         return blocks

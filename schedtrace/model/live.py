@@ -21,8 +21,8 @@ class SquattedError(OSError):
     """Something stands in the place of a user's folder of sockets; the text says what."""
 
 
-def folder_of(user: int) -> Path:
-    """The folder of a user's sockets, whether it is there or not."""
+def socket_folder(user: int) -> Path:
+    """Return the folder of a user's sockets, whether it exists or not."""
     return FOLDER / f"schedtrace-{user}"
 
 
@@ -48,19 +48,19 @@ def squatted(folder: Path, user: int) -> str | None:
 
 
 def socket_of(pid: int, user: int) -> Path:
-    """The socket of a process."""
-    return folder_of(user) / f"{pid}.sock"
+    """Return the socket of a process."""
+    return socket_folder(user) / f"{pid}.sock"
 
 
 def own_folder() -> Path:
-    """This user's, made if it is not there.
+    """Return the folder of this user's sockets; make it if it does not exist.
 
     Raises:
         SquattedError: something else stands in its place.
         OSError: it cannot be made.
     """
     user = os.geteuid()
-    folder = folder_of(user)
+    folder = socket_folder(user)
     with suppress(FileExistsError):
         folder.mkdir(0o700)
     if (why := squatted(folder, user)) is not None:

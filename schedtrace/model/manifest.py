@@ -22,7 +22,7 @@ ENDED_EARLY = frozenset({"running", "interrupted", "failed"})
 """Statuses of a run whose last trial may be cut."""
 
 
-class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RunWorkload(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The requests of one trial, and how they are handed over."""
 
     dataset: str
@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What schedtrace added because it could be found out (a CPU's KV cache size, ...)."""
     config_resolved: dict[str, Any] = {}
     """vLLM's own configuration after it resolved every default: section -> field -> value."""
-    workload: Workload | None = None
+    workload: RunWorkload | None = None
     trials_asked: int | None = None
     trials: list[TrialResult] = []
     error: str | None = None
@@ -103,7 +103,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a run folder; None if there is none.
+    """Return the manifest of a run folder; None if there is none.
 
     Raises:
         InputError: it is there but cannot be understood.
@@ -150,7 +150,7 @@ class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field
     (vLLM 0.12 and newer). vLLM adapts it to the model and to other arguments."""
 
 
-class Refused(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type", kw_only=True):
+class RequestRefusal(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type", kw_only=True):
     """The front end turned a request away, which no engine ever saw."""
 
     at_unix_us: int
@@ -158,4 +158,4 @@ class Refused(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type
     """The limit: ``max_num_queued_reqs`` or ``max_num_queued_tokens``."""
 
 
-FrontEndLine = Configured | Refused
+FrontEndLine = Configured | RequestRefusal

@@ -129,11 +129,11 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
     """Name to ``Value``, ``Message``, or ``str``: plain words."""
 
     def __bool__(self) -> bool:
-        """Whether the sentence has any words."""
+        """Return whether the sentence has any words."""
         return bool(self.template)
 
     def parts(self) -> Iterator[str | Value]:
-        """The sentence piece by piece: plain words and values, in order; messages within it flattened."""
+        """Yield the sentence's plain words and values, in order; messages within it flattened."""
         for words, name, _, _ in Formatter().parse(self.template):
             if words:
                 yield words
@@ -152,12 +152,12 @@ NOTHING = Message("")
 
 
 def given(value: float) -> Number:
-    """A number that a person chose: exact, also where an option's type made a ``float`` of it."""
+    """Return a number that a person chose: exact, also where an option's type made a ``float`` of it."""
     return Number(int(value) if float(value).is_integer() else value)
 
 
 def with_slots(values: "dict[str, Value]") -> "dict[str, Value]":
-    """The slots for such values, by the same names."""
+    """Return the slots for such values, by the same names."""
     return {
         name: Slot(name, "count", value.noun, value.plural)
         if isinstance(value, Count)
@@ -167,22 +167,24 @@ def with_slots(values: "dict[str, Value]") -> "dict[str, Value]":
 
 
 def filled(template: Message, values: "dict[str, Value]") -> Message:
-    """A sentence with values in its slots.
+    """Return a sentence with values in its slots.
 
     Raises:
         KeyError: a slot has no value.
     """
 
-    def of(argument: Any) -> Any:
+    def filled_argument(argument: Any) -> Any:
         if isinstance(argument, Message):
             return filled(argument, values)
         return values[argument.name] if isinstance(argument, Slot) else argument
 
-    return Message(template.template, {name: of(argument) for name, argument in template.arguments.items()})
+    return Message(
+        template.template, {name: filled_argument(argument) for name, argument in template.arguments.items()}
+    )
 
 
 def joined(messages: "list[Message]", between: str = " ") -> Message:
-    """Several messages, one after the other; those that say nothing are left out."""
-    kept = [one for one in messages if one]
-    template = between.replace("{", "{{").replace("}", "}}").join(f"{{m{at}}}" for at in range(len(kept)))
-    return Message(template, {f"m{at}": one for at, one in enumerate(kept)})
+    """Join several messages, one after the other; leave out empty ones."""
+    nonempty = [message for message in messages if message]
+    template = between.replace("{", "{{").replace("}", "}}").join(f"{{m{at}}}" for at in range(len(nonempty)))
+    return Message(template, {f"m{at}": message for at, message in enumerate(nonempty)})

@@ -2,24 +2,24 @@
 
 
 def settled(value: float, decimals: int) -> float:
-    """Rounded, but first to four digits more: noise of its last bits decides no rounding and no sign."""
+    """Round, but first to four digits more: noise in the last bits decides no rounding and no sign."""
     return round(round(value, decimals + 4), decimals) + 0.0
 
 
 def integer(value: float | None) -> str:
-    """``1,234``; ``-`` for what is not known."""
+    """Format a whole number: ``1,234``; ``-`` for an unknown one."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{settled(value, 0):,.0f}"
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 step``, ``1,234 steps``."""
+    """Format a count with its noun: ``1 step``, ``1,234 steps``."""
     return f"{integer(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def number(value: float | None, decimals: int | None = None) -> str:
-    """A count as it is (``1,234``), a measured number with three digits that matter; ``-`` if unknown.
+    """Format a count as it is (``1,234``), a measured number with three significant digits; ``-`` if unknown.
 
     The type decides, ``int`` or ``float``, not whether the value happens to be whole: ``5``, but ``5.00``,
     ``12.0``, ``1,234``. Below 0.1 at most two digits: ``0.05``.
@@ -43,7 +43,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
 
 
 def percent(fraction: float | None, *, signed: bool = False) -> str:
-    """``12 %`` or ``+12.3 %``; ``-`` for what is not known."""
+    """Format a share or a change: ``12 %`` or ``+12.3 %``; ``-`` for an unknown one."""
     if fraction is None:
         return "-"
     if signed:
@@ -57,7 +57,7 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
 
 
 def duration(us: float) -> str:
-    """``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s``: seconds from 10 s on."""
+    """Format a duration: ``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s`` (seconds from 10 s on)."""
     if round(us, 1) >= 9_999_500:  # noqa: PLR2004  # from where milliseconds would be written as 10,000
         return f"{number(us / 1e6)} s"
     return f"{number(us / 1e3)} ms"

@@ -134,7 +134,7 @@ class Proposals(msgspec.Struct, kw_only=True):
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:
-    """Settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``."""
+    """Return settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``."""
     options: list[str] = []
     for name, value in changes.items():
         if name == "balance_ranks":

@@ -27,7 +27,7 @@ _BLANK = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""The text with an escape for whatever cannot be seen: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
+    r"""Escape whatever cannot be seen in a text: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
 
     That is, for what Python's ``str.isprintable`` rejects (controls, line and paragraph separators, format
     characters such as those for direction, lone surrogates, unassigned and private code points, any space but
@@ -39,13 +39,13 @@ def visible(text: str) -> str:
 
 
 def printable(document: _T) -> _T:
-    """A copy of a document whose texts are all visible: structs, lists, tuples and dicts of any depth."""
+    """Return a copy of a document of structs, lists, tuples and dicts with all texts visible."""
     copy: _T = _mapped(document, visible)
     return copy
 
 
 def json_of(document: Any) -> bytes:
-    r"""JSON in which every character can be seen, and that decodes to the very same texts.
+    r"""Encode JSON in which every character can be seen, and that decodes to the very same texts.
 
     A lone surrogate, which JSON cannot carry, becomes its escape as text: ``\udcff``.
 
@@ -60,14 +60,14 @@ def json_of(document: Any) -> bytes:
 
 
 def visible_json(encoded: bytes) -> bytes:
-    """JSON with escapes for the characters in its strings that cannot be seen; it decodes to the same."""
+    """Escape the characters in JSON's strings that cannot be seen; it decodes to the same."""
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded  # JSON itself escapes the other control characters
     return _SUSPECT_IN_JSON.sub(lambda match: _json_escape(match[0]), encoded.decode()).encode()
 
 
 def encodable(text: str) -> str:
-    """The text with lone surrogates as escapes: UTF-8 cannot carry them."""
+    """Return the text with lone surrogates as escapes: UTF-8 cannot carry them."""
     return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -109,7 +109,7 @@ MARK = "...blake2b-"
 
 
 def capped(name: Any) -> str:
-    """A name as it is written: at most ``LONGEST`` characters, equal only for equal names.
+    """Return a name as it is written: at most ``LONGEST`` characters, equal only for equal names.
 
     Longer names, and those that look as if they had been cut here or hold a lone surrogate, are written as
     their beginning, ``MARK`` and 32 hex digits of the BLAKE2b hash of the whole. What is no string is
@@ -122,18 +122,18 @@ def capped(name: Any) -> str:
 
 
 def hashed(request_id: Any) -> str:
-    """A request id as 12 hex digits of its BLAKE2b hash: equal ids stay equal, and unreadable."""
+    """Return a request id as 12 hex digits of its BLAKE2b hash: equal ids stay equal, and unreadable."""
     return _digest(request_id if isinstance(request_id, str) else repr(request_id), 6)
 
 
 def kept_prefix(written: str) -> str | None:
-    """The beginning of a name that was cut; None if it was not."""
+    """Return the beginning of a name that was cut; None if it was not."""
     prefix, mark, _ = written.rpartition(MARK)
     return prefix if mark else None
 
 
 def shortened(message: str, most: int = 500) -> str:
-    """A message that may quote such names, cut where it is too long."""
+    """Return a message that may quote such names, cut where it is too long."""
     return message if len(message) <= most else f"{message[:most]}... ({len(message):,} characters)"
 
 

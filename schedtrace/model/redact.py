@@ -24,12 +24,12 @@ _KEPT = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISI
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting, option or variable of this name holds a secret."""
+    """Return whether a setting, option or variable of this name holds a secret."""
     return bool(_SECRET_NAME.search(name.lstrip("-").replace("-", "_")))
 
 
 def without_secrets(command: list[str]) -> list[str]:
-    """A command line with the values of secret options hidden."""
+    """Return a command line with the values of secret options hidden."""
     shown: list[str] = []
     hide = False
     for argument in command:
@@ -46,18 +46,18 @@ def without_secrets(command: list[str]) -> list[str]:
 
 
 def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the secret ones hidden, within texts as well; what is not set stays so."""
+    """Return settings with the secret ones hidden, within texts as well; what is not set stays so."""
     return {name: HIDDEN if value and is_secret(name) else _shown(value) for name, value in settings.items()}
 
 
 def hide_in_text(text: str) -> str:
-    """A text with the values hidden that stand behind the name of a secret, and who logs in to an address."""
+    """Hide the values behind the names of secrets in a text, and the login of an address."""
     hidden = _SECRET_IN_TEXT.sub(_hidden, text)
     return _CREDENTIALS_IN_ADDRESS.sub(rf"\1{HIDDEN}@", hidden)
 
 
 def vllm_environment() -> dict[str, str]:
-    """The variables of this process that vLLM and schedtrace read, secrets hidden."""
+    """Return the variables of this process that vLLM and schedtrace read, secrets hidden."""
     return hide_secrets({name: os.environ[name] for name in sorted(os.environ) if name.startswith(_KEPT)})
 
 

@@ -16,7 +16,7 @@ from schedtrace.errors import InputError
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file, open for reading.
+    """Return a regular file, open for reading.
 
     Raises:
         OSError: it cannot be read, or is none.
@@ -25,7 +25,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def descriptor(path: Path) -> int:
-    """The same, as a file descriptor."""
+    """Return the descriptor of a regular file, open for reading."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     kind = stat.S_IFMT(os.fstat(file).st_mode)
     if kind == stat.S_IFREG:
@@ -41,7 +41,7 @@ FOLDER_MODE = 0o700
 
 
 def writable(path: Path) -> IO[bytes]:
-    """A new private file, open for writing; replaces a file or a link that is there.
+    """Return a new private file, open for writing; replaces a file or a link that is there.
 
     Raises:
         OSError: it cannot be made.
@@ -51,7 +51,7 @@ def writable(path: Path) -> IO[bytes]:
 
 
 def create(path: Path) -> None:
-    """The same, empty, for a library that opens it by its name.
+    """Make an empty private file for a library that opens it by its name; replace what is there.
 
     Raises:
         OSError: it cannot be made.
@@ -60,7 +60,7 @@ def create(path: Path) -> None:
 
 
 def create_new(path: Path, content: bytes) -> None:
-    """A new private file with this content, where none is; if it cannot be written, none stays.
+    """Make a private file with this content where none is; leave none if it cannot be written.
 
     Raises:
         OSError: it cannot be made, or one is there.
@@ -75,7 +75,7 @@ def create_new(path: Path, content: bytes) -> None:
 
 
 def appendable(path: Path) -> int:
-    """The descriptor of a private file that is made if need be, and only grows.
+    """Return the descriptor of a private file that is made if need be, and only grows.
 
     Raises:
         OSError: it cannot be opened, or is a link.
@@ -111,8 +111,8 @@ def make_folder(path: Path) -> None:
     path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
 
 
-def own_folder(name: str) -> Path:
-    """A folder of this name in the user's cache; made if it is not there.
+def own_cache_folder(name: str) -> Path:
+    """Return a folder of this name in the user's cache; made if it is not there.
 
     Raises:
         OSError: it cannot be made, or others own it or may enter it: what is in it may not be this user's.
@@ -145,8 +145,8 @@ def user_cache() -> Path:
     Raises:
         OSError: the user has no home.
     """
-    given = os.environ.get("XDG_CACHE_HOME")
+    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(given).expanduser() if given else Path.home() / ".cache") / "schedtrace"
+        return (Path(base).expanduser() if base else Path.home() / ".cache") / "schedtrace"
     except RuntimeError as error:
         raise OSError(errno.ENOENT, str(error)) from error

@@ -56,20 +56,20 @@ _CONDITIONS = ("?", "!")
 _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{(?P<name>\w+)(?::(?P<kind>[^{}]+))?\}|[\[\]]|[^{}\[\]]+")
 
 
-class Place(NamedTuple):
+class TemplatePlace(NamedTuple):
     """Place of an argument in a template."""
 
     name: str
     kind: str
 
 
-class Part(NamedTuple):
+class TemplatePart(NamedTuple):
     """A part of a template that is left out if one of its own arguments is empty."""
 
-    pieces: "tuple[str | Place | Part, ...]"
+    pieces: "tuple[str | TemplatePlace | TemplatePart, ...]"
 
 
-Pieces = tuple[str | Place | Part, ...]
+Pieces = tuple[str | TemplatePlace | TemplatePart, ...]
 
 
 def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
@@ -85,7 +85,7 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
         TypeError: a plain number stands where no kind says what it is.
     """
     pieces = parsed(template)
-    unplaced = values.keys() - set(names(pieces))
+    unplaced = values.keys() - set(argument_names(pieces))
     if unplaced:
         msg = f"{template!r} has no place for {sorted(unplaced)}"
         raise ValueError(msg)
@@ -96,33 +96,33 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
             raise ValueError(msg)
         return values[name] if name in values else getattr(evidence, name)
 
-    said = _kept(pieces, value)
-    words = [f"{{{piece.name}}}" if isinstance(piece, Place) else piece for piece in said]
-    places = [piece for piece in said if isinstance(piece, Place)]
+    shown = _kept(pieces, value)
+    words = [f"{{{piece.name}}}" if isinstance(piece, TemplatePlace) else piece for piece in shown]
+    places = [piece for piece in shown if isinstance(piece, TemplatePlace)]
     return Message(
         "".join(words), {place.name: _typed(template, place, value(place.name)) for place in places}
     )
 
 
-def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | Place]:
-    """Words and places without the parts that are left out.
+def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | TemplatePlace]:
+    """Return words and places without the parts that are left out.
 
     No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
     """
-    kept: list[str | Place] = []
+    shown: list[str | TemplatePlace] = []
     for piece in pieces:
-        if not isinstance(piece, Part):
-            kept += [piece] if isinstance(piece, str) or piece.kind not in _CONDITIONS else []
+        if not isinstance(piece, TemplatePart):
+            shown += [piece] if isinstance(piece, str) or piece.kind not in _CONDITIONS else []
         elif all(
             bool(value(place.name)) != (place.kind == "!")
             for place in piece.pieces
-            if isinstance(place, Place)
+            if isinstance(place, TemplatePlace)
         ):
-            kept += _kept(piece.pieces, value)
-    return kept
+            shown += _kept(piece.pieces, value)
+    return shown
 
 
-def _typed(template: str, place: Place, value: Any) -> Any:
+def _typed(template: str, place: TemplatePlace, value: Any) -> Any:
     name, kind = place
     if kind.startswith("n "):
         noun, _, plural = kind.removeprefix("n ").partition("/")
@@ -135,25 +135,25 @@ def _typed(template: str, place: Place, value: Any) -> Any:
     return value
 
 
-def names(pieces: Pieces) -> list[str]:
+def argument_names(pieces: Pieces) -> list[str]:
     """List the arguments that a template names, in order, including conditions."""
-    found = []
+    arguments = []
     for piece in pieces:
-        if isinstance(piece, Place):
-            found.append(piece.name)
-        elif isinstance(piece, Part):
-            found += names(piece.pieces)
-    return found
+        if isinstance(piece, TemplatePlace):
+            arguments.append(piece.name)
+        elif isinstance(piece, TemplatePart):
+            arguments += argument_names(piece.pieces)
+    return arguments
 
 
 @cache
 def parsed(template: str) -> Pieces:
-    """A template, taken apart.
+    """Return a template, taken apart.
 
     Raises:
         ValueError: a bracket has no partner, or a kind is not known.
     """
-    parts: list[list[str | Place | Part]] = [[]]
+    parts: list[list[str | TemplatePlace | TemplatePart]] = [[]]
     at = 0
     for token in _TOKEN.finditer(template):
         if token.start() != at:
@@ -167,7 +167,7 @@ def parsed(template: str) -> Pieces:
                 break
             for _ in token[0]:
                 inner = parts.pop()
-                parts[-1].append(Part(tuple(inner)))
+                parts[-1].append(TemplatePart(tuple(inner)))
         else:  # a brace stays doubled: it does so in a message's template, too
             parts[-1].append(token[0][0] if token[0] in ("[[", "]]") else token[0])
         at = token.end()
@@ -177,8 +177,8 @@ def parsed(template: str) -> Pieces:
     return tuple(parts[0])
 
 
-def _place(template: str, name: str, kind: str) -> Place:
+def _place(template: str, name: str, kind: str) -> TemplatePlace:
     if kind and kind not in _KINDS and kind not in _CONDITIONS and not kind.startswith("n "):
         msg = f"{template!r}: {kind!r} is no kind of argument"
         raise ValueError(msg)
-    return Place(name, kind)
+    return TemplatePlace(name, kind)

@@ -28,7 +28,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.latency}_p{self.percentile:g}"
 
 
-class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A configuration, replayed: a line of ``sweep.jsonl``."""
 
     key: str

@@ -505,7 +505,7 @@ CARRIED_FIELDS = tuple(
 
 
 def _delta() -> type[msgspec.Struct]:
-    """The struct of a delta: the fields of ``Step`` but ``requests``, all but its own optional."""
+    """Return the struct of a delta: the fields of ``Step`` but ``requests``, all but its own optional."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(Step):
         if field.name in OWN_FIELDS:

@@ -49,10 +49,10 @@ def bounds(text: str) -> Bounds | None:
     """
     if text == PLAIN:
         return None
-    given = dict(part.strip().partition("=")[::2] for part in text.split(","))
-    if not given.keys() <= {"maxsize", "maxage"} or len(given) != text.count(",") + 1:
+    limits = dict(part.strip().partition("=")[::2] for part in text.split(","))
+    if not limits.keys() <= {"maxsize", "maxage"} or len(limits) != text.count(",") + 1:
         raise ValueError(EXPECTED)
-    size, age = given.get("maxsize"), given.get("maxage")
+    size, age = limits.get("maxsize"), limits.get("maxage")
     max_bytes = None if size is None else int(_quantity(size, SIZES))
     max_s = None if age is None else _quantity(age, SECONDS)
     if (max_bytes is not None and max_bytes < LEAST_BYTES) or (max_s is not None and max_s < LEAST_S):
@@ -66,7 +66,7 @@ KEPT_PARTS = 8
 KEPT_LEAST_S = 8.0
 
 
-def kept(text: str) -> Bounds:
+def memory_bounds(text: str) -> Bounds:
     """Parse what a flight recorder keeps in memory: ``120s`` or ``120s,64M``.
 
     Raises:
@@ -98,7 +98,7 @@ def size_of(text: str) -> int:
 
 def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float:
     """Parse a number with a unit; raises ValueError."""
-    found = re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)([{''.join(units)}])", text)
-    if found is None:
+    match = re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)([{''.join(units)}])", text)
+    if match is None:
         raise ValueError(EXPECTED)
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]

@@ -231,6 +231,6 @@ SHOWS_LIMITS = frozenset({Fact.REQUESTS, Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fac
 
 
 def in_order(facts: Iterable[Fact]) -> list[str]:
-    """Names of facts, always in the same order."""
+    """Return the names of facts, always in the same order."""
     wanted = {*facts}
     return [str(fact) for fact in Fact if fact in wanted]

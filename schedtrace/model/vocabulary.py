@@ -28,7 +28,7 @@ _NAME = re.compile(r"`([^`]+)`")
 
 
 def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Message:
-    """Why a loop ended or skipped a request, to stand within a sentence.
+    """Return why a loop ended or skipped a request, to stand within a sentence.
 
     Args:
         header: Of the trace: it has the engine's limits, and the causes that other packages register.
@@ -45,7 +45,7 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
 
 
 def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
-    """What to try against it; for a cause that the table does not have, where its author documents it."""
+    """Return what to try against it; for a cause that is not in the table, where it is documented."""
     for row in entries(cause, detail):
         if row.advice:
             return _filled(header, row.advice)
@@ -60,12 +60,12 @@ def interruption(kind: str | None) -> str:
 
 
 def reasoned_details(cause: Cause, loop: str) -> list[str]:
-    """The details with a reason of their own: where several limits share a cause, they decide what helps."""
+    """Return the details with a reason of their own, which decides what helps if limits share a cause."""
     return [detail for detail, entry in cause.entry.details.items() if entry.reason(loop)]
 
 
 def _filled(header: Header, text: str) -> Message:
-    """A text of the table with the engine's figures; each name in backticks is a setting."""
+    """Return a text of the table with the engine's figures; each name in backticks is a setting."""
     active = header.scheduler_config.get("max_num_active_seqs")
     limited = isinstance(active, int) and active > 0
     setting = "max_num_active_seqs" if limited else "max_num_seqs"

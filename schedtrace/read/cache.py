@@ -25,7 +25,7 @@ from schedtrace.read.lines import Content, ReadOptions, WholeLines
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, write
+from schedtrace.read.tables import CannotWriteError, Tables, scan, schema_of, write_table
 from schedtrace.version import __version__
 
 FOLDER = "traces"
@@ -65,7 +65,7 @@ class Fingerprint(msgspec.Struct):
     """Times of the last change (no program can set ``ctime``), inode and device; None: not settled yet."""
 
 
-class Note(msgspec.Struct):
+class CacheNote(msgspec.Struct):
     """What a cache was made from and by, and what it holds beside tables."""
 
     made_by: str
@@ -103,15 +103,15 @@ def read_by_files(path: Path, options: ReadOptions) -> Cached:
 
 
 def made_by() -> str:
-    """Changes whenever the same trace could give other tables."""
+    """Return a hash that changes whenever the same trace could give other tables."""
     versions = (LAYOUT, SCHEMA_VERSION, __version__, pl.__version__, schema_of(Step))
     return hashlib.blake2b(repr(versions).encode(), digest_size=16).hexdigest()
 
 
 def folders_of(path: Path) -> list[Path]:
-    """Cache folders of this trace, those under construction included."""
+    """Return the cache folders of this trace, those under construction included."""
     with suppress(OSError):
-        return sorted(safe_files.own_folder(FOLDER).glob(f"{_prefix(path)}*"))
+        return sorted(safe_files.own_cache_folder(FOLDER).glob(f"{_prefix(path)}*"))
     return []
 
 
@@ -122,10 +122,10 @@ def _prefix(path: Path) -> str:
 
 
 def _find(path: Path, options: ReadOptions) -> Cached | None:
-    """The cache of this trace, if it is whole and has the trace's content."""
+    """Return the cache of this trace, if it is whole and has the trace's content."""
     for folder in folders_of(path):
         try:
-            note = msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
+            note = msgspec.json.decode((folder / NOTE).read_bytes(), type=CacheNote)
             read = (
                 _unchanged(files_for(path, options.last_us), note.read) if note.made_by == made_by() else None
             )
@@ -156,12 +156,12 @@ def _build(path: Path, options: ReadOptions) -> Cached:
         lines = WholeLines(path, options)
         parsed = parse(lines, Tables(folder))
         for name in SMALL:
-            write(getattr(parsed, name), folder / f"{name}.parquet")
+            write_table(getattr(parsed, name), folder / f"{name}.parquet")
         read = {
             name: _fingerprint(path.with_name(name), content, stamps.get(name))
             for name, content in lines.contents.items()
         }
-        note = Note(
+        note = CacheNote(
             made_by=made_by(),
             read=read,
             files=digests(folder),
@@ -191,7 +191,7 @@ def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Finge
 
 
 def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fingerprint] | None:
-    """The fingerprints of a trace's files as they are now; None if their content is another one.
+    """Return the fingerprints of a trace's files as they are now; None if their content is another one.
 
     Raises:
         OSError: one cannot be read.
@@ -199,11 +199,11 @@ def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fin
     if [file.name for file in files] != list(read):
         return None
     now = {file.name: still(file, read[file.name]) for file in files}
-    found = {name: one for name, one in now.items() if one is not None}
-    return found if len(found) == len(files) else None
+    unchanged = {name: fingerprint for name, fingerprint in now.items() if fingerprint is not None}
+    return unchanged if len(unchanged) == len(files) else None
 
 
-def _open(folder: Path, note: Note) -> Cached:
+def _open(folder: Path, note: CacheNote) -> Cached:
     parsed = Parsed(
         header=note.header,
         **{name: pl.read_parquet(folder / f"{name}.parquet") for name in SMALL},
@@ -215,19 +215,19 @@ def _open(folder: Path, note: Note) -> Cached:
     return parsed, scan(folder, in_order=note.in_order)
 
 
-def _write_note(folder: Path, note: Note) -> None:
+def _write_note(folder: Path, note: CacheNote) -> None:
     safe_files.replace(folder / NOTE, msgspec.json.encode(note))
 
 
 @contextmanager
 def building(path: Path) -> Iterator[Path]:
-    """A new cache folder for this trace; removed if building it fails.
+    """Make a new cache folder for this trace; remove it if building it fails.
 
     Raises:
         CannotWriteError: the user's cache cannot be written to, or the disk is full.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=safe_files.own_folder(FOLDER)))
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=safe_files.own_cache_folder(FOLDER)))
     except OSError as error:
         raise CannotWriteError(str(error)) from error
     try:
@@ -255,15 +255,15 @@ def _remove_unused(path: Path, but: Path) -> None:
 
 
 def stamp_of(path: Path) -> list[int] | None:
-    """The file's stamp, if nothing can change any more without changing it."""
+    """Return the file's stamp, if nothing can change any more without changing it."""
     stat = path.stat()
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED_NS:
         return None
     return [stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
 
 
-def still(path: Path, known: Fingerprint) -> Fingerprint | None:
-    """The fingerprint if the file still has this content, with its new stamp; else None.
+def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
+    """Return the fingerprint if the file still has this content, with its new stamp; else None.
 
     A file with another stamp, such as a copy, is hashed as a whole.
 
@@ -271,20 +271,20 @@ def still(path: Path, known: Fingerprint) -> Fingerprint | None:
         OSError: it cannot be read.
     """
     stamp = stamp_of(path)
-    if path.stat().st_size != known.size:
+    if path.stat().st_size != fingerprint.size:
         return None
     with path.open("rb") as file:
-        if sampled(file, known.size) != known.sampled:
+        if sampled(file, fingerprint.size) != fingerprint.sampled:
             return None
-    if stamp is not None and stamp == known.stamp:
-        return known
-    if digest_of(path) != known.digest:
+    if stamp is not None and stamp == fingerprint.stamp:
+        return fingerprint
+    if digest_of(path) != fingerprint.digest:
         return None
-    return msgspec.structs.replace(known, stamp=stamp)
+    return msgspec.structs.replace(fingerprint, stamp=stamp)
 
 
 def sampled(file: BinaryIO, size: int) -> str:
-    """BLAKE2b of blocks at equal distances, the first and the last of ``size`` bytes among them."""
+    """Hash blocks at equal distances, the first and the last of ``size`` bytes among them."""
     digest = hashlib.blake2b(digest_size=16)
     for at in range(SAMPLES):
         file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))
@@ -293,7 +293,7 @@ def sampled(file: BinaryIO, size: int) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Name of each Parquet file to the digest of its content.
+    """Return the name of each Parquet file to the digest of its content.
 
     Raises:
         OSError: one cannot be read.
@@ -302,7 +302,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """BLAKE2b of a whole file.
+    """Return the BLAKE2b hash of a whole file.
 
     Raises:
         OSError: it cannot be read.

@@ -47,7 +47,7 @@ class Chain:
         """The tokens of that line's requests are those that its budget lacks."""
 
     def take(self, line: Any) -> Values | None:
-        """The values of a line's step; None: it is no new one, contradicts others, or cannot be rebuilt.
+        """Return the values of a line's step; None if it is not new, contradicts others or cannot be rebuilt.
 
         Args:
             line: A step or delta as read; None: a broken line, which may have been one.
@@ -69,7 +69,7 @@ class Chain:
         return values
 
     def _fits(self, line: Any, place: int) -> bool:
-        """Whether its number is new, and its time between those of the steps beside it."""
+        """Return whether its number is new, and its time between those of the steps beside it."""
         if line.step <= self._forgotten or line.step in self._numbers[place : place + 1]:
             return False
         start: int = line.start_us
@@ -119,8 +119,8 @@ _OUTPUT: Any = AS_READ[Output]
 _LATE = tuple(name for name in Output.__struct_fields__ if name != "step")
 
 
-def expanded(path: Path) -> Iterator[bytes]:
-    """The lines of a trace, without newlines: each step in full and with its output, all others as they are.
+def expanded_lines(path: Path) -> Iterator[bytes]:
+    """Yield a trace's lines without newlines: steps in full and with their output, all others as they are.
 
     Steps that cannot be rebuilt, broken lines and ``output`` lines are left out.
 
@@ -145,7 +145,7 @@ def expanded(path: Path) -> Iterator[bytes]:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Any]]:
-    """Each line as it is and as read; None: it is broken."""
+    """Yield each line as it is and as read; None if it is broken."""
     for _, chunk in WholeLines(path):
         yield from ((line, decode_line(line)) for line in chunk if line.strip())
 

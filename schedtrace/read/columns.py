@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step, one_by_one
 from schedtrace.model.trace_facts import Stalled, ThreadTime
-from schedtrace.read.tables import NESTED, OF_STEP, empty, schema_of
+from schedtrace.read.tables import NESTED, OF_STEP, empty_table, schema_of
 
 FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
@@ -39,15 +39,15 @@ def values_of(line: Any) -> Values:
 
 
 def rebuilt(delta: Any, before: Values) -> Values:
-    """The values of a delta's step.
+    """Return the values of a delta's step.
 
     Args:
         delta: As read.
         before: Of the step before.
     """
-    known = (*before, None)
-    told = _values_in(delta)
-    values = [known[at] if value is UNSET else value for value, at in zip(told, _IF_ABSENT, strict=True)]
+    carried = (*before, None)
+    written = _values_in(delta)
+    values = [carried[at] if value is UNSET else value for value, at in zip(written, _IF_ABSENT, strict=True)]
     if delta.exits is not UNSET:
         values[_AT["exits"]] = one_by_one(delta.exits)
     if delta.output_tokens is UNSET and values[_AT["output_us"]] is not None:
@@ -67,12 +67,12 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def columns_of(steps: Sequence[Values]) -> Columns:
-    """Name of a field to its values in these steps."""
+    """Return the name of a field to its values in these steps."""
     return dict(zip(FIELDS, zip(*steps, strict=True) if steps else [()] * len(FIELDS), strict=True))
 
 
 def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
-    """The columns that ``schema`` names."""
+    """Return the columns that ``schema`` names."""
     return pl.DataFrame([pl.Series(name, columns[name], dtype) for name, dtype in schema.items()])
 
 
@@ -86,7 +86,7 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
     """Make a frame with a row per entry of a list, with its step."""
     lists = steps[column]
     if not any(lists):  # most lists of most chunks of a growing trace
-        return empty(column)
+        return empty_table(column)
     lengths = pl.Series(map(len, lists), dtype=pl.Int64)
     of_step = frame_of(steps, dict.fromkeys(OF_STEP, pl.Int64)).select(pl.all().repeat_by(lengths).explode())
     rows = structs_of(list(chain.from_iterable(lists)), NESTED[column])
@@ -94,10 +94,10 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
 
 
 def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
-    """Entries that no step told but ``events`` lines, with the trials of these."""
-    told = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
-    trials = pl.Series("trial", [trial for trial, _ in told], pl.Int64)
-    return structs_of([entry for _, entry in told], NESTED[column]).insert_column(0, trials)
+    """Return the entries that only ``events`` lines have, no step, with their trials."""
+    entries = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
+    trials = pl.Series("trial", [trial for trial, _ in entries], pl.Int64)
+    return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
 
 
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
@@ -107,11 +107,11 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
 
     Before them ``at_us`` and ``trial`` of the ``events`` line that has them.
     """
-    told = [(line, entry) for line in lines for entry in line.present]
-    of_line = {name: [getattr(line, name) for line, _ in told] for name in ("at_us", "trial")}
-    found = structs_of([entry for _, entry in told], Present)
+    entries = [(line, entry) for line in lines for entry in line.present]
+    of_line = {name: [getattr(line, name) for line, _ in entries] for name in ("at_us", "trial")}
+    present = structs_of([entry for _, entry in entries], Present)
     columns = (pl.Series(name, values, pl.Int64) for name, values in of_line.items())
-    rows = found.select(*columns, pl.all())
+    rows = present.select(*columns, pl.all())
     once = ["request_id"] if keep == "first" else ["request_id", "at_us"]
     return rows.unique(once, keep="first", maintain_order=True)
 

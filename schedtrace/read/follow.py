@@ -27,18 +27,18 @@ from schedtrace.read.columns import (
     value,
 )
 from schedtrace.read.gaps import gaps_of
-from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_line
+from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_trace_line
 from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
 from schedtrace.read.living import (
     Live,
-    Lives,
+    LiveRequests,
     arrivals_of,
     earlier,
     entries_in,
     present_of,
     still_there,
 )
-from schedtrace.read.parse import about_the_recorder, beside, merge_outputs, unseen
+from schedtrace.read.parse import about_the_recorder, merge_outputs, side_tables, unseen_requests
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
@@ -79,16 +79,16 @@ class _Taken:
     """What stands in some lines."""
 
     steps: list[Values] = field(default_factory=list)
-    others: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
+    lines: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
     begun_anew: list[tuple[int, int]] = field(default_factory=list)
     first: Step | None = None
     first_line: int = 0
 
 
 def require_header(path: Path) -> None:
-    """Raises InputError for a file that is no trace and will not become one by growing."""
+    """Raise InputError for a file that is no trace and will not become one by growing."""
     with reading(path):
-        head, whole = first_line(path)
+        head, whole = first_trace_line(path)
     if whole:
         read_header(path, [head])
 
@@ -123,12 +123,12 @@ class Following:
         self._next_step = 0
         self._behind_gap = False
         """The next ``events`` line tells who is there behind a gap."""
-        self._told_us: int | None = None
+        self._listed_us: int | None = None
         """Time of that line; the step after it is the first one behind the gap."""
         self._head = b""
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
-        self._lives = Lives()
+        self._lives = LiveRequests()
         self._outputs: deque[Any] = deque(maxlen=4096)
         self._stalls: deque[Any] = deque(maxlen=MOST_STALLS)
         self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
@@ -176,7 +176,7 @@ class Following:
         return list(self.chunks)[-new:] if new else []
 
     def trace(self, chunks: list[Chunk]) -> Trace:
-        """The trace of some chunks that follow each other, with those who were there before."""
+        """Return the trace of some chunks that follow each other, with those who were there before."""
         if self.header is None:
             msg = f"{self.path}: no header"
             raise InputError(msg)
@@ -184,17 +184,19 @@ class Following:
         arrivals, stretches, preempted = earlier(lives)
         tables = {
             name: pl.concat(
-                [*([before] if before is not None else []), *(one.tables[name] for one in chunks)]
+                [*([before] if before is not None else []), *(chunk.tables[name] for chunk in chunks)]
             )
             for name in (STRETCHES, *LISTS)
             for before in [{STRETCHES: stretches, "preempted": preempted}.get(name)]
         }
-        events = {name: pl.concat([one.events[name] for one in chunks], how="diagonal") for name in EVENTS}
-        steps = merge_outputs(pl.concat([one.steps for one in chunks]), list(self._outputs))
-        begun_anew = [one for chunk in chunks for one in chunk.begun_anew]
-        gaps = gaps_of(steps, begun_anew, [line for one in chunks for line in one.dropped])
-        told = pl.concat([one.present for one in chunks])
-        present = pl.concat([still_there(lives), told])
+        events = {
+            name: pl.concat([chunk.events[name] for chunk in chunks], how="diagonal") for name in EVENTS
+        }
+        steps = merge_outputs(pl.concat([chunk.steps for chunk in chunks]), list(self._outputs))
+        begun_anew = [step for chunk in chunks for step in chunk.begun_anew]
+        gaps = gaps_of(steps, begun_anew, [line for chunk in chunks for line in chunk.dropped])
+        listed = pl.concat([chunk.present for chunk in chunks])
+        present = pl.concat([still_there(lives), listed])
         return Trace(
             path=self.path,
             header=self.header,
@@ -202,25 +204,25 @@ class Following:
             large={name: table.lazy().set_sorted("step") for name, table in tables.items()},
             arrivals=pl.concat([arrivals, events["arrived"]], how="diagonal"),
             finishes=events["finished"],
-            present=unseen(present, pl.concat([arrivals, events["arrived"]], how="diagonal"), steps),
+            present=unseen_requests(present, pl.concat([arrivals, events["arrived"]], how="diagonal"), steps),
             gaps=gaps,
-            there_after=told.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
+            there_after=listed.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
             notices=self.notices,
             end=self.end,
             problems=Problems(),
-            cpu=cpu_times([line for one in chunks for line in one.cpu]),
+            cpu=cpu_times([line for chunk in chunks for line in chunk.cpu]),
             stalls=stalls_in(self._stalls),
-            **beside(events),
+            **side_tables(events),
         )
 
     def since(self, us: int) -> list[Chunk]:
-        """The chunks with steps that began at this time or later; the last one if none has."""
-        found = [one for one in self.chunks if one.last_us >= us]
-        return found or list(self.chunks)[-1:]
+        """Return the chunks with steps that began at this time or later; the last one if none has."""
+        chunks = [chunk for chunk in self.chunks if chunk.last_us >= us]
+        return chunks or list(self.chunks)[-1:]
 
     def saved(self, us: int) -> bytes:
-        """A trace of the steps since then, with those who waited before; a little more at its begin."""
-        chunks = [one for one in self.since(us) if one.first is not None]
+        """Return a trace of the steps since then, with earlier waiting requests; it begins a little early."""
+        chunks = [chunk for chunk in self.since(us) if chunk.first is not None]
         if not chunks or chunks[0].first is None:
             return self._head + b"\n"
         began, *later = chunks
@@ -234,7 +236,7 @@ class Following:
             ],
             arrived=arrivals_of(began.lives),
         )
-        after = began.lines[began.first_line + 1 :] + [line for one in later for line in one.lines]
+        after = began.lines[began.first_line + 1 :] + [line for chunk in later for line in chunk.lines]
         encode = msgspec.json.encode
         head = msgspec.json.decode(self._head)
         head["notices"] = [*self.notices, f"saved by schedtrace watch: it begins at step {first.step}"]
@@ -270,14 +272,14 @@ class Following:
         stretches = pl.concat(self._put)
         tables[STRETCHES] = stretches if self._chain.in_order else stretches.sort("step", "order")
         self._put.clear()
-        events, idle = {}, taken.others[Events]
+        events, idle = {}, taken.lines[Events]
         for name in EVENTS:
             events[name] = entries_of(columns, name).drop("start_us")
             if any(getattr(line, name) for line in idle):
                 events[name] = pl.concat([events[name], between_steps(name, idle)], how="diagonal")
-        self.notices += about_the_recorder(taken.others[Notice])
-        self._stalls.extend(line for line in taken.others[Notice] if line.stalled is not None)
-        self._outputs.extend(taken.others[Output])
+        self.notices += about_the_recorder(taken.lines[Notice])
+        self._stalls.extend(line for line in taken.lines[Notice] if line.stalled is not None)
+        self._outputs.extend(taken.lines[Output])
         steps = frame_of(columns, FLAT)
         return Chunk(
             lives=lives,
@@ -287,7 +289,7 @@ class Following:
             present=present_in(idle, keep="all"),
             begun_anew=taken.begun_anew,
             dropped=[line for line in idle if line.dropped_steps],
-            cpu=taken.others[Cpu],
+            cpu=taken.lines[Cpu],
             lines=lines,
             first=taken.first,
             first_line=taken.first_line,
@@ -296,7 +298,7 @@ class Following:
 
     def _take(self, line: bytes, place: int, taken: _Taken) -> None:
         if line == GAP:  # who is there then is told next
-            self.gaps, self._lives, self._behind_gap = True, Lives(), True
+            self.gaps, self._lives, self._behind_gap = True, LiveRequests(), True
             self._chain.take(None)
             return
         read = decode_line(line)
@@ -307,11 +309,11 @@ class Following:
         elif kind in {Step, Delta}:
             self._step(read, place, taken)
         elif kind is not None:
-            taken.others[kind].append(read)
+            taken.lines[kind].append(read)
             self.newest_us = max(self.newest_us, getattr(read, "at_us", 0))
             if kind is Events:
                 if self._behind_gap:
-                    self._told_us, self._behind_gap = read.at_us, False
+                    self._listed_us, self._behind_gap = read.at_us, False
                 self._lives.were_there(read.at_us, read.present)
                 self._lives.events(read.arrived, read.finished)
                 self.dropped |= read.dropped_steps > 0
@@ -326,12 +328,12 @@ class Following:
         if values is None:
             self.garbled_us = self.newest_us
             return
-        if self._told_us is not None:
-            taken.begun_anew.append((read.step, self._told_us))
-            self._told_us = None
+        if self._listed_us is not None:
+            taken.begun_anew.append((read.step, self._listed_us))
+            self._listed_us = None
         self._lives.step(read.start_us, read.arrived, read.finished, read.preempted)
         rows = read.requests if hasattr(read, "requests") else read.changes.added if read.changes else ()
-        self._lives.scheduled([one.request_id for one in rows])
+        self._lives.scheduled([row.request_id for row in rows])
         self.newest_us = max(self.newest_us, read.start_us, value(values, "output_us") or 0)
         taken.steps.append(values)
         if taken.first is None:

@@ -66,7 +66,7 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of every line, without terminal colours.
+    """Yield number (from 1) and text of every line, without terminal colours.
 
     Raises:
         InputError: the file cannot be read.
@@ -91,18 +91,18 @@ class StepRows:
         self.count = 0
         """Number of steps so far."""
 
-    def add(self, step: int, requests: Iterable[tuple[Any, ...]] = (), **told: Any) -> None:
+    def add(self, step: int, requests: Iterable[tuple[Any, ...]] = (), **columns: Any) -> None:
         """Add a step; fields without a value are null.
 
         Args:
             step: Its number.
             requests: Of each its id, computed and scheduled tokens, and phase.
-            told: Columns of the step.
+            columns: Columns of the step.
         """
-        self._steps.append({"step": step, **told})
+        self._steps.append({"step": step, **columns})
         self.count += 1
         self._requests += [
-            (step, step, None, *one, *ORDINARY[1:], place) for place, one in enumerate(requests)
+            (step, step, None, *request, *ORDINARY[1:], place) for place, request in enumerate(requests)
         ]
         if len(self._steps) >= _CHUNK:
             self._flush()
@@ -128,7 +128,7 @@ def foreign_trace(
     notices: list[str],
     **header: Any,
 ) -> Trace:
-    """A trace as far as a log tells it.
+    """Return a trace as far as a log tells it.
 
     Args:
         path: The log.

@@ -12,8 +12,8 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.read.lines import LONGEST_LINE, Joint, reading
-from schedtrace.read.living import Lives, skim
-from schedtrace.read.part_files import TOO_LARGE, Frames, begins, head_of, parts_of
+from schedtrace.read.living import LiveRequests, skim
+from schedtrace.read.part_files import TOO_LARGE, ZstdFrames, decode_head, head_of, parts_of
 
 BLOCK = 2**20
 PART_BLOCK = 2**16
@@ -43,8 +43,8 @@ class Growing(ABC):
     """A sentence for files that are no part of this trace, or not to their end."""
 
     @abstractmethod
-    def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
-        """The header's line, and notices of what is too old to be read; None: it is not whole yet.
+    def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
+        """Return the header's line, and notices of what is too old to be read; None: it is not whole yet.
 
         Args:
             lives: Gets who came and went in what is too old.
@@ -52,7 +52,7 @@ class Growing(ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[list[bytes]]:
-        """Lines that were not given yet, up to the last newline.
+        """Yield the lines that are new, up to the last newline.
 
         Raises:
             LostError: the file was removed, replaced or cut.
@@ -76,17 +76,17 @@ class GrowingFile(Growing):
         with reading(path):
             self._file = descriptor(path)
 
-    def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
+    def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
         """Skim what is too old."""
         size = self._checked_size()
-        head, found, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
-        if not found:
+        head, newline, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
+        if not newline:
             return None
         self._at, notices = skim(self._file, len(head) + 1, size, self._keep_us, lives)
         return head, notices
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Up to the last newline: the recorder takes back what a full disk cut off of a line."""
+        """Read up to the last newline: the recorder takes back what a full disk cut off of a line."""
         size, begun = self._checked_size(), b""
         while left := size - self._at - len(begun):
             block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
@@ -147,13 +147,13 @@ class GrowingParts(Growing):
             file = descriptor(part)
         if hasattr(self, "_part"):
             os.close(self._file)
-        self._file, self._part, self._at, self._begun, self._frames = file, part, 0, b"", Frames()
+        self._file, self._part, self._at, self._begun, self._frames = file, part, 0, b"", ZstdFrames()
         self._joint.begin(part)
 
-    def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
+    def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
         """Read the header; a part says itself who is there when it begins."""
         del lives
-        for lines in self._of_part():
+        for lines in self._part_lines():
             head, *self._ready = lines
             return head, []
         return None
@@ -177,7 +177,7 @@ class GrowingParts(Growing):
     def _read(self) -> Iterator[list[bytes]]:
         while True:
             self._list()
-            yield from self._of_part()  # after the look: a part with a later one is complete
+            yield from self._part_lines()  # after the look: a part with a later one is complete
             if not self._later:
                 return
             self._joint.end(self._part, lacks=not self._is_whole())
@@ -200,13 +200,13 @@ class GrowingParts(Growing):
         self.notes += [note for note in parts.left_out if note not in self.notes]
 
     def _is_whole(self) -> bool:
-        """Whether all of the part was read, as far as can be seen."""
+        """Return whether all of the part was read, as far as can be seen."""
         frames = self._frames
         frames.cut = frames.cut or bool(self._begun)
         damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
         return 0 < self._at <= os.fstat(self._file).st_size and not damaged
 
-    def _of_part(self) -> Iterator[list[bytes]]:
+    def _part_lines(self) -> Iterator[list[bytes]]:
         """Yield lines that were added to this part; ``GAP`` stands for a header that continues nothing."""
         while block := os.pread(self._file, PART_BLOCK, self._at):
             self._at += len(block)
@@ -234,7 +234,7 @@ def _age_s(part: Path) -> float:
     return 0.0
 
 
-def first_line(path: Path) -> tuple[bytes, bool]:
+def first_trace_line(path: Path) -> tuple[bytes, bool]:
     """Return the first line of a trace, as far as it is there, and whether it is whole.
 
     Raises:
@@ -248,7 +248,7 @@ def first_line(path: Path) -> tuple[bytes, bool]:
         os.close(file)
     if is_in_parts(path):
         lines = head_of(parts[-1], 1)
-        is_broken = bool(lines) and begins(lines[0]) is None
+        is_broken = bool(lines) and decode_head(lines[0]) is None
         header = parts_of(path).header if is_broken else b""
         return header or b"".join(lines), bool(lines)
     line, whole, _ = head.partition(b"\n")

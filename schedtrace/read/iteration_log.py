@@ -61,21 +61,21 @@ def read_iteration_log(path: Path) -> list[Trace]:
     about: dict[str, str] = {}
     iterations = prose = 0
     for number, line in text_lines(path):
-        found = iteration_in(line)
-        if found is None:
+        iteration = iteration_in(line)
+        if iteration is None:
             prose += not is_log_line(line)
             if _LOOKS_LIKE in line[: quoted_from(line)]:
                 problems.garbled_lines.append(number)
             elif not about and (started := _STARTED.search(line)):
                 about = {"vllm_version": started["version"], "model": started["model"]}
             continue
-        if int(found["context_tokens"]) + int(found["generation_tokens"]) > LARGEST:
+        if int(iteration["context_tokens"]) + int(iteration["generation_tokens"]) > LARGEST:
             problems.garbled_lines.append(number)
             continue
         iterations += 1
-        process = _PROCESS.search(line, 0, found.start())
-        rank = int(found["engine"] or (process[1] if process else 0))
-        engines.setdefault(rank, _Engine()).add(found)
+        process = _PROCESS.search(line, 0, iteration.start())
+        rank = int(iteration["engine"] or (process[1] if process else 0))
+        engines.setdefault(rank, _Engine()).add(iteration)
     if not engines:
         first = f" (line {problems.garbled_lines[0]})" if problems.garbled_lines else ""
         msg = f"{path}: none of its Iteration(N) lines can be read{first}"
@@ -110,8 +110,8 @@ class _Engine:
         self._missing = 0
         self._starts = 0
 
-    def add(self, found: re.Match[str]) -> None:
-        index = int(found["index"])
+    def add(self, iteration: re.Match[str]) -> None:
+        index = int(iteration["index"])
         if index <= self._last_index:
             self._starts += 1
         elif self._last_index < 0:
@@ -119,29 +119,29 @@ class _Engine:
         else:
             self._missing += index - self._last_index - 1
         self._last_index = index
-        if found["dummy"]:
+        if iteration["dummy"]:
             self._dummies += 1
             return
         self.rows.add(
             step=self.rows.count,
-            total_requests=int(found["context_requests"]) + int(found["generation_requests"]),
-            prefill_tokens=int(found["context_tokens"]),
-            decode_tokens=int(found["generation_tokens"]),
+            total_requests=int(iteration["context_requests"]) + int(iteration["generation_requests"]),
+            prefill_tokens=int(iteration["context_tokens"]),
+            decode_tokens=int(iteration["generation_tokens"]),
             dummy_batches=self._dummies,
-            elapsed_us=round(float(found["elapsed_ms"]) * 1000),
-            kv_cache_usage_frac=float(found["kv_usage"]) / 100 if found["kv_usage"] else None,
+            elapsed_us=round(float(iteration["elapsed_ms"]) * 1000),
+            kv_cache_usage_frac=float(iteration["kv_usage"]) / 100 if iteration["kv_usage"] else None,
         )
         self._dummies = 0
 
     def notices(self, rank: int, *, several: bool) -> list[str]:
-        """What a person should know about its lines."""
+        """Return what a person should know about its lines."""
         who = f"engine {rank}: " if several else ""
-        said = []
+        sentences = []
         if self._missing:
-            said.append(f"{who}{self._missing:,} iterations are missing, by their numbers")
+            sentences.append(f"{who}{self._missing:,} iterations are missing, by their numbers")
         if self._starts:
-            said.append(
+            sentences.append(
                 f"{who}iterations are numbered from the start again {self._starts:,} times: several "
                 "engines wrote this file one after the other, or lines are repeated"
             )
-        return said
+        return sentences

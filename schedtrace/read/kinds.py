@@ -14,7 +14,7 @@ from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read import iteration_log, loguru_log
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
 from schedtrace.read.loguru_log import has_records, read_loguru_log
-from schedtrace.read.samples import Sample, first_sample, later_samples
+from schedtrace.read.samples import FileSample, first_sample, later_samples
 from schedtrace.read.trace import Trace
 
 Reader = Callable[[Path], list[Trace]]
@@ -26,12 +26,12 @@ TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """Noun phrase: what such a file is."""
 
     name: str
     """A noun phrase: what such a file is."""
-    matches: Callable[[Sample], bool]
+    matches: Callable[[FileSample], bool]
     advice: str = ""
     """Advice on such a file, in the imperative."""
     reader: Reader | None = None
@@ -45,20 +45,20 @@ TO_NAME_THE_RUN = "name the run that it was made of"
 TO_UNPACK = "unpack it first"
 
 
-def _fields(*names: str) -> Callable[[Sample], bool]:
+def _fields(*names: str) -> Callable[[FileSample], bool]:
     """Return a check for a JSON object, which may be the first of several, with these fields."""
     return lambda sample: sample.has(*names)
 
 
-def _own(*names: str) -> Callable[[Sample], bool]:
+def _own(*names: str) -> Callable[[FileSample], bool]:
     return lambda sample: sample.has("schema_version", *names) and "type" not in sample.row
 
 
-def _text(pattern: str, least: int = 1) -> Callable[[Sample], bool]:
+def _text(pattern: str, least: int = 1) -> Callable[[FileSample], bool]:
     """Return a check for a text with so many places that match."""
     compiled = re.compile(pattern, re.MULTILINE)
 
-    def matches(sample: Sample) -> bool:
+    def matches(sample: FileSample) -> bool:
         if sample.is_binary or sample.is_json:
             return False
         places = compiled.finditer(sample.text)
@@ -67,28 +67,28 @@ def _text(pattern: str, least: int = 1) -> Callable[[Sample], bool]:
     return matches
 
 
-def _begins(*magic: bytes) -> Callable[[Sample], bool]:
+def _begins(*magic: bytes) -> Callable[[FileSample], bool]:
     return lambda sample: sample.content.startswith(magic)
 
 
-def _columns(names: Sequence[str]) -> Callable[[Sample], bool]:
+def _columns(names: Sequence[str]) -> Callable[[FileSample], bool]:
     return lambda sample: not sample.is_json and sample.columns.issuperset(names)
 
 
-def _is_trace(sample: Sample) -> bool:
+def _is_trace(sample: FileSample) -> bool:
     return sample.first_line.startswith("{") and sample.row.get("type") in TRACE_LINES
 
 
-def _is_log_of_schedule(sample: Sample) -> bool:
+def _is_log_of_schedule(sample: FileSample) -> bool:
     text = sample.text
     return any(key in text for key in loguru_log.KEYS) and has_records(sample.lines)
 
 
-def _has_iterations(sample: Sample) -> bool:
+def _has_iterations(sample: FileSample) -> bool:
     return any(iteration_in(line) is not None for line in sample.lines)
 
 
-def _is_guidellm(sample: Sample) -> bool:
+def _is_guidellm(sample: FileSample) -> bool:
     runs = sample.row.get("benchmarks", ())
     if runs is None:  # cut, as results of a long sweep are
         return True
@@ -101,12 +101,12 @@ _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
 
 
-def _is_summary(sample: Sample) -> bool:
+def _is_summary(sample: FileSample) -> bool:
     keys = sample.row.keys()
     return not keys.isdisjoint(_SUMMARY) and not keys.isdisjoint(_RATES)
 
 
-def _is_own_workload(sample: Sample) -> bool:
+def _is_own_workload(sample: FileSample) -> bool:
     keys = sample.row.keys()
     return "input_len" in keys or ("prompt" in keys and keys <= _OF_A_PROMPT)
 
@@ -114,63 +114,65 @@ def _is_own_workload(sample: Sample) -> bool:
 _OF_A_PROMPT = {"prompt", "output_len", "output_tokens", "priority", "data_parallel_rank", "request_id", "id"}
 
 
-def _is_chat(sample: Sample) -> bool:
+def _is_chat(sample: FileSample) -> bool:
     return isinstance(sample.row.get("messages"), list)
 
 
-def _is_empty(sample: Sample) -> bool:
+def _is_empty(sample: FileSample) -> bool:
     return sample.whole and not sample.text.strip()
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind("an empty file", _is_empty),
-    Kind(
+KINDS: tuple[FileKind, ...] = (
+    FileKind("an empty file", _is_empty),
+    FileKind(
         "a compressed file",
         _begins(b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh"),
         TO_UNPACK,
     ),
-    Kind("a Parquet file", _begins(b"PAR1"), "name the run folder that it was exported from"),
-    Kind("a trace of schedtrace", _is_trace),
+    FileKind("a Parquet file", _begins(b"PAR1"), "name the run folder that it was exported from"),
+    FileKind("a trace of schedtrace", _is_trace),
     # what schedtrace prints
-    Kind("the output of schedtrace analyze --format json", _own("runs"), TO_NAME_THE_RUN),
-    Kind("the output of schedtrace step --format json", _own("step", "scheduled"), TO_NAME_THE_RUN),
-    Kind("the output of schedtrace request --format json", _own("request_id", "states"), TO_NAME_THE_RUN),
-    Kind("the output of schedtrace diff --format json", _own("base_path", "metrics"), TO_NAME_THE_RUN),
-    Kind("the output of schedtrace sweep --format json", _own("loads", "rows"), TO_NAME_THE_RUN),
-    Kind("the output of schedtrace findings --format json", _own("findings"), TO_NAME_THE_RUN),
-    Kind(
+    FileKind("the output of schedtrace analyze --format json", _own("runs"), TO_NAME_THE_RUN),
+    FileKind("the output of schedtrace step --format json", _own("step", "scheduled"), TO_NAME_THE_RUN),
+    FileKind("the output of schedtrace request --format json", _own("request_id", "states"), TO_NAME_THE_RUN),
+    FileKind("the output of schedtrace diff --format json", _own("base_path", "metrics"), TO_NAME_THE_RUN),
+    FileKind("the output of schedtrace sweep --format json", _own("loads", "rows"), TO_NAME_THE_RUN),
+    FileKind("the output of schedtrace findings --format json", _own("findings"), TO_NAME_THE_RUN),
+    FileKind(
         "the output of schedtrace queue --format json",
         lambda sample: sample.row.keys() == {"engines"} and isinstance(sample.row["engines"], list),
         "ask the engine again with schedtrace queue",
     ),
-    Kind("the manifest of a run", _fields("schedtrace_version", "status", "started_at"), "name its folder"),
-    Kind(
+    FileKind(
+        "the manifest of a run", _fields("schedtrace_version", "status", "started_at"), "name its folder"
+    ),
+    FileKind(
         "what the front end of a run wrote",
         lambda sample: sample.has("type", "at_unix_us") and sample.row["type"] in {"configured", "refused"},
         "name its folder",
     ),
     # results of benchmarks
-    Kind(
+    FileKind(
         "a result of vllm bench serve",
         _fields("model_id", "completed", "total_input_tokens", "request_throughput"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    Kind(
+    FileKind(
         "a serving benchmark's result",
         _fields("completed", "total_input_tokens", "request_throughput"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    Kind(
+    FileKind(
         "a result of vllm bench throughput",
         _fields("elapsed_time", "num_requests", "total_num_tokens"),
         f"it has totals and no steps; {TO_RECORD}",
     ),
-    Kind(
+    FileKind(
         "a result of vllm bench latency",
         _fields("avg_latency", "latencies"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    Kind(
+    FileKind(
         "a result of AIPerf",
         lambda sample: (
             sample.has("input_config", "request_latency")
@@ -179,76 +181,76 @@ KINDS: tuple[Kind, ...] = (
         ),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    Kind("a result of GuideLLM", _is_guidellm, f"it has latencies and no steps; {TO_RECORD}"),
-    Kind(
+    FileKind("a result of GuideLLM", _is_guidellm, f"it has latencies and no steps; {TO_RECORD}"),
+    FileKind(
         "a result of inference-perf",
         _fields("load_summary", "successes"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    Kind("a benchmark's summary", _is_summary, f"it has totals and no steps; {TO_RECORD}"),
-    Kind(
+    FileKind("a benchmark's summary", _is_summary, f"it has totals and no steps; {TO_RECORD}"),
+    FileKind(
         "what vllm bench serve prints",
         _text(r"={3,} Serving Benchmark Result ={3,}"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    Kind(
+    FileKind(
         "a trace for a viewer (Trace Event Format)",
         _fields("traceEvents"),
         "open it in ui.perfetto.dev",
     ),
     # workloads
-    Kind("a trace of Azure's LLM inference", _columns(AZURE_COLUMNS), TO_REPLAY, is_workload=True),
-    Kind("a trace of BurstGPT", _columns(BURSTGPT_COLUMNS), TO_REPLAY, is_workload=True),
-    Kind(
+    FileKind("a trace of Azure's LLM inference", _columns(AZURE_COLUMNS), TO_REPLAY, is_workload=True),
+    FileKind("a trace of BurstGPT", _columns(BURSTGPT_COLUMNS), TO_REPLAY, is_workload=True),
+    FileKind(
         "a timed trace (Mooncake, Qwen-Bailian or vLLM's timed_trace)",
         _fields("timestamp", "input_length", "output_length"),
         TO_REPLAY,
         is_workload=True,
     ),
-    Kind(
+    FileKind(
         "a list of conversations (ShareGPT)",
         _fields("conversations"),
         TO_REPLAY,
         is_workload=True,
     ),
-    Kind("a workload in JSON Lines", _is_own_workload, TO_REPLAY, is_workload=True),
-    Kind(
+    FileKind("a workload in JSON Lines", _is_own_workload, TO_REPLAY, is_workload=True),
+    FileKind(
         "a batch of OpenAI requests",
         _fields("custom_id", "url", "body"),
         "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
     ),
-    Kind(
+    FileKind(
         "chat messages",
         _is_chat,
         "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
     ),
     # logs
-    Kind(f"a {loguru_log.RECORD}", _is_log_of_schedule, reader=read_loguru_log),
-    Kind(iteration_log.RECORD, _has_iterations, reader=read_iteration_log),
-    Kind(
+    FileKind(f"a {loguru_log.RECORD}", _is_log_of_schedule, reader=read_loguru_log),
+    FileKind(iteration_log.RECORD, _has_iterations, reader=read_iteration_log),
+    FileKind(
         "vLLM's dump of a SchedulerOutput",
         _text(r"SchedulerOutput\(scheduled_new_reqs="),
         f"it has a single step and no reasons; {TO_RECORD}",
     ),
-    Kind(
+    FileKind(
         "a dump of vLLM's metrics",
         _text(r"^(?:# (?:HELP|TYPE) )?vllm:\w+(?:\{[^\n]*\})? ", least=3),
         f"it has sums and no steps; {TO_RECORD}",
     ),
-    Kind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) \w+ ", least=2), TO_RECORD),
-    Kind(
+    FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) \w+ ", least=2), TO_RECORD),
+    FileKind(
         "vLLM's log with its periodic lines only",
         _text(r"Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: "),
         f"it has a line every 10 s and no steps; {TO_RECORD}",
     ),
-    Kind(
+    FileKind(
         "vLLM's log without iteration lines",
         _text(
             r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w/]+\.py:\d+\]|\w+\.py:\d+\])"
         ),
         TO_RECORD,
     ),
-    Kind("JSON of another program", lambda sample: bool(sample.rows), TO_RECORD),
+    FileKind("JSON of another program", lambda sample: bool(sample.rows), TO_RECORD),
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
@@ -262,7 +264,7 @@ _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
 
 
-def kind_of(path: Path) -> Kind | None:
+def kind_of(path: Path) -> FileKind | None:
     """Return what a file is; None for no known kind.
 
     Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records.
@@ -273,15 +275,15 @@ def kind_of(path: Path) -> Kind | None:
     if is_in_parts(path):
         return TRACE
     sample = first_sample(path)
-    kind = _of_sample(path, sample)
+    kind = _kind_of_sample(path, sample)
     may_be_log = not sample.is_binary and (kind is None or kind in _LOGS)
     if may_be_log and not sample.whole:
-        later = (_of_sample(path, block, READ) for block in later_samples(path, _MARKERS))
+        later = (_kind_of_sample(path, block, READ) for block in later_samples(path, _MARKERS))
         return next(filter(None, later), kind)
     return kind
 
 
-def _of_sample(path: Path, sample: Sample, kinds: Sequence[Kind] = KINDS) -> Kind | None:
+def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = KINDS) -> FileKind | None:
     """Return the first kind that matches.
 
     Raises:
@@ -300,14 +302,14 @@ def _of_sample(path: Path, sample: Sample, kinds: Sequence[Kind] = KINDS) -> Kin
     return kind
 
 
-def look_of(kind: Kind | None) -> str:
+def look_of(kind: FileKind | None) -> str:
     """Return what a file that is not read looks like."""
     if kind is None:
         return "not understood"
     return "empty" if kind is EMPTY else f"looks like {kind.name}"
 
 
-def refusal(kind: Kind | None) -> str:
+def refusal(kind: FileKind | None) -> str:
     """Return why a file is not read, and what to do instead."""
     if kind is None or kind is EMPTY:
         return f"{look_of(kind)}; {EXPECTED}"

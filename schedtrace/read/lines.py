@@ -21,16 +21,16 @@ from schedtrace.read.part_files import (
     HEAD_LINES,
     TOO_LARGE,
     Begins,
-    Frames,
-    Parts,
+    TraceParts,
+    ZstdFrames,
     began_us,
-    begins,
+    decode_head,
     last_of,
-    named,
+    named_files,
     parts_of,
 )
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import readable
+from schedtrace.read.tables import readable_struct
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes that there are."""
@@ -57,7 +57,7 @@ READ = ReadOptions()
 
 @contextmanager
 def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
-    """While a file is read.
+    """Turn errors of reading a file into InputError.
 
     Args:
         path: Of the file.
@@ -136,7 +136,7 @@ class WholeLines:
         files = last_of(parts.files, self.options.last_us)
         if not files:
             raise InputError(_unreadable(self.path, FileNotFoundError(ENOENT, os.strerror(ENOENT))))
-        self._total = sum(map(size_of, files))
+        self._total = sum(map(file_size, files))
         self.left_out = len(files) < len(parts.files)
         self.dropped = list(parts.left_out)
         number = 1
@@ -156,9 +156,11 @@ class WholeLines:
         """
         for path in files:
             with reading(path):
-                yield from self._of(path, Frames(), self._blocks(path, beside))
+                yield from self._whole_lines(path, ZstdFrames(), self._blocks(path, beside))
 
-    def _parts(self, parts: Parts, files: list[Path], beside: ThreadPoolExecutor) -> Iterator[list[bytes]]:
+    def _parts(
+        self, parts: TraceParts, files: list[Path], beside: ThreadPoolExecutor
+    ) -> Iterator[list[bytes]]:
         """Yield the lines of one part after the other, in chunks of several small ones.
 
         Raises:
@@ -167,11 +169,11 @@ class WholeLines:
         joint, gathered, size = Joint(parts), list[bytes](), 0
         oversized = []
         for path in files:
-            frames = Frames()
+            frames = ZstdFrames()
             joint.begin(path)
             blocks = frames.blocks(self._blocks(path, beside), self.options.chunk_bytes)
             try:
-                for lines in self._of(path, frames, blocks):
+                for lines in self._whole_lines(path, frames, blocks):
                     gathered += joint.take(lines)
                     size += sum(map(len, lines)) + len(lines)
                     if size >= self.options.chunk_bytes:
@@ -188,9 +190,9 @@ class WholeLines:
             yield gathered
         self.begun_anew = joint.begun_anew
         if oversized:
-            self.dropped.append(f"{named(oversized)}: {TOO_LARGE}")
+            self.dropped.append(f"{named_files(oversized)}: {TOO_LARGE}")
 
-    def _of(self, path: Path, frames: Frames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
+    def _whole_lines(self, path: Path, frames: ZstdFrames, blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
         """Yield the whole lines of one file, in chunks.
 
         Raises:
@@ -245,7 +247,7 @@ class Joint:
         parts: All of the trace.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: TraceParts) -> None:
         self.begun_anew: list[tuple[int, int]] = []
         self._parts = parts
         self.kept_head = False
@@ -289,7 +291,7 @@ class Joint:
         self._whole = None if lacks or not self._lines else part_number(path)
 
     def _begin(self, lines: list[bytes]) -> list[bytes]:
-        head = begins(lines[0])
+        head = decode_head(lines[0])
         if self._is_first:
             self._is_first = False
             return lines if head is not None or not self._parts.header else [self._borrowed(lines), *lines]
@@ -333,17 +335,17 @@ class _Notices(msgspec.Struct):
 
 def _notices(lines: list[bytes]) -> set[str]:
     """Return what is in headers and lines of notices among these; nothing of broken ones."""
-    found: set[str] = set()
+    notices: set[str] = set()
     for line in lines:
         if _TELLS.match(line):
             with suppress(*UNREADABLE):
                 read = msgspec.json.decode(line, type=_Notices)
-                found.update(read.notices, [read.message])
-    return found - {""}
+                notices.update(read.notices, [read.message])
+    return notices - {""}
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file; 0 if it is gone."""
+def file_size(path: Path) -> int:
+    """Return the bytes of a file; 0 if it is gone."""
     try:
         return path.stat().st_size
     except OSError:
@@ -375,21 +377,21 @@ def check_settings(scheduler_config: dict[str, Any]) -> None:
     Raises:
         msgspec.ValidationError: a type is another one, with its place.
     """
-    known = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
-    msgspec.convert(known, KnownSettings)
+    settings = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
+    msgspec.convert(settings, KnownSettings)
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
 HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
 """Numbers of 19 digits, which no count or time has, and which do not fit Polars' integers."""
-AS_READ = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
+AS_READ = {line: readable_struct(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
 """Kind of line to the struct that it is read into."""
 _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: UP007  # made at run time
 
 
 def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[msgspec.Struct], list[Any]]:
-    """Kind of line to the lines of that kind, in their order.
+    """Return the lines of each kind, in their order.
 
     Deltas stand among the steps. So does a None for every line that a delta cannot continue: a broken one,
     which may have been a step, and the header of another trace.
@@ -399,9 +401,9 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
         first: Number of the first one.
         problems: Gets the numbers of broken ones.
     """
-    found: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in AS_READ.values()}
+    by_kind: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in AS_READ.values()}
     header = AS_READ[Header]
-    steps = found[AS_READ[Delta]] = found[AS_READ[Step]]
+    steps = by_kind[AS_READ[Delta]] = by_kind[AS_READ[Step]]
     for number, line in enumerate(lines, start=first):
         if not line:
             continue
@@ -411,14 +413,14 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
             problems.garbled_lines.append(number)
             steps.append(None)
         else:
-            found[type(read)].append(read)
+            by_kind[type(read)].append(read)
             if type(read) is header:
                 steps.append(None)
-    return {kind: found[as_read] for kind, as_read in AS_READ.items()}
+    return {kind: by_kind[as_read] for kind, as_read in AS_READ.items()}
 
 
 def decode_line(line: bytes) -> Any:
-    """A line as read; None if it is broken."""
+    """Return a line as read; None if it is broken."""
     try:
         return _decode(line)
     except UNREADABLE:
@@ -426,7 +428,7 @@ def decode_line(line: bytes) -> Any:
 
 
 def read_header(path: Path, lines: list[bytes]) -> Header:
-    """The first line.
+    """Return the first line.
 
     Raises:
         InputError: it is no header, broken, or of a newer schema.

@@ -12,7 +12,7 @@ import polars as pl
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
 from schedtrace.read.columns import structs_of
 from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, decode_line
-from schedtrace.read.tables import STRETCH_SCHEMA, readable
+from schedtrace.read.tables import STRETCH_SCHEMA, readable_struct
 
 CAME, LOST, RUNS = -3, -2, -1
 """Steps, before any, in which those who were there before a window came, were preempted and were admitted."""
@@ -22,7 +22,7 @@ CAME, LOST, RUNS = -3, -2, -1
 class Live:
     """A request that has come and not gone."""
 
-    came: Any
+    entry: Any
     """Its ``Arrival`` as read; of one that was there when the trace began its ``Present``."""
     waits_since_us: int | None
     """Time at which it entered the waiting queue, as far as recorded; None: it runs."""
@@ -34,7 +34,7 @@ class Live:
     """Time at which the trace began with it; None: it came later."""
 
 
-class Lives:
+class LiveRequests:
     """Follows the requests from step to step."""
 
     def __init__(self) -> None:
@@ -44,38 +44,38 @@ class Lives:
     def step(
         self, start_us: int, arrived: Iterable[Any], finished: Iterable[Any], preempted: Iterable[Any]
     ) -> None:
-        """What a step's line tells of those who came, went, or were preempted."""
+        """Note which requests a step's line says arrived, finished, or were preempted."""
         self.events(arrived, finished)
-        for one in preempted:
-            if (known := self.alive.get(one.request_id)) is not None:
-                lost = max(known.lost_tokens, one.lost_tokens)
-                self.alive[one.request_id] = replace(
-                    known, waits_since_us=start_us, preempted=known.preempted + 1, lost_tokens=lost
+        for preemption in preempted:
+            if (live := self.alive.get(preemption.request_id)) is not None:
+                lost = max(live.lost_tokens, preemption.lost_tokens)
+                self.alive[preemption.request_id] = replace(
+                    live, waits_since_us=start_us, preempted=live.preempted + 1, lost_tokens=lost
                 )
 
     def events(self, arrived: Iterable[Any], finished: Iterable[Any]) -> None:
         """Note arrivals and departures."""
-        for one in arrived:
-            if not one.streaming_update:
-                self.alive[one.request_id] = Live(one, one.queued_us)
-        for one in finished:
-            self.alive.pop(one.request_id, None)
+        for arrival in arrived:
+            if not arrival.streaming_update:
+                self.alive[arrival.request_id] = Live(arrival, arrival.queued_us)
+        for request in finished:
+            self.alive.pop(request.request_id, None)
 
     def were_there(self, at_us: int, present: Iterable[Any]) -> None:
         """Note the requests that were there when the trace began."""
-        for one in present:
-            since = None if one.state == "running" else at_us
-            if one.state == "waiting" and one.queued_us is not None:
-                since = one.queued_us
-            preempted = one.num_preemptions or int(one.state == "preempted")
-            self.alive[one.request_id] = Live(one, since, preempted, one.lost_tokens, at_us)
+        for request in present:
+            since = None if request.state == "running" else at_us
+            if request.state == "waiting" and request.queued_us is not None:
+                since = request.queued_us
+            preempted = request.num_preemptions or int(request.state == "preempted")
+            self.alive[request.request_id] = Live(request, since, preempted, request.lost_tokens, at_us)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
         """Note that requests run."""
         for name in request_ids:
-            known = self.alive.get(name)
-            if known is not None and known.waits_since_us is not None:
-                self.alive[name] = replace(known, waits_since_us=None)
+            live = self.alive.get(name)
+            if live is not None and live.waits_since_us is not None:
+                self.alive[name] = replace(live, waits_since_us=None)
 
     def snapshot(self) -> list[Live]:
         """Copy the requests alive now."""
@@ -83,7 +83,7 @@ class Lives:
 
 
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Arrivals, stretches and preemptions that lead to these lives before the first step of a window.
+    """Return arrivals, stretches and preemptions that lead to these lives before a window's first step.
 
     Of those that came: who was there when the trace began still is there, ``still_there``.
 
@@ -91,22 +91,22 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
     who waited, and how much a preemption threw away. The arrival of one who waits after a preemption is that
     of an update: as that of a new request it would be a second wait.
     """
-    lives = [one for one in lives if one.there_us is None]
-    queued_again = [one for one in lives if one.preempted and one.waits_since_us is not None]
-    others = [one for one in lives if not one.preempted or one.waits_since_us is None]
-    came = [one.came for one in others]
-    came += [msgspec.structs.replace(one.came, streaming_update=True) for one in queued_again]
-    arrivals = structs_of(came, Arrival).select(
+    lives = [live for live in lives if live.there_us is None]
+    queued_again = [live for live in lives if live.preempted and live.waits_since_us is not None]
+    in_order = [live for live in lives if not live.preempted or live.waits_since_us is None]
+    records = [live.entry for live in in_order]
+    records += [msgspec.structs.replace(live.entry, streaming_update=True) for live in queued_again]
+    arrivals = structs_of(records, Arrival).select(
         pl.lit(CAME, pl.Int64).alias("step"), pl.lit(None, pl.Int64).alias("trial"), pl.all()
     )
     rows = [
-        (RUNS, RUNS, None, one.came.request_id, 0, 0, "resumed" if one.preempted else "new", 0, 0)
-        for one in others
-        if one.waits_since_us is None
+        (RUNS, RUNS, None, live.entry.request_id, 0, 0, "resumed" if live.preempted else "new", 0, 0)
+        for live in in_order
+        if live.waits_since_us is None
     ]
     stretches = pl.DataFrame(rows, schema=STRETCH_SCHEMA, orient="row")
-    again = [*queued_again, *(one for one in others if one.preempted)]
-    lost = [Preemption(one.came.request_id, one.lost_tokens) for one in again]
+    again = [*queued_again, *(live for live in in_order if live.preempted)]
+    lost = [Preemption(live.entry.request_id, live.lost_tokens) for live in again]
     preempted = structs_of(lost, Preemption).select(
         pl.lit(LOST, pl.Int64).alias("step"),
         pl.lit(None, pl.Int64).alias("trial"),
@@ -117,33 +117,33 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
 
 
 def arrivals_of(lives: list[Live]) -> list[Arrival]:
-    """The arrivals of those who came and wait, as the format has them."""
-    waiting = [one.came for one in lives if one.there_us is None and one.waits_since_us is not None]
-    return [msgspec.convert(came, Arrival, from_attributes=True) for came in waiting]
+    """Return the arrivals of those who came and wait, as the format has them."""
+    waiting = [live.entry for live in lives if live.there_us is None and live.waits_since_us is not None]
+    return [msgspec.convert(record, Arrival, from_attributes=True) for record in waiting]
 
 
 def still_there(lives: list[Live]) -> pl.DataFrame:
     """Return the requests that were there when the trace began, as they are now (``columns.present_in``)."""
-    there = [one for one in lives if one.there_us is not None]
-    times = [one.there_us if one.waits_since_us is None else one.waits_since_us for one in there]
-    return structs_of([_now(one) for one in there], Present).select(
+    there = [live for live in lives if live.there_us is not None]
+    times = [live.there_us if live.waits_since_us is None else live.waits_since_us for live in there]
+    return structs_of([_now(live) for live in there], Present).select(
         pl.Series("at_us", times, pl.Int64), pl.lit(None, pl.Int64).alias("trial"), pl.all()
     )
 
 
 def present_of(lives: list[Live]) -> list[Present]:
-    """The same, as the format has them."""
-    return [_now(one) for one in lives if one.there_us is not None]
+    """Return the requests that are there as the format has them."""
+    return [_now(live) for live in lives if live.there_us is not None]
 
 
 def entries_in(present: pl.DataFrame) -> list[Present]:
-    """The rows of ``columns.present_in`` as the format has them."""
+    """Return the rows of ``columns.present_in`` as the format has them."""
     return [Present(**row) for row in present.drop("at_us", "trial").to_dicts()]
 
 
 def _now(live: Live) -> Present:
     """Return the present state of a request that was there; its tokens since then are not counted."""
-    was: Present = msgspec.convert(live.came, Present, from_attributes=True)
+    was: Present = msgspec.convert(live.entry, Present, from_attributes=True)
     runs = live.waits_since_us is None
     return msgspec.structs.replace(
         was,
@@ -160,8 +160,8 @@ TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'
 """In lines of any kind; inside an id the quotes would be escaped."""
 
 
-def _told() -> type[msgspec.Struct]:
-    """What is decoded of a line: who came, went, was preempted or scheduled."""
+def _named_in_lines() -> type[msgspec.Struct]:
+    """Return what is decoded of a line: who came, went, was preempted or scheduled."""
     named: Any = msgspec.defstruct("Named", [("request_id", str)], gc=False)
     changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
     fields: list[Any] = [
@@ -177,15 +177,15 @@ def _told() -> type[msgspec.Struct]:
         "preempted": Preemption,
     }
     for name, kind in kinds.items():
-        entry: Any = readable(kind)
+        entry: Any = readable_struct(kind)
         fields.append((name, list[entry], []))
-    return msgspec.defstruct("Told", fields, kw_only=True, gc=False)
+    return msgspec.defstruct("NamedRequests", fields, kw_only=True, gc=False)
 
 
-_decode = msgspec.json.Decoder(_told()).decode
+_decode = msgspec.json.Decoder(_named_in_lines()).decode
 
 
-def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int, list[str]]:
+def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tuple[int, list[str]]:
     """Return where to begin to read a trace, with the lives up to there, and the notices before.
 
     That is the last full line that is ``keep_us`` before the last one, or the trace's begin.
@@ -198,7 +198,7 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         lives: Gets who came and went before that place.
     """
     full: deque[tuple[int, int]] = deque()
-    told: deque[tuple[int, Any]] = deque()
+    events: deque[tuple[int, Any]] = deque()
     notices, begun, begin = [], b"", at
     while at + len(begun) < size and (
         block := os.pread(file, min(BLOCK, size - at - len(begun)), at + len(begun))
@@ -211,25 +211,25 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
                 notice = decode_line(line)
                 notices += [(at, notice.message)] if getattr(notice, "stalled", notice) is None else []
             elif any(key in line for key in TELLING) or line.startswith(FULL):
-                _take(line, at, full, told)
+                _take(line, at, full, events)
             at += len(line) + 1
         while len(full) > 1 and full[1][1] <= full[-1][1] - keep_us:
             full.popleft()
             begin = full[0][0]
-        while told and told[0][0] < begin:
-            one = told.popleft()[1]
-            lives.were_there(one.at_us, one.present)
-            lives.step(one.start_us, one.arrived, one.finished, one.preempted)
-            admitted = one.changes.added if one.changes else []
-            lives.scheduled([row.request_id for row in (*one.requests, *admitted)])
+        while events and events[0][0] < begin:
+            read = events.popleft()[1]
+            lives.were_there(read.at_us, read.present)
+            lives.step(read.start_us, read.arrived, read.finished, read.preempted)
+            admitted = read.changes.added if read.changes else []
+            lives.scheduled([row.request_id for row in (*read.requests, *admitted)])
     return begin, [text for place, text in notices if place < begin]
 
 
-def _take(line: bytes, at: int, full: deque[tuple[int, int]], told: deque[tuple[int, Any]]) -> None:
+def _take(line: bytes, at: int, full: deque[tuple[int, int]], events: deque[tuple[int, Any]]) -> None:
     try:
         read: Any = _decode(line)
     except UNREADABLE:
         return
     if line.startswith(FULL):
         full.append((at, read.start_us))
-    told.append((at, read))
+    events.append((at, read))

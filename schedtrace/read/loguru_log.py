@@ -71,9 +71,11 @@ class Record(msgspec.Struct):
     @property
     def scheduled_tokens(self) -> int | None:
         """Scheduled tokens of all requests; None if a request lacks them."""
-        told = [one.scheduled_tokens for one in self.requests or []]
-        known = [tokens for tokens in told if tokens is not None]
-        return sum(known) if self.requests is not None and len(known) == self.scheduled_requests else None
+        tokens = [request.scheduled_tokens for request in self.requests or []]
+        recorded = [count for count in tokens if count is not None]
+        return (
+            sum(recorded) if self.requests is not None and len(recorded) == self.scheduled_requests else None
+        )
 
     @property
     def scheduled_requests(self) -> int | None:
@@ -95,16 +97,16 @@ class Record(msgspec.Struct):
         return self._put_together(-1, self.token_budget)
 
     def key(self) -> bytes:
-        """The same for repeats of the same record, however they are wrapped."""
+        """Return a key that repeats of a record share, however they are wrapped."""
         return msgspec.json.encode(self)
 
-    def _put_together(self, sign: int, known: int | None) -> int | None:
+    def _put_together(self, sign: int, tokens: int | None) -> int | None:
         used = self.scheduled_tokens
-        return None if used is None or known is None else known + sign * used
+        return None if used is None or tokens is None else tokens + sign * used
 
 
 def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Line, time (microseconds, of an unknown time zone) and content of each record; None: it is broken.
+    """Yield line, time (microseconds, of an unknown time zone) and content of each record; None if broken.
 
     Braces in the text of a request, which vLLM may log, begin no record.
 
@@ -117,7 +119,7 @@ def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None,
         line = whole_line if parts else whole_line[: quoted_from(whole_line)]
         at, time = 0, _time_of(line)
         if parts and (time is not None or BEGINS.search(line)):
-            yield from _told(start, logged_us, "\n".join(parts), whole=False)
+            yield from _record_in(start, logged_us, "\n".join(parts), whole=False)
             parts = []
         if not parts:
             logged_us = time if time is not None else logged_us
@@ -137,20 +139,20 @@ def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None,
             size += len(parts[-1])
             at = len(line) if end is None else end
             if end is not None or size > LONGEST_LINE:
-                yield from _told(start, logged_us, "\n".join(parts), whole=end is not None)
+                yield from _record_in(start, logged_us, "\n".join(parts), whole=end is not None)
                 parts, logged_us = [], None
     if parts:
-        yield from _told(start, logged_us, "\n".join(parts), whole=False)
+        yield from _record_in(start, logged_us, "\n".join(parts), whole=False)
 
 
-def parse(text: str) -> Record | None:
-    """A record from its text; None if it is none."""
+def parse_record(text: str) -> Record | None:
+    """Return a record from its text; None if it is none."""
     return _decoded(_as_json(text))
 
 
 @lru_cache(maxsize=1)
 def _as_it_stands(text: str) -> Record | None:
-    """The same for a record that is JSON but for its quotes; kept, since the next one is often a repeat."""
+    """Parse a record that is JSON but for its quotes; cached, since the next one is often a repeat."""
     return None if '"' in text or "\\" in text else _decoded(text.replace("'", '"'))
 
 
@@ -162,20 +164,20 @@ def _decoded(text: str) -> Record | None:
     return record if any(getattr(record, key) is not None for key in KEYS) else None
 
 
-def _told(
+def _record_in(
     start: int, logged_us: int | None, text: str, *, whole: bool
 ) -> Iterator[tuple[int, int | None, Record | None]]:
-    """A record, unless it is some other thing in braces."""
+    """Yield a record, unless it is some other thing in braces."""
     if _KEY.search(text):
-        yield start, logged_us, parse(text) if whole else None
+        yield start, logged_us, parse_record(text) if whole else None
 
 
 def _time_of(line: str) -> int | None:
-    found = _TIME.search(line, 0, _PREFIX)
-    if found is None:
+    time = _TIME.search(line, 0, _PREFIX)
+    if time is None:
         return None
     try:
-        return (datetime.fromisoformat(found[0].replace(",", ".")) - _EPOCH) // timedelta(microseconds=1)
+        return (datetime.fromisoformat(time[0].replace(",", ".")) - _EPOCH) // timedelta(microseconds=1)
     except ValueError:
         return None
 
@@ -190,7 +192,7 @@ def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
 
 
 def _as_json(text: str) -> str:
-    """A Python literal as JSON: other quotes, no comments, no ``...``, no comma before a closing bracket."""
+    """Rewrite a Python literal as JSON: other quotes, no comments, no ``...``, no comma before a bracket."""
     out: list[str] = []
     for token in _TOKEN.finditer(text):
         word = token[0]
@@ -212,7 +214,7 @@ RECORD = "log of a patched schedule(), one dict a call"
 
 
 def read_loguru_log(path: Path) -> list[Trace]:
-    """The records of such a log as one trace; steps are numbered in the order of the records.
+    """Return the records of such a log as one trace; steps are numbered in the order of the records.
 
     ``start_us`` is when the record was logged, from the first record on, with the log's own resolution
     (milliseconds by default). Durations are unknown.
@@ -301,8 +303,10 @@ class _Steps:
             self.token_budget = record.budget
         if self.max_num_running_reqs is None:
             self.max_num_running_reqs = record.max_num_running_reqs
-        phases = [self._phase(one.request_id, one.computed_tokens) for one in record.requests or []]
-        known = listed and "unknown" not in phases
+        phases = [
+            self._phase(request.request_id, request.computed_tokens) for request in record.requests or []
+        ]
+        complete = listed and "unknown" not in phases
         self.begins_later |= "unknown" in phases
         self.rows.add(
             step=self.rows.count,
@@ -311,28 +315,35 @@ class _Steps:
             remaining_budget=record.left,
             total_requests=record.scheduled_requests,
             max_num_running_reqs=record.max_num_running_reqs,
-            num_new=phases.count("new") if known else None,
-            num_continued=phases.count("running") if known else None,
+            num_new=phases.count("new") if complete else None,
+            num_continued=phases.count("running") if complete else None,
             requests=[
-                (str(one.request_id), one.computed_tokens, one.scheduled_tokens, PHASES.get(phase, phase))
-                for one, phase in zip(record.requests or [], phases, strict=True)
+                (
+                    str(request.request_id),
+                    request.computed_tokens,
+                    request.scheduled_tokens,
+                    PHASES.get(phase, phase),
+                )
+                for request, phase in zip(record.requests or [], phases, strict=True)
             ],
         )
 
     def notices(self) -> list[str]:
-        """What a person should know about the log."""
-        said = []
+        """Return what a person should know about the log."""
+        sentences = []
         if self._repeats:
             records = "1 repeated record" if self._repeats == 1 else f"{self._repeats:,} repeated records"
-            said.append(f"{records} left out: the logger wrote the same more than once")
+            sentences.append(f"{records} left out: the logger wrote the same more than once")
         if self.unlisted:
-            said.append(f"{self.unlisted:,} of {self.rows.count:,} records do not list all their requests")
+            sentences.append(
+                f"{self.unlisted:,} of {self.rows.count:,} records do not list all their requests"
+            )
         if self._went_back:
-            said.append(
+            sentences.append(
                 f"computed_tokens of a request went back {self._went_back:,} times: it was preempted, or the "
                 "file holds several runs; the log does not tell which"
             )
-        return said
+        return sentences
 
     def _phase(self, request_id: str | int, computed_tokens: int | None) -> str:
         name, computed = str(request_id), computed_tokens or 0

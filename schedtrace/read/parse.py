@@ -28,11 +28,11 @@ from schedtrace.read.columns import (
 )
 from schedtrace.read.gaps import GAP_SCHEMA, TOLD, gaps_of
 from schedtrace.read.lines import WholeLines, read_header, read_lines
-from schedtrace.read.problems import Problems, ranges
+from schedtrace.read.problems import Problems, number_ranges
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
 
 
-class Steps:
+class StepTables:
     """The steps as they come, each number once.
 
     Args:
@@ -76,8 +76,8 @@ BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
 """Lists of what happened beside the steps: in order of these times."""
 
 
-def beside(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
-    """The tables of ``BESIDE``, without the steps that told of them."""
+def side_tables(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
+    """Return the tables of ``BESIDE``, without the steps that recorded them."""
     return {name: events[name].drop("step", "trial").sort(at) for name, at in BESIDE.items()}
 
 
@@ -126,7 +126,7 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without searches for cycles: lines have none, and there are so many that it would take a while."""
+    """Suspend garbage collection: lines have no cycles, and searching so many for them takes a while."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -137,8 +137,8 @@ def _uncollected() -> Iterator[None]:
 
 
 def _parse(lines: WholeLines, tables: Tables) -> Parsed:
-    header, problems, steps = None, Problems(), Steps(tables)
-    others: dict[type[msgspec.Struct], list[Any]] = defaultdict(list)
+    header, problems, steps = None, Problems(), StepTables(tables)
+    other_lines: dict[type[msgspec.Struct], list[Any]] = defaultdict(list)
     for number, chunk in lines:
         if header is None:
             if not any(line.strip() for line in chunk):
@@ -148,20 +148,20 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         read = read_lines(chunk, number, problems)
         steps.add(read.pop(Step))
         del read[Delta]
-        for kind, found in read.items():
-            others[kind] += found
+        for kind, found_lines in read.items():
+            other_lines[kind] += found_lines
     if header is None:
         raise InputError(_nothing(lines))
     steps.end()
-    end = msgspec.convert(others[End][-1], End, from_attributes=True) if others[End] else None
-    events = {name: steps.events(name, others[Events]) for name in EVENTS}
+    end = msgspec.convert(other_lines[End][-1], End, from_attributes=True) if other_lines[End] else None
+    events = {name: steps.events(name, other_lines[Events]) for name in EVENTS}
     arrivals, finishes = events["arrived"], events["finished"]
-    all_steps = merge_outputs(steps.frame(), others[Output])
-    told = _before_the_end(present_in(others[Events], keep="all"), lines.begun_anew, all_steps)
+    all_steps = merge_outputs(steps.frame(), other_lines[Output])
+    listed = _before_the_end(present_in(other_lines[Events], keep="all"), lines.begun_anew, all_steps)
     is_begun = is_in_parts(lines.path) and not lines.left_out
-    gaps = gaps_of(all_steps, lines.begun_anew, others[Events], header.first_step if is_begun else None)
-    present = unseen(told, arrivals, all_steps)
-    known = pl.concat([present["request_id"], arrivals["request_id"]])
+    gaps = gaps_of(all_steps, lines.begun_anew, other_lines[Events], header.first_step if is_begun else None)
+    present = unseen_requests(listed, arrivals, all_steps)
+    ids = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
     problems.unclosed = end is None
     in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))
@@ -169,13 +169,13 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     expected = max(
         [
             *(all_steps["step"].tail(1) + 1),
-            *(one + 1 for one in in_vain[-1:]),
+            *(step + 1 for step in in_vain[-1:]),
             *(first for first, _ in lines.begun_anew),
             end.steps if end else 0,
         ]
     )
     problems.end_missing = all_steps.height > 0 and expected > all_steps["step"][-1] + 1
-    problems.not_rebuilt = ranges(in_vain)
+    problems.not_rebuilt = number_ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
     first = header.first_step
     problems.first_step = 0 if lines.left_out else first
@@ -183,18 +183,18 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         problems.began_unix_us = header.wall_anchor_us + int(all_steps["start_us"][0])
     problems.gaps = _missing_parts(gaps)
     problems.dropped = lines.dropped
-    refused = {one for one in problems.refused if first <= one < expected}
+    refused = {step for step in problems.refused if first <= step < expected}
     refused = refused.difference(all_steps["step"], in_vain)
     problems.missing_steps = max(0, expected - first - all_steps.height - len(in_vain) - len(refused))
-    dropped = sum(line.dropped_steps for line in others[Events])
+    dropped = sum(line.dropped_steps for line in other_lines[Events])
     problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
     if problems.missing_steps or problems.garbled_lines or in_vain:
-        unknown = finishes.filter(~pl.col("request_id").is_in(known.implode()))["request_id"].n_unique()
-        problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in others[Events]))
-        problems.missing_finishes = sum(line.dropped_finishes for line in others[Events])
+        unknown = finishes.filter(~pl.col("request_id").is_in(ids.implode()))["request_id"].n_unique()
+        problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in other_lines[Events]))
+        problems.missing_finishes = sum(line.dropped_finishes for line in other_lines[Events])
     if problems.unclosed:
         ended = finishes["request_id"].implode()
-        problems.unfinished_requests = known.filter(~known.is_in(ended)).n_unique()
+        problems.unfinished_requests = ids.filter(~ids.is_in(ended)).n_unique()
     return Parsed(
         header=header,
         steps=all_steps,
@@ -202,21 +202,21 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         finishes=finishes,
         present=present,
         gaps=gaps,
-        there_after=told.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
-        **beside(events),
-        cpu=cpu_times(others[Cpu]),
-        stalls=stalls_in(others[Notice]),
-        notices=_notices(header, others),
+        there_after=listed.filter(pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
+        **side_tables(events),
+        cpu=cpu_times(other_lines[Cpu]),
+        stalls=stalls_in(other_lines[Notice]),
+        notices=_notices(header, other_lines),
         end=end,
         problems=problems,
         in_order=steps.chain.in_order,
     )
 
 
-def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
+def _notices(header: Header, lines: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
     """Return all notices, including those of a later header, which a file has behind lost lines."""
-    notices = [*header.notices, *about_the_recorder(others[Notice])]
-    later = dict.fromkeys(notice for one in others[Header] for notice in one.notices)
+    notices = [*header.notices, *about_the_recorder(lines[Notice])]
+    later = dict.fromkeys(notice for header_read in lines[Header] for notice in header_read.notices)
     return [*notices, *(notice for notice in later if notice not in notices)]
 
 
@@ -226,22 +226,22 @@ def about_the_recorder(lines: list[Any]) -> list[str]:
 
 
 def _before_the_end(
-    told: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
+    listed: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return who was there, but for heads of parts that no step follows: the trace ends before them."""
+    """Return the listed requests, without heads of parts that no step follows: the trace ends before them."""
     if steps.is_empty():
-        return told
+        return listed
     late = [at_us for first, at_us in begun_anew if first > steps["step"][-1]]
-    return told.filter(~pl.col("at_us").is_in(late))
+    return listed.filter(~pl.col("at_us").is_in(late))
 
 
-def unseen(told: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return who was there at its begin, and after a gap those of whom no arrival is recorded."""
-    present = told.unique("request_id", keep="first", maintain_order=True)
+    present = listed.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty():
         return present
-    came = pl.col("request_id").is_in(arrivals["request_id"].implode())
-    return present.filter(~came | (pl.col("at_us") <= steps["start_us"][0]))
+    has_arrived = pl.col("request_id").is_in(arrivals["request_id"].implode())
+    return present.filter(~has_arrived | (pl.col("at_us") <= steps["start_us"][0]))
 
 
 def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
@@ -260,7 +260,7 @@ def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
 
 
 def _nothing(lines: WholeLines) -> str:
-    """Why a file without a header is none."""
+    """Return why a file without a header is no trace."""
     stopped = "the engine stopped before it recorded anything"
     if lines.dropped:
         return f"{lines.path}: no line of a trace in it; {lines.dropped[-1]}"

@@ -45,7 +45,7 @@ _BLANK = re.compile(rb"\n\n+")
 
 
 @dataclass
-class Frames:
+class ZstdFrames:
     """Decompressor of a file's frames, which gets the file block by block."""
 
     cut: bool = False
@@ -68,16 +68,16 @@ class Frames:
 
     def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:
         """Yield decompressed blocks, of at least so many bytes but for the last."""
-        found, size = [], 0
+        pieces, size = [], 0
         for block in compressed:
             for content in self.content(block):
-                found.append(content)
+                pieces.append(content)
                 size += len(content)
                 if size >= least_bytes:
-                    yield b"".join(found)
-                    found, size = [], 0
-        if found:
-            yield b"".join(found)
+                    yield b"".join(pieces)
+                    pieces, size = [], 0
+        if pieces:
+            yield b"".join(pieces)
         self.cut = self.is_open
 
     def content(self, block: bytes) -> Iterator[bytes]:
@@ -149,7 +149,7 @@ class Begins(msgspec.Struct, tag="header", frozen=True):
         return f"rank {self.engine_rank}, process {self.pid} on {self.host}{began}"
 
 
-def begins(line: bytes) -> Begins | None:
+def decode_head(line: bytes) -> Begins | None:
     """Decode the first line of a part; None: it is no header."""
     try:
         return msgspec.json.decode(line, type=Begins)
@@ -166,7 +166,7 @@ def began_us(line: bytes) -> int | None:
 
 
 @dataclass
-class Parts:
+class TraceParts:
     """The files of a trace that one engine wrote, in the order of their steps."""
 
     files: list[Path]
@@ -178,7 +178,7 @@ class Parts:
     """The numbers in the files' names are in the order of the steps."""
 
 
-def parts_of(path: Path) -> Parts:
+def parts_of(path: Path) -> TraceParts:
     """Return the parts of a trace that belong together: those of the engine that wrote most of them.
 
     Names may have been changed: a part's place is that of its header, or behind the part before it where the
@@ -186,14 +186,14 @@ def parts_of(path: Path) -> Parts:
     """
     files = files_of(path)
     if not is_in_parts(path) or not files:
-        return Parts(files)
+        return TraceParts(files)
     lines = {file: b"".join(head_of(file, 1)) for file in files}
-    heads = {file: head for file, line in lines.items() if (head := begins(line)) is not None}
+    heads = {file: head for file, line in lines.items() if (head := decode_head(line)) is not None}
     written = Counter(head.engine for head in heads.values())
     if not written:
-        return Parts(files)
+        return TraceParts(files)
     most, first = written.most_common(1)[0][0], 0
-    parts, copies = Parts([]), _copies(heads)
+    parts, copies = TraceParts([]), _copies(heads)
     places: list[tuple[int, Path]] = []
     foreign: dict[Begins, list[str]] = defaultdict(list)
     copied: list[str] = []
@@ -210,16 +210,16 @@ def parts_of(path: Path) -> Parts:
     parts.in_order = parts.files == [file for _, file in places]
     parts.header = next((lines[file] for file in parts.files if file in heads), b"")
     parts.left_out = [
-        f"{named(names)}: written by another engine ({engine}) than the rest ({most}): left out, to be read "
-        "in a folder of its own"
+        f"{named_files(names)}: written by another engine ({engine}) than the rest ({most}): left out, to be "
+        "read in a folder of its own"
         for engine, names in foreign.items()
     ]
     if copied:
-        parts.left_out.append(f"{named(copied)}: a copy of another part, left out")
+        parts.left_out.append(f"{named_files(copied)}: a copy of another part, left out")
     return parts
 
 
-def named(names: list[str]) -> str:
+def named_files(names: list[str]) -> str:
     """Return the first of these files' names, and how many there are."""
     if len(names) <= _NAMED:
         return ", ".join(names)
@@ -281,7 +281,7 @@ def head_of(part: Path, count: int) -> list[bytes]:
     """Return the first lines of a part, as far as they are whole; none of what cannot be read."""
     blocks, size, newlines = [], 0, 0
     with suppress(OSError), opened(part) as file:
-        for block in Frames().blocks(iter(partial(file.read, BLOCK), b""), 1):
+        for block in ZstdFrames().blocks(iter(partial(file.read, BLOCK), b""), 1):
             blocks.append(block)
             size += len(block)
             newlines += block.count(b"\n")

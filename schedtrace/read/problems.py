@@ -67,84 +67,86 @@ class Problems:
 
     def sentences(self, trace: Path) -> list[str]:
         """Return a sentence per problem."""
-        said = [f"{trace}: the last line is cut off and was dropped"] if self.truncated else []
-        said += self.missing(trace)
+        sentences = [f"{trace}: the last line is cut off and was dropped"] if self.truncated else []
+        sentences += self.missing(trace)
         if self.unclosed:
             open_ones = (
                 f"; {self.unfinished_requests} requests had not ended" if self.unfinished_requests else ""
             )
-            said.append(
+            sentences.append(
                 f"{trace}: not closed, the engine was killed or still runs; up to one second before the end "
                 f"may be missing{open_ones}"
             )
-        return said
+        return sentences
 
     def missing(self, trace: Path) -> list[str]:
         """Return the sentences about what is missing before the end, which concern all answers."""
-        said = self._missing_files(trace)
+        sentences = self._missing_files(trace)
         if self.garbled_lines:
             count = len(self.garbled_lines)
             lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED])
             more = ", ..." if count > _NAMED else ""
-            said.append(f"{trace}: {_lines(count)} not understood and dropped (line {lines}{more})")
+            sentences.append(f"{trace}: {_lines(count)} not understood and dropped (line {lines}{more})")
         if self.dropped_steps:
-            said.append(
+            sentences.append(
                 f"{trace}: {_missing(self.dropped_steps)}, the disk was too slow; requests that arrived or "
                 "ended meanwhile are recorded, what they were given is not"
             )
         if lost := self.missing_steps - self.dropped_steps:
             them = "it" if lost == 1 else "them"
-            said.append(f"{trace}: {_missing(lost)}, and so is any request that arrived or ended in {them}")
+            sentences.append(
+                f"{trace}: {_missing(lost)}, and so is any request that arrived or ended in {them}"
+            )
         for what, count in (("arrival", self.missing_arrivals), ("end", self.missing_finishes)):
             if count:
                 requests = "1 request" if count == 1 else f"{count:,} requests"
-                said.append(f"{trace}: the {what} of at least {requests} is missing")
+                sentences.append(f"{trace}: the {what} of at least {requests} is missing")
         if self.refused:
-            said.append(
-                f"{trace}: {_steps(ranges(self.refused))} dropped: the number had come before, or the step "
-                "began before the one in front of it"
+            sentences.append(
+                f"{trace}: {_steps(number_ranges(self.refused))} dropped: the number had come before, or the "
+                "step began before the one in front of it"
             )
         if self.not_rebuilt:
-            said.append(
+            sentences.append(
                 f"{trace}: {_steps(self.not_rebuilt)} could not be rebuilt: a line that "
                 "they continue is missing or broken"
             )
         if self.doubtful:
-            said.append(
+            sentences.append(
                 f"{trace}: {_steps(self.doubtful)}, rebuilt from changes, do not lead to the full line after "
                 "them; what each request got in them may be wrong"
             )
-        return said
+        return sentences
 
     def _missing_files(self, trace: Path) -> list[str]:
-        said = [f"{trace}: {sentence}" for sentence in self.dropped]
+        sentences = [f"{trace}: {sentence}" for sentence in self.dropped]
         if self.first_step:
             began = "" if self.began_unix_us is None else f" ({_utc(self.began_unix_us)})"
             begins = f"begins at step {self.first_step:,}{began}"
-            said.append(f"{trace}: {begins}; requests that ended before are not in it")
+            sentences.append(f"{trace}: {begins}; requests that ended before are not in it")
         for first, last, from_us, to_us in self.gaps:
             steps = f": {_steps([(first, last)])}" if last >= first else ""
             missing = f"from {from_us / 1e6:,.2f} to {to_us / 1e6:,.2f} s into the recording"
-            said.append(f"{trace}: a part is missing, nothing is known {missing}{steps}")
+            sentences.append(f"{trace}: a part is missing, nothing is known {missing}{steps}")
         if self.broken_frames:
             frames = "1 frame" if self.broken_frames == 1 else f"{self.broken_frames:,} frames"
-            said.append(f"{trace}: {frames} cannot be decompressed: each had up to a second")
-        return said
+            sentences.append(f"{trace}: {frames} cannot be decompressed: each had up to a second")
+        return sentences
 
 
-def ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """First and last of each run of consecutive numbers, which are in order."""
-    found: list[tuple[int, int]] = []
+def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
+    """Return first and last of each run of consecutive numbers, which are in order."""
+    spans: list[tuple[int, int]] = []
     for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = (spans[-1][0], number)
         else:
-            found.append((number, number))
-    return found
+            spans.append((number, number))
+    return spans
 
 
 def _steps(spans: list[tuple[int, int]]) -> str:
-    """``50 steps (12-60, 75)``."""
+    """Name steps and their number: ``50 steps (12-60, 75)``."""
     count = sum(last - first + 1 for first, last in spans)
     named = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_NAMED])
     more = ", ..." if len(spans) > _NAMED else ""

@@ -10,7 +10,14 @@ from pathlib import Path
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model.manifest import FILE_NAME, Configured, FrontEndLine, Manifest, Refused, read_manifest
+from schedtrace.model.manifest import (
+    FILE_NAME,
+    Configured,
+    FrontEndLine,
+    Manifest,
+    RequestRefusal,
+    read_manifest,
+)
 from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, trace_of, traces_in
 from schedtrace.read.kinds import kind_of, look_of
 from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
@@ -36,11 +43,11 @@ class ProfileName(msgspec.Struct, frozen=True):
 
 
 def profile_name(path: Path) -> ProfileName | None:
-    """The name taken apart; None if it has another form."""
-    found = _NAME.fullmatch(path.stem)
-    if found is None:
+    """Return the name taken apart; None if it has another form."""
+    parts = _NAME.fullmatch(path.stem)
+    if parts is None:
         return None
-    return ProfileName(found["at"], int(found["bs"]), int(found["in"]), int(found["out"]))
+    return ProfileName(parts["at"], int(parts["bs"]), int(parts["in"]), int(parts["out"]))
 
 
 FRONT_END_PATTERN = "front-end-*.jsonl"
@@ -48,18 +55,18 @@ _decode_front_end_line = msgspec.json.Decoder(FrontEndLine).decode
 
 
 @dataclass(frozen=True)
-class FrontEnd:
+class FrontEndRecord:
     """What the front ends of one run wrote."""
 
     configured: Configured | None = None
     """The configuration that the engines run with; None: not recorded."""
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RequestRefusal] = field(default_factory=list)
     """In order of time."""
     arrived: int = 0
     """Requests that reached an engine, warm-up included; counted only where some were refused."""
 
 
-def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
+def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord | None:
     """Read every ``front-end-<pid>.jsonl`` of a run folder; lines that are cut or broken are left out.
 
     A front end makes configurations only to read defaults, too; the engines' is the last one before they
@@ -76,23 +83,23 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
     if not lines:
         return None
     lines.sort(key=lambda line: line.at_unix_us)
-    made = [line for line in lines if isinstance(line, Configured)]
-    before = [line for line in made if line.at_unix_us <= engines_began_unix_us]
-    return FrontEnd(
+    configured = [line for line in lines if isinstance(line, Configured)]
+    before = [line for line in configured if line.at_unix_us <= engines_began_unix_us]
+    return FrontEndRecord(
         configured=before[-1] if before else None,
-        refused=[line for line in lines if isinstance(line, Refused)],
+        refused=[line for line in lines if isinstance(line, RequestRefusal)],
     )
 
 
-def _front_end_lines(file: Path) -> list[Configured | Refused]:
-    """The whole lines of one file; none of one that cannot be read."""
-    found = []
+def _front_end_lines(file: Path) -> list[Configured | RequestRefusal]:
+    """Return the whole lines of one file; none of one that cannot be read."""
+    decoded = []
     with suppress(InputError):
         for _, lines in WholeLines(file):
             for line in lines:
                 with suppress(*UNREADABLE):
-                    found += [] if HUGE_NUMBER.search(line) else [_decode_front_end_line(line)]
-    return found
+                    decoded += [] if HUGE_NUMBER.search(line) else [_decode_front_end_line(line)]
+    return decoded
 
 
 @dataclass
@@ -107,7 +114,7 @@ class Run:
     """Ranks that the run had, though only one of them may have been asked for."""
     named: ProfileName | None = None
     """What the name of a foreign log tells about the workload."""
-    front_end: FrontEnd | None = None
+    front_end: FrontEndRecord | None = None
     """What the front ends recorded; None: nothing."""
     problems: list[str] = field(default_factory=list)
     """Files of the folder that are left out, and why."""
@@ -129,7 +136,7 @@ class Skipped:
 
 
 @dataclass
-class Found:
+class FoundRuns:
     """Runs and other files at some paths."""
 
     runs: list[Path] = field(default_factory=list)
@@ -137,20 +144,20 @@ class Found:
     """Files beside the runs of a folder."""
 
 
-def look_for_runs(paths: list[Path]) -> Found:
+def look_for_runs(paths: list[Path]) -> FoundRuns:
     """Return the run folders and files in ``paths``; a folder of runs or logs stands for all that recorded.
 
     Raises:
         InputError: a path is missing or holds no trace.
     """
-    found = Found()
+    runs_found = FoundRuns()
     for path in paths:
         if not _exists(path):
             missing = "no such file or folder"
             msg = f"{path}: {'save the input to a file first' if str(path) == '-' else missing}"
             raise InputError(msg)
         if path.is_file() or is_in_parts(path) or _is_run(path):
-            found.runs.append(path)
+            runs_found.runs.append(path)
             continue
         if not path.is_dir():
             msg = f"{path}: neither a regular file nor a folder"
@@ -159,11 +166,11 @@ def look_for_runs(paths: list[Path]) -> Found:
         if not inside.runs:
             msg = f"{path}: no traces in it; expected {PLAIN}, folders that have them, or logs"
             raise InputError(msg, *skipped_lines(inside.skipped))
-        found.runs += inside.runs
-        found.skipped += inside.skipped
-    several = Counter(trace_of(path) for path in found.runs)
-    runs = [trace_of(path) if several[trace_of(path)] > 1 else path for path in found.runs]
-    return Found(list(dict.fromkeys(runs)), found.skipped)
+        runs_found.runs += inside.runs
+        runs_found.skipped += inside.skipped
+    several = Counter(trace_of(path) for path in runs_found.runs)
+    runs = [trace_of(path) if several[trace_of(path)] > 1 else path for path in runs_found.runs]
+    return FoundRuns(list(dict.fromkeys(runs)), runs_found.skipped)
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
@@ -171,9 +178,9 @@ def find_runs(paths: list[Path]) -> list[Path]:
     return look_for_runs(paths).runs
 
 
-def _inside(folder: Path) -> Found:
+def _inside(folder: Path) -> FoundRuns:
     """Return the run folders and logs in a folder, and its other files."""
-    contents = Found()
+    contents = FoundRuns()
     for child in sorted(folder.iterdir()):
         if not child.is_file():
             contents.runs += [child] if traces_in(child) else []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import polars as pl
 from msgspec.structs import astuple
 
-from schedtrace.read.tables import ORDINARY, OTHERS, Ended, Stretch
+from schedtrace.read.tables import DETAILS, ORDINARY, EndedStretches, Stretch
 
 T = TypeVar("T")
 _BLOCK = 32
@@ -23,8 +23,8 @@ class Got(NamedTuple):
     ids: tuple[str, ...]
     computed: tuple[int, ...]
     scheduled: tuple[int, ...]
-    others: tuple[tuple[Any, ...], ...]
-    """A column for each of ``OTHERS``; none where nobody asks for them."""
+    details: tuple[tuple[Any, ...], ...]
+    """A column for each of ``DETAILS``; none where nobody asks for them."""
     alone: Sequence[bool]
     """Whether the row is a stretch of its own; empty if none is."""
 
@@ -40,21 +40,21 @@ class Got(NamedTuple):
         )
 
     def columns_alone(self) -> list[Iterable[Any]]:
-        """The columns of the rows that are stretches of their own."""
-        return [compress(column, self.alone) for column in (*self[:3], *self.others)]
+        """Return the columns of the rows that are stretches of their own."""
+        return [compress(column, self.alone) for column in (*self[:3], *self.details)]
 
 
 def got_in_line(requests: Sequence[Any]) -> Got:
     """Read the columns from a full line."""
     if not requests:
         return Got((), (), (), ((),) * len(ORDINARY), ())
-    ids, computed, scheduled, *others = zip(*map(astuple, requests), strict=True)
+    ids, computed, scheduled, *details = zip(*map(astuple, requests), strict=True)
     alone: list[bool] = []
-    for values, ordinary in zip(others, ORDINARY, strict=True):
+    for values, ordinary in zip(details, ORDINARY, strict=True):
         if values.count(ordinary) < len(values):
             unusual = list(map(ne, values, repeat(ordinary)))
             alone = list(map(or_, alone, unusual)) if alone else unusual
-    return Got(ids, computed, scheduled, tuple(others), alone)
+    return Got(ids, computed, scheduled, tuple(details), alone)
 
 
 def got_by(rows: Sequence[Stretch], step: int) -> Got:
@@ -64,12 +64,12 @@ def got_by(rows: Sequence[Stretch], step: int) -> Got:
         tuple([row.expected(step) for row in rows]),
         tuple([row.scheduled for row in rows]),
         (),
-        [row.others is not ORDINARY for row in rows],
+        [row.details is not ORDINARY for row in rows],
     )
 
 
 def not_continued(before: Got, now: Got) -> list[int]:
-    """Places at which another stretch of several steps begins.
+    """Return the places at which another stretch of several steps begins.
 
     Args:
         before: Of the last step; its requests are the first of this one, too.
@@ -85,40 +85,40 @@ def not_continued(before: Got, now: Got) -> list[int]:
 
 
 def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
-    """Ascending places of those who have to be taken out, so that the others are the first ones now."""
+    """Return the ascending places of rows to take out, so that the others are the first ones now."""
     places: list[int] = []
-    kept = tuple(before)
-    while kept != now[: len(kept)]:
+    left = tuple(before)
+    while left != now[: len(left)]:
         if len(places) == _FEW:
             return _all_gone(before, now)
-        place = next(_different(kept, now), len(now))
+        place = next(_different(left, now), len(now))
         places.append(place + len(places))
-        kept = kept[:place] + kept[place + 1 :]
+        left = left[:place] + left[place + 1 :]
     return places
 
 
 def _all_gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
     there = set(now)
     places = [place for place, name in enumerate(before) if name not in there]
-    kept = tuple(without(before, places))
-    return places if kept == now[: len(kept)] else list(range(len(before)))
+    left = tuple(without(before, places))
+    return places if left == now[: len(left)] else list(range(len(before)))
 
 
-def without(of: Sequence[T], places: Sequence[int]) -> list[T]:
-    """The others than those at these ascending places."""
-    others: list[T] = []
-    for before, place in pairwise([-1, *places, len(of)]):
-        others += of[before + 1 : place]
-    return others
+def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
+    """Return the items that are not at these ascending places."""
+    left: list[T] = []
+    for before, place in pairwise([-1, *places, len(items)]):
+        left += items[before + 1 : place]
+    return left
 
 
-def _different(one: tuple[Any, ...], other: tuple[Any, ...]) -> Iterator[int]:
-    """Places where the first differs from the second, which is as long or longer.
+def _different(first: tuple[Any, ...], second: tuple[Any, ...]) -> Iterator[int]:
+    """Yield the places where the first differs from the second, which is as long or longer.
 
     Mostly there are few: whole blocks are compared, which takes a third of the time.
     """
-    for start in range(0, len(one), _BLOCK):
-        these, those = one[start : start + _BLOCK], other[start : start + _BLOCK]
+    for start in range(0, len(first), _BLOCK):
+        these, those = first[start : start + _BLOCK], second[start : start + _BLOCK]
         if these != those:
             numbers = enumerate(zip(these, those, strict=False), start)
             yield from [place for place, (here, there) in numbers if here != there]
@@ -140,7 +140,7 @@ class Running:
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
-        self._ended = Ended(put)
+        self._ended = EndedStretches(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
         """Stretches that end if the request gets the expected token; None: not looked up yet."""
@@ -164,11 +164,11 @@ class Running:
         return sum(row.scheduled for row in self._rows)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The fields of each request of the last step, in their order."""
+        """Yield the fields of each request of the last step, in their order."""
         self._take_over()
         if self._at is not None:
             for row in self._rows:
-                yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.others)
+                yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.details)
 
     def lose(self) -> None:
         """Note that nothing can continue the last step."""
@@ -188,7 +188,7 @@ class Running:
         self._ended.flush()
 
     def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
-        """A step with all its requests."""
+        """Take a step with all its requests."""
         if self.step != step - 1:
             self.lose()
         now = got_in_line(requests)
@@ -211,7 +211,7 @@ class Running:
         self._at, self._line, self._unsteady, self._cut = (step, trial), now, None, False
 
     def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
-        """Whether these changes can be those to the next step.
+        """Return whether these changes can be those to the next step.
 
         Args:
             changes: ``RowChanges`` as read.
@@ -221,59 +221,64 @@ class Running:
         leave, changed, added = changes.gone, changes.changed, changes.added
         left = len(self._rows) - len(leave)
         got = left - len(changed)
-        for one in (*changed, *added):
-            if one.computed_tokens < 0 or one.scheduled_tokens < 0:
+        for request in (*changed, *added):
+            if request.computed_tokens < 0 or request.scheduled_tokens < 0:
                 return False
-            got += one.scheduled_tokens
+            got += request.scheduled_tokens
         return (
             left + len(added) == total
             and tokens in {None, got}
             and (not leave or _ascend([-1, *leave, len(self._rows)]))
-            and (not changed or _ascend([-1, *sorted([one.place for one in changed]), left]))
+            and (not changed or _ascend([-1, *sorted([request.place for request in changed]), left]))
         )
 
     def follow(self, step: int, trial: int | None, changes: Any) -> None:
-        """The next step, told by changes that can be."""
+        """Take the next step from its changes, which ``can_follow`` has accepted."""
         self._take_over()
         cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
         if cut or unsteady is None:
-            unsteady = [row for row in self._rows if cut or row.scheduled != 1 or row.others is not ORDINARY]
+            unsteady = [row for row in self._rows if cut or row.scheduled != 1 or row.details is not ORDINARY]
         taken = self._take_out(changes.gone) if changes.gone else []
         changed = [self._rows[change.place] for change in changes.changed]
-        told = {*taken, *changed}
+        changed_rows = {*taken, *changed}
         for row in unsteady:
-            if row not in told:
+            if row not in changed_rows:
                 self._begin(row, step, row.expected(step), 1)
         for row, change in zip(changed, changes.changed, strict=True):
-            has, gets, others = change.computed_tokens, change.scheduled_tokens, _others(change)
-            alike = row.scheduled == gets and row.others is ORDINARY and others is ORDINARY
+            has, gets, details = change.computed_tokens, change.scheduled_tokens, _details(change)
+            alike = row.scheduled == gets and row.details is ORDINARY and details is ORDINARY
             if cut or not alike or row.expected(step) != has:
-                self._begin(row, step, has, gets, others)
-        for one in changes.added:
-            changed.append(self._add(one.request_id))
-            changed[-1].begin(step, one.computed_tokens, one.scheduled_tokens, _others(one))
+                self._begin(row, step, has, gets, details)
+        for request in changes.added:
+            changed.append(self._add(request.request_id))
+            changed[-1].begin(step, request.computed_tokens, request.scheduled_tokens, _details(request))
         self._at, self._cut = (step, trial), False
-        self._unsteady = [row for row in changed if row.scheduled != 1 or row.others is not ORDINARY]
+        self._unsteady = [row for row in changed if row.scheduled != 1 or row.details is not ORDINARY]
         self._ended.count(len(self._rows))
 
     def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
-        """Whether these changes lead from the last step to these requests."""
+        """Return whether these changes lead from the last step to these requests."""
         if not self.can_follow(changes, len(requests)):
             return False
         self._take_over()
-        kept = without(self._rows, changes.gone)
-        rows = [(row.request_id, row.expected(step), 1, ORDINARY) for row in kept]
-        for one in changes.changed:
-            same_id = rows[one.place][0]
-            rows[one.place] = (same_id, one.computed_tokens, one.scheduled_tokens, _others(one))
+        left = without(self._rows, changes.gone)
+        rows = [(row.request_id, row.expected(step), 1, ORDINARY) for row in left]
+        for request in changes.changed:
+            same_id = rows[request.place][0]
+            rows[request.place] = (
+                same_id,
+                request.computed_tokens,
+                request.scheduled_tokens,
+                _details(request),
+            )
         return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
 
     def _is_cut(self, trial: int | None, rows: int) -> bool:
-        """Whether all stretches end before the next step, which has so many rows."""
+        """Return whether all stretches end before the next step, which has so many rows."""
         return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
 
     def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
-        """What those got in the last step who are still there.
+        """Return what those got in the last step who are still there.
 
         The stretches of the others end; all do if those still there changed their order.
         """
@@ -296,8 +301,8 @@ class Running:
         if self._line is not None and self._at is not None:
             step, line = self._at[0], self._line
             for place in compress(range(len(line.ids)), line.alone):
-                others = tuple(values[place] for values in line.others)
-                self._rows[place].begin(step, line.computed[place], line.scheduled[place], others)
+                details = tuple(values[place] for values in line.details)
+                self._rows[place].begin(step, line.computed[place], line.scheduled[place], details)
                 self._rows[place].is_open = False  # it has been added already
         self._line = None
 
@@ -307,25 +312,25 @@ class Running:
         return self._rows[-1]
 
     def _begin(
-        self, row: Stretch, step: int, computed: int, scheduled: int, others: tuple[Any, ...] = ORDINARY
+        self, row: Stretch, step: int, computed: int, scheduled: int, details: tuple[Any, ...] = ORDINARY
     ) -> None:
         self._end([row])
-        row.begin(step, computed, scheduled, others)
+        row.begin(step, computed, scheduled, details)
 
     def _end(self, rows: Iterable[Stretch]) -> None:
-        """Their stretches, as far as they are open, end with the last step."""
+        """End the open stretches of these rows with the last step."""
         if self._at is not None:
             self._ended.add([row for row in rows if row.is_open], *self._at)
 
 
 def _ascend(places: Sequence[int]) -> bool:
-    return all(one < other for one, other in pairwise(places))
+    return all(place < next_place for place, next_place in pairwise(places))
 
 
-def _others(one: Any) -> tuple[Any, ...]:
-    others = tuple([getattr(one, name, value) for name, value in OTHERS.items()])
-    return ORDINARY if others == ORDINARY else others
+def _details(request: Any) -> tuple[Any, ...]:
+    details = tuple([getattr(request, name, value) for name, value in DETAILS.items()])
+    return ORDINARY if details == ORDINARY else details
 
 
-def _all(one: Any) -> tuple[Any, ...]:
-    return (one.request_id, one.computed_tokens, one.scheduled_tokens, _others(one))
+def _all(request: Any) -> tuple[Any, ...]:
+    return (request.request_id, request.computed_tokens, request.scheduled_tokens, _details(request))

@@ -24,7 +24,7 @@ _TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
 
 
 @dataclass(frozen=True)
-class Sample:
+class FileSample:
     """A block of a file, by default its first."""
 
     content: bytes
@@ -110,7 +110,7 @@ def _fields(text: str, at: int) -> dict[str, Any]:
     return fields
 
 
-def first_sample(path: Path) -> Sample:
+def first_sample(path: Path) -> FileSample:
     """Return a file's first block.
 
     Raises:
@@ -118,10 +118,10 @@ def first_sample(path: Path) -> Sample:
     """
     with reading(path), opened(path) as file:
         content = file.read(HEAD)
-        return Sample(content, whole=not file.read(1))
+        return FileSample(content, whole=not file.read(1))
 
 
-def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[Sample]:
+def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample]:
     """Yield the blocks behind the first that have one of the markers; they begin and end with whole lines.
 
     Raises:
@@ -133,5 +133,5 @@ def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[Sample]:
             rest = rest[rest.rfind(b"\n") + 1 :][-HEAD:]
             whole = rest + block
             if any(marker in whole for marker in markers):
-                yield Sample(whole)
+                yield FileSample(whole)
             rest = block

@@ -42,8 +42,8 @@ def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
 
 
-def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """The struct as a reader takes it.
+def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return the struct as a reader takes it.
 
     A newer version may know more words than a literal names, and no number may be too large for Polars.
     """
@@ -85,7 +85,7 @@ def _readable(hint: Any, bounds: msgspec.Meta) -> Any:
     if origin is list:
         return list[_readable(arguments[0], bounds)]  # type: ignore[misc]  # made at run time
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return readable(hint)
+        return readable_struct(hint)
     return Annotated[int, bounds] if hint is int else hint
 
 
@@ -115,30 +115,30 @@ STRETCH_SCHEMA: dict[str, Any] = {
 }
 """Schema of a table of stretches. ``step`` is the first one, before which ``computed_tokens`` were computed.
 In a step's list, the request with the lowest ``order`` stands first."""
-OTHERS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
+DETAILS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
 """The other fields of a row than id and tokens, with their values in a stretch of several steps."""
-ORDINARY = tuple(OTHERS.values())
+ORDINARY = tuple(DETAILS.values())
 
 
 class Stretch:
     """A request of the last step; what it gets next may continue the stretch."""
 
-    __slots__ = ("computed", "first", "is_open", "order", "others", "request_id", "scheduled")
+    __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
 
     def __init__(self, request_id: str, order: int) -> None:
         self.request_id, self.order, self.is_open = request_id, order, False
 
-    def begin(self, step: int, computed: int, scheduled: int, others: tuple[Any, ...] = ORDINARY) -> None:
-        """The first step of the request's next stretch."""
-        self.first, self.computed, self.scheduled, self.others = step, computed, scheduled, others
+    def begin(self, step: int, computed: int, scheduled: int, details: tuple[Any, ...] = ORDINARY) -> None:
+        """Begin the request's next stretch with a step."""
+        self.first, self.computed, self.scheduled, self.details = step, computed, scheduled, details
         self.is_open = True
 
     def expected(self, step: int) -> int:
-        """Computed tokens in a step, if nothing else is told."""
+        """Return the computed tokens in a step, unless a line says otherwise."""
         return self.computed + (step - self.first) * self.scheduled
 
 
-class Ended:
+class EndedStretches:
     """Collects stretches that have ended.
 
     Args:
@@ -152,16 +152,25 @@ class Ended:
         self._count = 0
 
     def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
-        """Stretches whose last step this is."""
+        """Add stretches whose last step this is."""
         self._rows += [
-            (one.first, step, trial, one.request_id, one.computed, one.scheduled, *one.others, one.order)
-            for one in stretches
+            (
+                stretch.first,
+                step,
+                trial,
+                stretch.request_id,
+                stretch.computed,
+                stretch.scheduled,
+                *stretch.details,
+                stretch.order,
+            )
+            for stretch in stretches
         ]
-        for one in stretches:
-            one.is_open = False
+        for stretch in stretches:
+            stretch.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Stretches of only this step: their columns from ``request_id`` on."""
+        """Add stretches of only this step: their columns from ``request_id`` on."""
         first = len(self._columns[0])
         for column, values in zip(self._columns[3:], columns, strict=True):
             column.extend(values)
@@ -170,11 +179,11 @@ class Ended:
             column.extend([value] * more)
 
     def is_due(self, rows: int) -> bool:
-        """Whether all stretches are to end before a step of so many rows."""
+        """Return whether all stretches are to end before a step of so many rows."""
         return self._count + rows > ROWS_AT_ONCE
 
     def count(self, rows: int) -> None:
-        """A step of so many rows was there."""
+        """Count the rows of a step."""
         if self.is_due(rows):
             self.flush()
         self._count += rows
@@ -192,7 +201,7 @@ def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
 
 
 def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Name of each list of structs to what is in it."""
+    """Return the name of each list of structs to its entries."""
     lists = {
         field.name: get_args(field.type)[0]
         for field in msgspec.structs.fields(line)
@@ -248,14 +257,16 @@ class Tables:
                 self._write(name)
 
     def scan(self, *, in_order: bool) -> dict[str, pl.LazyFrame]:
-        """Name to table, in the order of the steps.
+        """Return name to table, in the order of the steps.
 
         Args:
             in_order: They were added in that order.
         """
         if self._folder is None:
             return {
-                name: _sorted(pl.concat(self._frames[name] or [empty(name)]).lazy(), name, in_order=in_order)
+                name: _sorted(
+                    pl.concat(self._frames[name] or [empty_table(name)]).lazy(), name, in_order=in_order
+                )
                 for name in LARGE
             }
         return scan(self._folder, in_order=in_order)
@@ -272,16 +283,16 @@ class Tables:
     def _write(self, name: str) -> None:
         rows = pl.concat(self._frames.pop(name))
         if rows.height and self._folder is not None:
-            write(rows, self._folder / f"{name}-{self._files:06}.parquet")
+            write_table(rows, self._folder / f"{name}-{self._files:06}.parquet")
             self._files += 1
 
 
 def scan(folder: Path, *, in_order: bool) -> dict[str, pl.LazyFrame]:
-    """The large tables in a folder."""
+    """Return the large tables in a folder."""
     return {name: _sorted(_scan_one(folder, name), name, in_order=in_order) for name in LARGE}
 
 
-def write(table: pl.DataFrame, file: Path) -> None:
+def write_table(table: pl.DataFrame, file: Path) -> None:
     """Write a Parquet file.
 
     Raises:
@@ -296,12 +307,12 @@ def write(table: pl.DataFrame, file: Path) -> None:
 
 def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
     files = sorted(folder.glob(f"{name}-*.parquet"))
-    return pl.scan_parquet(files) if files else empty(name).lazy()
+    return pl.scan_parquet(files) if files else empty_table(name).lazy()
 
 
 @cache
-def empty(name: str) -> pl.DataFrame:
-    """A table without rows, ``STRETCHES`` or that of a list."""
+def empty_table(name: str) -> pl.DataFrame:
+    """Return a table without rows, ``STRETCHES`` or that of a list."""
     if name == STRETCHES:
         return pl.DataFrame(schema=STRETCH_SCHEMA)
     return pl.DataFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))

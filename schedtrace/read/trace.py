@@ -12,7 +12,7 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Fact
 from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.cache import read_by_files
-from schedtrace.read.lines import READ, ReadOptions, WholeLines, size_of
+from schedtrace.read.lines import READ, ReadOptions, WholeLines, file_size
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.part_files import files_for
 from schedtrace.read.tables import OF_STEP, ROWS_AT_ONCE, STRETCH_SCHEMA, STRETCHES, Tables
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """All rows of these stretches, in the order of the steps.
+    """Return all rows of these stretches, in the order of the steps.
 
     Args:
         stretches: Some of a trace.
@@ -52,7 +52,7 @@ def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
-    """The rows of the steps from ``first`` to ``last``."""
+    """Return the rows of the steps from ``first`` to ``last``."""
     begin, end = pl.max_horizontal("step", first), pl.min_horizontal("last_step", last)
     into = begin - pl.col("step")
     cut = stretches.filter((pl.col("step") <= last) & (pl.col("last_step") >= first)).with_columns(
@@ -64,7 +64,7 @@ def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last:
 
 
 def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
-    """The rows of all steps; made bit by bit, so that they need never be in memory as a whole."""
+    """Yield the rows of all steps; made bit by bit, so that they need never be in memory as a whole."""
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
@@ -85,7 +85,7 @@ def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
 
 
 def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
-    """First and last steps that have so many rows together."""
+    """Yield first and last steps that have so many rows together."""
     at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
     windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
         pl.col("step").first(), pl.col("step").last().alias("last")
@@ -112,29 +112,29 @@ class Trace(Parsed):
         self.facts -= {*_unseen(self.header, self.steps)}
 
     def require(self, fact: Fact, what: str) -> None:
-        """Raises UsageError where the record lacks what somebody needs."""
+        """Raise UsageError if the record lacks a fact that a caller needs."""
         if fact not in self.facts:
             msg = f"{self.path} ({self.record}) does not record {fact}, which {what} needs"
             raise UsageError(msg)
 
     def stretches(self) -> pl.LazyFrame:
-        """What every request got, as stretches of steps (``read/tables.py``)."""
+        """Return what every request got, as stretches of steps (``read/tables.py``)."""
         return self.large[STRETCHES]
 
     def requests(self) -> pl.LazyFrame:
-        """What every request got: one row per step and request, in the order of the steps."""
+        """Return what every request got: one row per step and request, in the order of the steps."""
         return all_rows(self.stretches(), self.steps)
 
     def exits(self) -> pl.LazyFrame:
-        """Every recorded exit: one row each, in the order in which they were taken."""
+        """Return every recorded exit: one row each, in the order in which they were taken."""
         return self.large["exits"]
 
     def caps(self) -> pl.LazyFrame:
-        """Every limit that made a chunk smaller: one row each, in the order in which they were applied."""
+        """Return every limit that made a chunk smaller: one row each, in the order of their application."""
         return self.large["caps"]
 
     def preemptions(self) -> pl.LazyFrame:
-        """Every preemption: one row each."""
+        """Return every preemption: one row each."""
         return self.large["preempted"]
 
 
@@ -160,7 +160,7 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     Raises:
         InputError: missing, empty, no schedtrace trace, or of a newer schema.
     """
-    size = sum(map(size_of, files_for(path, options.last_us)))
+    size = sum(map(file_size, files_for(path, options.last_us)))
     if size * (EXPANDS if is_in_parts(path) else 1) > options.memory_bytes:
         parsed, large = read_by_files(path, options)
     else:

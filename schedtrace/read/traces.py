@@ -29,7 +29,7 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
 
 
 def foreign_reader(path: Path) -> Reader | None:
-    """What reads this file, if it is a foreign log.
+    """Return what reads this file, if it is a foreign log.
 
     Raises:
         InputError: it cannot be read.
@@ -70,7 +70,7 @@ class Traces(Sequence[Trace]):
         return [trace.header for trace in self._traces]
 
     def once(self, place: int) -> Trace:
-        """This trace; whoever asks for it again reads it again.
+        """Return this trace without keeping it; asking for it again reads it again.
 
         Raises:
             InputError: it cannot be read.
@@ -89,7 +89,7 @@ class Traces(Sequence[Trace]):
     def __getitem__(self, place: slice) -> list[Trace]: ...
     def __getitem__(self, place: int | slice) -> Trace | list[Trace]:
         if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
+            return [self[index] for index in range(len(self))[place]]
         trace = self._traces[place]
         if isinstance(trace, _Unread):
             trace = self._traces[place] = trace.read()
@@ -97,7 +97,7 @@ class Traces(Sequence[Trace]):
 
 
 def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Traces, list[str]]:
-    """The traces in these files, and a sentence for each of several files of which nothing is understood.
+    """Return the traces in these files, and a sentence for each of several files that cannot be understood.
 
     Of several that schedtrace wrote only the headers are read here.
 
@@ -106,22 +106,22 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
     """
     if len(files) == 1:
         return Traces(read_record(files[0], options)), []
-    found: list[Trace | _Unread] = []
+    traces: list[Trace | _Unread] = []
     left_out: list[InputError] = []
     for file in files:
         try:
             header = _header(file)
-            found += read_record(file, options) if header is None else [_Unread(file, header, options)]
+            traces += read_record(file, options) if header is None else [_Unread(file, header, options)]
         except InputError as error:
             left_out.append(error)
-    if not found:
+    if not traces:
         raise left_out[0]
-    _require_ranks(found)
-    return Traces(found), [f"{error}; this file is left out" for error in left_out]
+    _require_ranks(traces)
+    return Traces(traces), [f"{error}; this file is left out" for error in left_out]
 
 
 def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
-    """Raises InputError for two traces of one rank: figures of both cannot be told apart."""
+    """Raise InputError for two traces of one rank: figures of both cannot be told apart."""
     files: dict[int, Path] = {}
     for trace in traces:
         rank = trace.header.engine_rank
@@ -132,7 +132,7 @@ def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
 
 
 def _header(file: Path) -> Header | None:
-    """The header of a trace; None where there is none: who reads the file whole says what is wrong with it.
+    """Return the header of a trace; None without one: reading the whole file says what is wrong with it.
 
     Raises:
         InputError: of what follows it, not one line is understood.

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.model import safe_files
-from schedtrace.model.manifest import Configured, Refused
+from schedtrace.model.manifest import Configured, RequestRefusal
 from schedtrace.model.redact import hide_secrets
 from schedtrace.record import settings
 from schedtrace.record.hooks import Method, wrap
@@ -68,7 +68,7 @@ def _configure(original: Method, args: Any, *positional: Any, **keywords: Any) -
 def _refuse(original: Method, front_end: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
     """A request that was one too many (``max_num_queued_reqs``, ``max_num_queued_tokens``)."""
     with contextlib.suppress(Exception):
-        _write(Refused(at_unix_us=time.time_ns() // 1000, reason=str(reason)))
+        _write(RequestRefusal(at_unix_us=time.time_ns() // 1000, reason=str(reason)))
     return original(front_end, reason, *args, **kwargs)
 
 

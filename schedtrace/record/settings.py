@@ -13,7 +13,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
 from schedtrace.model.redact import vllm_environment, without_secrets
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, kept
+from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, memory_bounds
 from schedtrace.record import switches
 
 DIR = switches.DIR
@@ -176,7 +176,7 @@ def trace_bounds() -> Bounds | None:
         NotUnderstoodError: a variable is not understood.
     """
     if keeps_in_memory():
-        return _understood(KEEP, switches.value(KEEP), kept)
+        return _understood(KEEP, switches.value(KEEP), memory_bounds)
     default = DEFAULT if switches.value(DIR) else PLAIN
     return _understood(TRACE, switches.value(TRACE) or default, bounds)
 

@@ -21,15 +21,15 @@ def stand_in() -> None:
 
         @classmethod
         def import_kernels(cls) -> None:
-            """Load no kernel."""
+            """Import no kernel."""
 
     platforms._current_platform = WithoutKernels()  # noqa: SLF001  # 0.10 has no other way to set it
 
 
 def is_cpu() -> bool:
-    """Whether vLLM's platform is a CPU's, of its own or as a stand-in."""
-    found: bool = platforms.current_platform.is_cpu()
-    return found
+    """Return whether vLLM's platform is a CPU's, of its own or as a stand-in."""
+    is_cpu_platform: bool = platforms.current_platform.is_cpu()
+    return is_cpu_platform
 
 
 stand_in()

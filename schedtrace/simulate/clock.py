@@ -44,7 +44,7 @@ class VirtualClock:
         self._replaced.clear()
 
     def __getattr__(self, name: str) -> Any:
-        """What does not read a clock: ``strftime``, ..."""
+        """Return what does not read a clock: ``strftime``, ..."""
         return getattr(time, name)
 
     def advance(self, us: float) -> None:
@@ -72,11 +72,11 @@ class VirtualClock:
             self.now_us = now
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since the start."""
+        """Return the nanoseconds since the start."""
         return round(self.now_us * 1000)
 
     def monotonic(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self.now_us / 1e6
 
     time_ns = perf_counter_ns = monotonic_ns
@@ -105,7 +105,7 @@ class MachineClock:
 
 
 def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable[[Any], Batch]) -> type:
-    """A subclass of a scheduler class that lets time pass within ``schedule()`` and ``update_from_output()``.
+    """Subclass a scheduler so that time passes within ``schedule()`` and ``update_from_output()``.
 
     It decides nothing, and has the name of its parent: a trace's header says which class vLLM chose.
 
@@ -124,7 +124,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
             self.schedtrace_steps = self.schedtrace_updates = 0
 
         def _update_after_schedule(self, output: Any) -> None:
-            """The last statement of ``schedule()``."""
+            """Let the time of ``schedule()`` pass: this is its last statement."""
             super()._update_after_schedule(output)
             self.schedtrace_steps += 1
             batch = batch_of(output)
@@ -132,10 +132,10 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
             clock.advance(times.schedule_us(batch))
 
         def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-            told = super().update_from_output(*args, **kwargs)
+            outputs = super().update_from_output(*args, **kwargs)
             self.schedtrace_updates += 1
             clock.advance(times.update_us(self._schedtrace_scheduled.popleft()))
-            return told
+            return outputs
 
     for name in ("__name__", "__qualname__", "__module__"):
         setattr(Timed, name, getattr(plain, name))

@@ -32,7 +32,7 @@ def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) ->
         raise UsageError(msg)
     for name, values in OF_RANKS.items():
         if name in changes and changes[name] not in values:
-            allowed = ", ".join(str(one).lower() for one in values)
+            allowed = ", ".join(str(choice).lower() for choice in values)
             msg = f"{name}={changes[name]}: one of {allowed}"
             raise UsageError(msg)
     if changes.get("balance_ranks") and ranks == 1:
@@ -78,7 +78,7 @@ def engine_config(
     usage_context: str | None = None,
     **engine_args: Any,
 ) -> Any:
-    """A ``VllmConfig`` as ``EngineArgs`` makes it.
+    """Return a ``VllmConfig`` as ``EngineArgs`` makes it.
 
     Args:
         num_blocks: KV cache blocks, which an engine would find out by profiling the model.
@@ -93,9 +93,9 @@ def engine_config(
     Raises:
         ValueError: vLLM does not accept the arguments.
     """
-    given = {**SMALL, "load_format": "dummy", "skip_tokenizer_init": True, **engine_args}
+    arguments = {**SMALL, "load_format": "dummy", "skip_tokenizer_init": True, **engine_args}
     context = None if usage_context is None else UsageContext[usage_context]
-    config = EngineArgs(model=model or tiny_model(experts), **given).create_engine_config(context)
+    config = EngineArgs(model=model or tiny_model(experts), **arguments).create_engine_config(context)
     config.cache_config.num_gpu_blocks = num_blocks
     config.scheduler_config.async_scheduling = async_scheduling
     if rank:
@@ -107,7 +107,7 @@ def engine_config(
 
 @cache
 def tiny_model(experts: int = 0) -> str:
-    """A folder that holds ``TINY_MODEL``, until the process ends.
+    """Return a folder that holds ``TINY_MODEL``, until the process ends.
 
     With ``num_experts`` in its configuration vLLM takes it for a mixture of experts.
     """

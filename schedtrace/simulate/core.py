@@ -22,7 +22,7 @@ from schedtrace.record.engine_hooks import record_passes
 def make_core(
     config: Any, executor: Callable[[Any], Any], scheduler_class: type, groups: list[Any]
 ) -> core.EngineCore:
-    """An engine core as vLLM builds it, but for what ``built_here`` changes.
+    """Return an engine core as vLLM builds it, but for what ``built_here`` changes.
 
     The KV cache is as large as ``config`` says, instead of what profiling finds.
 
@@ -53,7 +53,7 @@ def make_core(
 
 
 def sized_cache(config: Any, groups: list[Any]) -> Any:
-    """A KV cache of ``num_gpu_blocks`` blocks, as ``_initialize_kv_caches`` returns it."""
+    """Return a KV cache of ``num_gpu_blocks`` blocks, as ``_initialize_kv_caches`` returns it."""
     blocks = config.cache_config.num_gpu_blocks
     cache = KVCacheConfig(blocks, [], groups)
     returned = inspect.signature(core.EngineCore._initialize_kv_caches).return_annotation  # noqa: SLF001  # vLLM has no public one
@@ -81,7 +81,7 @@ def built_here(scheduler_class: type) -> Iterator[None]:
 def make_rank_core(
     config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: Any, *, lockstep: bool
 ) -> Any:
-    """The core of a rank.
+    """Return the core of a rank.
 
     Args:
         config: The rank's ``VllmConfig``.
@@ -92,11 +92,11 @@ def make_rank_core(
         lockstep: Whether it steps together with others, of which ``around`` is vLLM's process group.
     """
     with built_here(scheduler_class):
-        made = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
+        core = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
     record_passes(_Recorded)  # now plugins are loaded, which may have done so for all
-    if (recorder := RECORDERS.get(made.scheduler)) is not None:
-        recorder.facts.engine_is(made)
-    return made
+    if (recorder := RECORDERS.get(core.scheduler)) is not None:
+        recorder.facts.engine_is(core)
+    return core
 
 
 class _Rank:
@@ -145,7 +145,7 @@ class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]  # vLLM is 
 
 class _Lockstep(_Recorded):
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
-        """Every rank comes here once a loop: ``schedtrace.balance`` gathers counts here in an engine."""
+        """Gather counts of ``schedtrace.balance``: every rank calls this once a loop."""
         unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
             observe(self.dp_group.gather(len(self.scheduler.running), self._around.gathering_us))
@@ -154,11 +154,11 @@ class _Lockstep(_Recorded):
 
 @contextmanager
 def reduced_here() -> Iterator[None]:
-    """vLLM's all-reduces of the ranks' states go by way of ``Rank.gather`` while it is entered."""
+    """Route vLLM's all-reduces of the ranks' states through ``Rank.gather`` while it is entered."""
 
     def sync(dp_group: Any, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
         states = dp_group.gather((has_unfinished, pending_pause))
-        unfinished, pending = (set(one) for one in zip(*states, strict=True))
+        unfinished, pending = (set(flags) for flags in zip(*states, strict=True))
         return True in unfinished or len(pending) > 1, pending == {True}
 
     def has_unfinished_dp(dp_group: Any, has_unfinished: bool) -> bool:

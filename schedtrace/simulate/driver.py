@@ -47,11 +47,11 @@ def kv_cache_groups(config: Any) -> list[Any]:
 
 def _spec(kind: type, block_size: int, **fields: Any) -> Any:
     shape = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16, "use_mla": False}
-    return kind(block_size=block_size, **releases.known(kind, {**shape, **fields}))
+    return kind(block_size=block_size, **releases.supported_arguments(kind, {**shape, **fields}))
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
-    """The keyword arguments of ``Scheduler``; each release takes those that it knows."""
+    """Return the keyword arguments of ``Scheduler``; each release takes those that it knows."""
     shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
     arguments = {
         "vllm_config": config,
@@ -61,13 +61,13 @@ def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
         "hash_block_size": config.cache_config.block_size,
         "log_stats": True,
     }
-    return releases.known(Scheduler.__init__, arguments)
+    return releases.supported_arguments(Scheduler.__init__, arguments)
 
 
 def make_request(
     request_id: str, tokens: list[int], max_tokens: int, stop_token: int, hasher: Any, **options: Any
 ) -> Any:
-    """vLLM's ``Request``; ``options`` are further arguments of it, or ``structured_outputs``."""
+    """Make vLLM's ``Request``."""
     params = SamplingParams(
         max_tokens=max_tokens,
         ignore_eos=True,
@@ -76,16 +76,21 @@ def make_request(
         **releases.structured(options.pop("structured_outputs", None)),
     )
     arguments = {**_NOTHING, "block_hasher": hasher, **releases.structured_request(params), **options}
-    return Request(request_id, tokens, sampling_params=params, **releases.known(Request.__init__, arguments))
+    return Request(
+        request_id,
+        tokens,
+        sampling_params=params,
+        **releases.supported_arguments(Request.__init__, arguments),
+    )
 
 
 def block_hasher(config: Any) -> Any:
-    """Hashes a request's full blocks, for prefix caching."""
+    """Return what hashes a request's full blocks, for prefix caching."""
     return releases.block_hasher(config.cache_config.block_size)
 
 
 def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
-    """The cache groups of a recorded engine; empty where there is only one of full attention.
+    """Return the cache groups of a recorded engine; empty where there is only one of full attention.
 
     Raises:
         UsageError: a kind of layers that cannot be built from what a trace says.
@@ -158,7 +163,7 @@ class Engine:
         shared: int = 0,
         **options: Any,
     ) -> Any:
-        """vLLM's ``Request``.
+        """Make vLLM's ``Request``; ``options`` are further arguments of it, or ``structured_outputs``.
 
         Args:
             request_id: Any string.
@@ -188,11 +193,11 @@ class Engine:
         return request
 
     def abort(self, request_id: str) -> None:
-        """The client went away."""
+        """Abort a request whose client went away."""
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def pause(self, state: str) -> None:
-        """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
+        """Set the pause state: ``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
         self.scheduler.set_pause_state(interface.PauseState[state])
 
     def reset_prefix_cache(self) -> None:
@@ -218,15 +223,15 @@ class Driver(Engine):
         return output
 
     def update(self) -> dict[int, Any]:
-        """The output of the oldest step in flight comes back; returns vLLM's ``EngineCoreOutputs``."""
+        """Give the scheduler the output of the oldest step in flight; return its ``EngineCoreOutputs``."""
         output, sampled = self.in_flight.popleft()
         proposed = self.model_runner.proposed(sampled)
-        told: dict[int, Any] = self.scheduler.update_from_output(
+        outputs: dict[int, Any] = self.scheduler.update_from_output(
             output, releases.model_output(sampled, proposed if self.model_runner.drafts else None)
         )
         if proposed:
             releases.tell_drafts(self.scheduler, list(proposed), list(proposed.values()))
-        return told
+        return outputs
 
     def step(self, *args: Any) -> Any:
         """Run a turn of the engine's loop and return the ``SchedulerOutput``."""

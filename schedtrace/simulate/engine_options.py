@@ -32,14 +32,14 @@ NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
 def _is_text_of_list(value: Any) -> bool:
-    """Lists are recorded as text; none of them decides anything in the scheduler (``cuda_graph_sizes``)."""
+    """Return whether a value is a list recorded as text; no list decides anything in the scheduler."""
     return isinstance(value, str) and value.startswith("[")
 
 
 def engine_options(
     header: Header, changes: Mapping[str, Any] | None = None, *, ranks: int = 1
 ) -> dict[str, Any]:
-    """Options of ``Engine`` (for several ranks of ``Ranks``) for what recorded a trace, some changed.
+    """Return options of ``Engine`` (for several ranks ``Ranks``) for what recorded a trace, some changed.
 
     Args:
         header: Of the trace; of several engines, of one of them.
@@ -76,7 +76,7 @@ def engine_options(
     if drafts := settings.get("num_speculative_tokens"):
         method = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
         options |= {"drafts": drafts, "speculative_config": method}
-    options |= _of_ranks(header, changes, ranks)
+    options |= _rank_options(header, changes, ranks)
     if BLOCKS in changes:
         changes["num_blocks"] = changes.pop(BLOCKS)
     options |= changes
@@ -89,12 +89,12 @@ def engine_options(
 
 
 def is_lockstep(header: Header) -> bool:
-    """Whether data-parallel ranks of this model run in lock-step."""
+    """Return whether data-parallel ranks of this model run in lock-step."""
     return (header.data_parallel_size or 1) > 1 or bool(header.settings.get("parallel_config.is_moe_model"))
 
 
-def _of_ranks(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
-    """Options of ``Ranks``; none for an engine that stays on its own."""
+def _rank_options(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
+    """Return options of ``Ranks``; none for an engine that stays on its own."""
     ranks = changes.get("data_parallel_size", recorded)
     lockstep = is_lockstep(header)
     require_values(changes, ranks=ranks, lockstep=lockstep)
@@ -122,7 +122,7 @@ def require_known(name: str) -> None:
 
 
 def _require_room(options: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """vLLM does not start where one request of ``max_model_len`` would not fit."""
+    """Refuse a KV cache without room for a request of ``max_model_len``, with which vLLM does not start."""
     if not {"num_blocks", "max_model_len", "block_size"} & changes.keys() or options.get("kv_groups"):
         return
     needed = -(-options["max_model_len"] // options["block_size"])
@@ -155,9 +155,9 @@ OF_MODEL = {
 
 
 def shaped_options(
-    shape: Shape, gpu: Gpu, given: Mapping[str, Any], *, online: bool = True
+    shape: Shape, gpu: Gpu, arguments: Mapping[str, Any], *, online: bool = True
 ) -> dict[str, Any]:
-    """Options of ``Engine`` for a model on GPUs.
+    """Return options of ``Engine`` for a model on GPUs.
 
     What is not given is vLLM's default on that GPU. ``num_blocks`` follows from the memory, unless
     ``num_gpu_blocks_override`` is given. ``max_model_len``, not given or ``auto`` (-1), is the model's own
@@ -166,13 +166,13 @@ def shaped_options(
     Args:
         shape: The model's.
         gpu: One of ``tensor_parallel_size``.
-        given: vLLM's arguments, by name.
+        arguments: vLLM's arguments, by name.
         online: As ``vllm serve``, whose defaults differ from those of ``LLM``.
 
     Raises:
         UsageError: the model does not fit, or a setting of ranks that cannot be.
     """
-    options = {name: value for name, value in given.items() if name not in OF_MODEL}
+    options = {name: value for name, value in arguments.items() if name not in OF_MODEL}
     tensor_parallel_size = options.pop("tensor_parallel_size", 1)
     utilization = options.pop("gpu_memory_utilization", UTILIZATION)
     kv_bytes = options.pop("kv_cache_memory_bytes", None)
@@ -197,7 +197,7 @@ def shaped_options(
         tensor_parallel_size,
         block_size=options["block_size"],
         gpu_memory_utilization=utilization,
-        kv_dtype=given.get("kv_cache_dtype"),
+        kv_dtype=arguments.get("kv_cache_dtype"),
         max_num_batched_tokens=options["max_num_batched_tokens"],
         max_num_seqs=options["max_num_seqs"],
     )
@@ -214,7 +214,7 @@ def shaped_options(
 
 
 def _batch_defaults(gpu: Gpu, *, online: bool) -> tuple[int, int]:
-    """vLLM's ``max_num_batched_tokens`` and ``max_num_seqs`` on that GPU."""
+    """Return vLLM's ``max_num_batched_tokens`` and ``max_num_seqs`` on that GPU."""
     context = UsageContext.OPENAI_API_SERVER if online else UsageContext.LLM_CLASS
     with patch.object(arg_utils, "current_platform", GpuPlatform(gpu)):
         return releases.batch_defaults(context)

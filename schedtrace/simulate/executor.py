@@ -43,9 +43,9 @@ class ModelRunner:
         self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
 
     def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
-        """What a ``SchedulerOutput`` computes, and each request's tokens: none before its prompt is done.
+        """Return the batch of a ``SchedulerOutput`` and each request's tokens: none until its prompt is done.
 
-        Asked again for the one it was asked for last, it says the same.
+        A second call with the same output returns the same result.
         """
         if self._executed[0] is not output:
             self._executed = (output, self._execute(output))
@@ -54,7 +54,7 @@ class ModelRunner:
     def _execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
         sampled: dict[str, list[int]] = {}
         tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
-        known, prompts = self._known, self._prompt
+        known_tokens, prompts = self._known, self._prompt
         decoding = context = decode_context = decode_tokens = 0
         attention = 0.0
         for request_id, computed in self._learn(output):
@@ -66,7 +66,7 @@ class ModelRunner:
                 decode_context += computed
             else:
                 attention += scheduled * (computed + scheduled / 2)
-            complete = computed + scheduled - drafted >= known[request_id]
+            complete = computed + scheduled - drafted >= known_tokens[request_id]
             sampled[request_id] = self._tokens(request_id, drafted) if complete else []
         batch = Batch(
             tokens=tokens,
@@ -81,7 +81,7 @@ class ModelRunner:
         return batch, sampled
 
     def proposed(self, sampled: dict[str, list[int]]) -> dict[str, list[int]]:
-        """The drafts for the next step of those that decode."""
+        """Return the drafts for the next step of those that decode."""
         if not self.drafts:
             return {}
         return {request_id: [TOKEN] * self.drafts for request_id, tokens in sampled.items() if tokens}
@@ -114,8 +114,8 @@ class ModelRunner:
         listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
         for request_id in output.num_scheduled_tokens:
             if request_id not in listed:
-                known = self._known[request_id]
-                yield request_id, known - 1 if known > self._prompt[request_id] else 0
+                tokens = self._known[request_id]
+                yield request_id, tokens - 1 if tokens > self._prompt[request_id] else 0
 
     def _tokens(self, request_id: str, drafted: int) -> list[int]:
         place = self._known[request_id] + 1 - self._prompt[request_id]
@@ -131,7 +131,7 @@ DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
 """What a data-parallel rank computes that has nothing to do: one token."""
 
 
-class Clock(Protocol):
+class EngineClock(Protocol):
     """What an executor reads and waits by."""
 
     @property
@@ -193,7 +193,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
     uses_ray = False
 
     def __init__(
-        self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner
+        self, vllm_config: Any, *, clock: EngineClock, times: StepTimes, model_runner: ModelRunner
     ) -> None:
         self._clock, self._times, self._model_runner = clock, times, model_runner
         self._pipeline = Pipeline(vllm_config.parallel_config.pipeline_parallel_size)
@@ -203,7 +203,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Two batches may be in flight."""
+        """Return True: two batches may be in flight."""
         return True
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
@@ -219,31 +219,31 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return self._last if non_block else self._last.result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
-        """The output of a batch that begins as soon as the device is free."""
+        """Return the output of a batch that begins as soon as the device is free."""
         ran = self._pipeline.run(now_us, self._times.device_us(batch))
         ran.note(output)
         return _At(self._clock, ran.ended_us, output)
 
     def _empty(self, now_us: float) -> Future[Any]:
-        """The output of a step without tokens."""
+        """Return the output of a step without tokens."""
         return _At(self._clock, now_us, EMPTY_MODEL_RUNNER_OUTPUT)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002  # vLLM's signature
-        """The tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
+        """Return the tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
         return self._last if non_block else self._last.result()
 
     def take_draft_token_ids(self) -> Any:
-        """What is proposed for the next step, vLLM's ``DraftTokenIds``; 0.10.0 has none and does not ask."""
+        """Return the next step's drafts as vLLM's ``DraftTokenIds``; 0.10.0 has none and does not ask."""
         if not self._proposed:
             return None
         return outputs.DraftTokenIds(list(self._proposed), list(self._proposed.values()))
 
     def execute_dummy_batch(self) -> None:
-        """A batch of one token, as a data-parallel rank with nothing to do runs it."""
+        """Run a batch of one token, as a data-parallel rank with nothing to do does."""
         self._clock.until(self._clock.now_us + self._times.device_us(DUMMY))
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """What workers would answer; ``None`` for orders, which nobody has to carry out."""
+        """Return what workers would answer; ``None`` for orders, which nobody has to carry out."""
         return [("generate",)] if method == "get_supported_tasks" else [None]
 
     def check_health(self) -> None:
@@ -259,7 +259,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 class _At(Future[Any]):
     """An output that is there at a moment of a clock."""
 
-    def __init__(self, clock: Clock, ready_us: float, output: Any) -> None:
+    def __init__(self, clock: EngineClock, ready_us: float, output: Any) -> None:
         super().__init__()
         self._clock, self._ready_us, self._output = clock, ready_us, output
 

@@ -18,11 +18,11 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from schedtrace.errors import UsageError
 from schedtrace.record.clocks import clock_id
 from schedtrace.simulate.clock import NEVER
-from schedtrace.simulate.executor import DUMMY, Clock, Pipeline, Ran, SimulatedExecutor
+from schedtrace.simulate.executor import DUMMY, EngineClock, Pipeline, Ran, SimulatedExecutor
 from schedtrace.step_times.batch import Batch
 
 
-class Rank(Protocol):
+class LockstepRank(Protocol):
     """What ranks in lock-step know of each other: a place in virtual time (``ranks.Rank``)."""
 
     number: int
@@ -50,14 +50,14 @@ class Meeting:
 
     def __init__(self, ranks: int) -> None:
         self._missing = ranks
-        self.there: list[Rank] = []
+        self.there: list[LockstepRank] = []
         self.values: dict[int, Any] = {}
         """What each rank brought."""
         self.latest_us = 0.0
         """Time at which the last rank came, in microseconds."""
 
-    def join(self, rank: Rank, value: Any) -> bool:
-        """Come, with a value; returns whether everybody is there."""
+    def join(self, rank: LockstepRank, value: Any) -> bool:
+        """Join with a value; return whether everybody is there."""
         self.there.append(rank)
         self.values[rank.number] = value
         self.latest_us = max(self.latest_us, rank.now_us)
@@ -70,7 +70,7 @@ class Meeting:
         return self._missing == 0
 
 
-class Group:
+class RankGroup:
     """The ranks' collectives: what each brings, all get, when the last one has come.
 
     Args:
@@ -81,13 +81,13 @@ class Group:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather(self, rank: Rank, value: Any, us: float = 0.0) -> list[Any]:
-        """Every rank's value, in the order of ranks, ``us`` after the last one has come."""
+    def gather(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
+        """Return every rank's value, in the order of ranks, ``us`` after the last one is there."""
         meeting = self._meeting
         if meeting.join(rank, value):
             self._meeting = Meeting(self._ranks)
-            for other in meeting.there:
-                other.wake(meeting.latest_us)
+            for member in meeting.there:
+                member.wake(meeting.latest_us)
         while not meeting.complete:
             rank.wait(NEVER)
         rank.wait(meeting.latest_us + us)
@@ -115,8 +115,8 @@ class Device:
         self._passes: dict[int, Forward] = {}
         self._next = [0] * ranks
 
-    def dispatch(self, rank: Rank, device_us: float) -> Forward:
-        """A rank's next pass; it begins once every rank has dispatched it, and lasts as the longest."""
+    def dispatch(self, rank: LockstepRank, device_us: float) -> Forward:
+        """Return a rank's next pass: it begins once all have dispatched it, and lasts for the longest."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
         forward = self._passes.setdefault(number, Forward(self._ranks))
@@ -124,8 +124,8 @@ class Device:
         if forward.join(rank, device_us):
             del self._passes[number]
             self._run(forward)
-            for other in forward.there:
-                other.wake(forward.ran.ended_us)
+            for member in forward.there:
+                member.wake(forward.ran.ended_us)
         return forward
 
     def _run(self, forward: Forward) -> None:
@@ -141,16 +141,16 @@ class LockstepExecutor(SimulatedExecutor):
         options: As ``SimulatedExecutor``.
     """
 
-    def __init__(self, *args: Any, rank: Rank, device: Device, **options: Any) -> None:
+    def __init__(self, *args: Any, rank: LockstepRank, device: Device, **options: Any) -> None:
         self._rank, self._device = rank, device
         super().__init__(*args, **options)
 
     def execute_dummy_batch(self) -> None:
-        """A batch of one token, with the others' batches."""
+        """Run a batch of one token with the other ranks' batches."""
         self._launched(self._rank.now_us, DUMMY, None).result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002  # as its base class
-        """The output of a batch that is done when all ranks are through with theirs."""
+        """Return the output of a batch that is done when all ranks are through with theirs."""
         return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
 
     def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002  # likewise
@@ -163,7 +163,7 @@ class LockstepExecutor(SimulatedExecutor):
 class _Joint(Future[Any]):
     """An output that is there when a pass is over on all ranks."""
 
-    def __init__(self, rank: Rank, forward: Forward, output: Any) -> None:
+    def __init__(self, rank: LockstepRank, forward: Forward, output: Any) -> None:
         super().__init__()
         self._rank, self._forward, self._output = rank, forward, output
 
@@ -194,7 +194,7 @@ class CommonPasses:
         UsageError: the ranks are not on one machine.
     """
 
-    def __init__(self, parallel: Any, clock: Clock, stages: int) -> None:
+    def __init__(self, parallel: Any, clock: EngineClock, stages: int) -> None:
         self._clock = clock
         self._pipeline = Pipeline(stages)
         self._group = _group(parallel)
@@ -214,7 +214,7 @@ class CommonPasses:
         return self._thread.submit(self._meet, self._clock.now_us, device_us)
 
     def close(self) -> None:
-        """The engine ends; batches that other ranks do not launch any more are forgotten."""
+        """End the engine; forget the batches that other ranks do not launch any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _meet(self, ready_us: float, device_us: float) -> Ran:
@@ -230,7 +230,7 @@ class CommonPasses:
 
 
 def _group(parallel: Any) -> ProcessGroupGloo:
-    """A group of the ranks beside vLLM's, which the engine's thread uses at the same time."""
+    """Return a group of the ranks beside vLLM's, which the engine's thread uses at the same time."""
     rank, size, host = (
         parallel.data_parallel_rank, parallel.data_parallel_size, parallel.data_parallel_master_ip,
     )  # fmt: skip

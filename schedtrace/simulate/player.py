@@ -59,7 +59,7 @@ class Player:
             rank.model_runner.accepted = self._accepted
 
     def play(self) -> None:
-        """To the end of the load: each request at its time or, in a closed loop, after an answer."""
+        """Play to the end of the load: each request at its time or, in a closed loop, after an answer."""
         if self.load.closed is not None:
             self._play_closed(self.load.closed)
             return
@@ -84,7 +84,7 @@ class Player:
         self._engine.run()
 
     def _send(self, request: LoadRequest, sent_us: float) -> bool:
-        """Have the client send a request then and, if it did so when it was recorded, go away later."""
+        """Make the client send a request then and, if it did so when recorded, go away later."""
         if not self.enter(request, sent_us + request.front_end_us, sent_us):
             return False
         self._open.add(request.request_id)
@@ -103,7 +103,7 @@ class Player:
             self._answered()
 
     def enter(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
-        """Have a request reach the engine then; at once, if that is now.
+        """Make a request reach the engine then; at once, if that is now.
 
         Args:
             request: To be added.
@@ -191,7 +191,7 @@ class FeedByStep:
         return any(self._coming)
 
     def play(self) -> None:
-        """To the end.
+        """Play to the end.
 
         Raises:
             NoProgressError: requests are left that never will be done.
@@ -210,7 +210,7 @@ class FeedByStep:
         engine.feed = None
 
     def let_in(self, engine: TimedEngine) -> None:
-        """What is due before this rank's next step."""
+        """Let in the requests and aborts that are due before this rank's next step."""
         self._happen(engine, self._now(engine))
 
     def _happen(self, rank: TimedEngine, at: Pass) -> None:
@@ -234,12 +234,12 @@ class FeedByStep:
         """Return the events of each rank from a single pass over the load; requests keep their order."""
         of_ranks: list[list[_Event]] = [[] for _ in self._engine.ranks]
         for request in self._player.load:
-            came, left = request.queued_pass, request.abort_pass
+            queued, left = request.queued_pass, request.abort_pass
             if not self._engine.lockstep:
-                came = 0, request.queued_step or 0
+                queued = 0, request.queued_step or 0
                 left = (0, request.abort_step) if request.abort_step else None
             events = of_ranks[_rank(request, len(of_ranks)) or 0]
-            events.append(_Event(came or (0, 0), request.request_id, request))
+            events.append(_Event(queued or (0, 0), request.request_id, request))
             if left:
                 events.append(_Event(left, request.request_id, None))
         return of_ranks

@@ -17,14 +17,14 @@ from vllm.v1.engine import EngineCoreRequestType
 from schedtrace.simulate.clock import NEVER, VirtualClock
 from schedtrace.simulate.core import make_rank_core, reduced_here
 from schedtrace.simulate.executor import SimulatedExecutor
-from schedtrace.simulate.lockstep import Device, Group, LockstepExecutor
-from schedtrace.simulate.routing import ROUTERS, FrontEnd
+from schedtrace.simulate.lockstep import Device, LockstepExecutor, RankGroup
+from schedtrace.simulate.routing import ROUTERS, VirtualFrontEnd
 from schedtrace.simulate.simulation import MOST_IDLE_STEPS, NoProgressError, TimedEngine, VirtualEngines
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
 
 
-class Stopped(SystemExit):  # vLLM's loop lets it through
+class TurnsStopped(SystemExit):  # vLLM's loop lets it through
     """Raised where the function has stopped, to end it."""
 
 
@@ -65,15 +65,15 @@ class Turns:
             raise error
 
     def pause(self) -> None:
-        """Called by the function: give the turn back, and return when it comes again.
+        """Give the turn back, and return when it comes again; called by the function.
 
         Raises:
-            Stopped: it will not come.
+            TurnsStopped: it will not come.
         """
         self._back.release()
         self._go.acquire()
         if self._stopping:
-            raise Stopped
+            raise TurnsStopped
 
     def stop(self) -> None:
         """End it where it has paused."""
@@ -86,7 +86,7 @@ class Turns:
     def _run(self) -> None:
         try:
             self._function()
-        except Stopped:
+        except TurnsStopped:
             pass
         except BaseException as error:  # noqa: BLE001  # raised again by resume
             self._error = error
@@ -111,13 +111,13 @@ class Rank(TimedEngine):
         number: int,
         around: "Ranks",
         times: StepTimes,
-        together: tuple[Device, Group] | None,
+        together: tuple[Device, RankGroup] | None,
         wrap: Callable[[type], type] | None = None,
         **options: Any,
     ) -> None:
         self.number, self._around, self._together = number, around, together
         self.inputs = _Inputs(self)
-        self.outputs = SimpleNamespace(put_nowait=lambda message: around.told(self, *message))
+        self.outputs = SimpleNamespace(put_nowait=lambda message: around.take_outputs(self, *message))
         """The queue that vLLM's output thread empties at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
@@ -132,16 +132,16 @@ class Rank(TimedEngine):
         self.stop = self._turns.stop
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
-        made: dict[str, Any] = {"clock": self, "times": self._times, "model_runner": self.model_runner}
-        executor: Callable[[Any], Any] = partial(SimulatedExecutor, **made)
+        arguments: dict[str, Any] = {"clock": self, "times": self._times, "model_runner": self.model_runner}
+        executor: Callable[[Any], Any] = partial(SimulatedExecutor, **arguments)
         if self._together is not None:
-            executor = partial(LockstepExecutor, rank=self, device=self._together[0], **made)
+            executor = partial(LockstepExecutor, rank=self, device=self._together[0], **arguments)
         lockstep = self._together is not None
         self.core = make_rank_core(self.config, executor, scheduler_class, groups, self, lockstep=lockstep)
         return self.core.scheduler
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
-        """Every rank's value (``Group.gather``): to vLLM a rank in lock-step is its process group."""
+        """Return every rank's value (``RankGroup.gather``): to vLLM a lock-step rank is its process group."""
         assert self._together is not None  # noqa: S101  # nobody else asks
         return self._together[1].gather(self, value, us)
 
@@ -175,14 +175,14 @@ class Rank(TimedEngine):
         self.inputs.put_nowait((kind, message))
 
     def abort(self, request_id: str) -> None:
-        """The client went away: the input thread puts it into two queues."""
+        """Abort a request whose client went away: the input thread puts it into two queues."""
         if self.recorded_inputs is not None:
             self.recorded_inputs.abort_received([request_id])
         self.core.aborts_queue.put_nowait([request_id])
         self.send(EngineCoreRequestType.ABORT, [request_id])
 
     def loop_begins(self) -> None:
-        """The host's time since the last update; then others may have their say."""
+        """Let the host's time since the last update pass, then give other ranks a turn."""
         updates = self.scheduler.schedtrace_updates
         if updates != self._updates:
             self._updates = updates
@@ -252,13 +252,13 @@ class Ranks(VirtualEngines):
         super().__init__()
         self.clock, self.lockstep = clock, lockstep
         stages = options.get("pipeline_parallel_size", 1)
-        together = (Device(data_parallel_size, stages), Group(data_parallel_size)) if lockstep else None
+        together = (Device(data_parallel_size, stages), RankGroup(data_parallel_size)) if lockstep else None
         if lockstep:
             options = {"experts": 2, "data_parallel_size": data_parallel_size} | options
         self.ranks: Sequence[Rank] = [
             Rank(number, self, times, together, wrap, **options) for number in range(data_parallel_size)
         ]
-        self.front_end = FrontEnd(
+        self.front_end = VirtualFrontEnd(
             lambda rank, kind, message: self.ranks[rank].send(kind, message),
             data_parallel_size,
             ROUTERS[router](data_parallel_size),
@@ -273,7 +273,7 @@ class Ranks(VirtualEngines):
         self.close()
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """At once if that is over: a rank that asks for it is about to read its input queue."""
+        """Do it at once if that time is over: the rank that asks is about to read its input queue."""
         if us <= self.clock.now_us:
             arrives()
         else:
@@ -299,7 +299,7 @@ class Ranks(VirtualEngines):
         """Run the ranks; see ``VirtualEngines.run``."""
         with reduced_here():
             while True:
-                rank = min(self.ranks, key=lambda one: one.wake_us)
+                rank = min(self.ranks, key=lambda rank: rank.wake_us)
                 comes_us = self._coming[0][0] if self._coming else NEVER
                 next_us = min(rank.wake_us, comes_us)
                 if next_us >= until_us:
@@ -328,12 +328,12 @@ class Ranks(VirtualEngines):
             rank.scheduler.shutdown()
 
     def loop_begins(self, rank: Rank) -> None:
-        """A rank is about to read its input queue."""
+        """Let in what is due for a rank that is about to read its input queue."""
         if self.feed is not None:
             self.feed.let_in(rank)
 
-    def told(self, rank: Rank, client: int, outputs: Any) -> None:
-        """What a core puts into its output queue."""
+    def take_outputs(self, rank: Rank, client: int, outputs: Any) -> None:
+        """Take the outputs that a core puts into its output queue."""
         if client < 0:
             self.front_end.message(rank.number, outputs)
         for output in outputs.outputs:
@@ -343,8 +343,8 @@ class Ranks(VirtualEngines):
 
     def _require_progress(self, rank: Rank) -> None:
         if rank.idle_steps > MOST_IDLE_STEPS and not any(
-            other.scheduler.requests and other.idle_steps <= MOST_IDLE_STEPS for other in self.ranks
+            each.scheduler.requests and each.idle_steps <= MOST_IDLE_STEPS for each in self.ranks
         ):
-            left = sum(len(other.scheduler.requests) for other in self.ranks)
+            left = sum(len(each.scheduler.requests) for each in self.ranks)
             msg = f"{left} requests cannot go on: {rank.idle_steps} steps without a token"
             raise NoProgressError(msg)

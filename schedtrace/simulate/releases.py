@@ -27,7 +27,7 @@ _LEFT_OUT: dict[str, Any] = {
 """Arguments of ``ModelRunnerOutput`` that later have a default, or are gone."""
 
 
-def known(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def supported_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that this release's function takes."""
     parameters = _parameters(function)
     return {name: value for name, value in arguments.items() if name in parameters}
@@ -39,7 +39,7 @@ def _parameters(function: Any) -> frozenset[str]:
 
 
 def structured(params: Any) -> dict[str, Any]:
-    """The argument of ``SamplingParams`` that asks for structured output."""
+    """Return the argument of ``SamplingParams`` that asks for structured output."""
     if params is None:
         return {}
     name = "structured_outputs" if "structured_outputs" in SamplingParams.__struct_fields__ else None
@@ -47,14 +47,14 @@ def structured(params: Any) -> dict[str, Any]:
 
 
 def structured_request(params: Any) -> dict[str, Any]:
-    """To 0.11.0 ``Request`` does not make its ``StructuredOutputRequest`` by itself."""
+    """Return a ``StructuredOutputRequest`` argument: until 0.11.0 ``Request`` does not make it itself."""
     if "structured_output_request" not in _parameters(Request.__init__):
         return {}
     return {"structured_output_request": StructuredOutputRequest(sampling_params=params)}
 
 
 def batch_defaults(context: Any) -> tuple[int, int]:
-    """``max_num_batched_tokens`` and ``max_num_seqs`` that ``EngineArgs`` takes on the current platform.
+    """Return the ``max_num_batched_tokens`` and ``max_num_seqs`` of ``EngineArgs`` on this platform.
 
     Args:
         context: vLLM's ``UsageContext``.
@@ -72,13 +72,13 @@ def batch_defaults(context: Any) -> tuple[int, int]:
 
 
 def by_name_or_class(executor: str) -> Any:
-    """An executor as ``distributed_executor_backend`` takes it; 0.10.0 wants the class, not its name."""
+    """Return an executor as ``distributed_executor_backend`` takes it; 0.10.0 wants the class, not a name."""
     named = str in get_args(ParallelConfig.__annotations__["distributed_executor_backend"])
     return executor if named else resolve_name(executor)
 
 
 def block_hasher(block_size: int) -> Any:
-    """Hashes a request's full blocks; None in 0.10.0, whose KV cache manager does it."""
+    """Return what hashes full blocks of a request; None in 0.10.0, whose KV cache manager does it."""
     if not hasattr(kv_cache_utils, "get_request_block_hasher"):
         return None
     return kv_cache_utils.get_request_block_hasher(block_size, _hash_function())
@@ -93,8 +93,8 @@ def _hash_function() -> Any:
 
 
 def model_output(sampled: dict[str, list[int]], drafts: dict[str, list[int]] | None) -> Any:
-    """``ModelRunnerOutput``; the drafts go with it in 0.10.0 only."""
-    arguments = known(outputs.ModelRunnerOutput, _LEFT_OUT)
+    """Make a ``ModelRunnerOutput``; the drafts go with it in 0.10.0 only."""
+    arguments = supported_arguments(outputs.ModelRunnerOutput, _LEFT_OUT)
     if "spec_token_ids" in arguments:
         arguments["spec_token_ids"] = drafts and [drafts.get(request_id, []) for request_id in sampled]
     request_ids = list(sampled)
@@ -103,7 +103,7 @@ def model_output(sampled: dict[str, list[int]], drafts: dict[str, list[int]] | N
 
 
 def tell_drafts(scheduler: Any, request_ids: list[str], drafts: list[list[int]]) -> None:
-    """The drafts that a step has proposed, after its output (from 0.10.2)."""
+    """Give the scheduler a step's drafts after the step's output (from 0.10.2)."""
     if hasattr(scheduler, "update_draft_token_ids"):
         scheduler.update_draft_token_ids(outputs.DraftTokenIds(request_ids, drafts))
 

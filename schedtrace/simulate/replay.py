@@ -39,7 +39,7 @@ def play(
     trial_ids: bool = False,
     manifest: Manifest | None = None,
 ) -> Played:
-    """Have the requests of each load arrive, one load (a trial) after the other, and record what happens.
+    """Make the requests of each load arrive, load (trial) after load, and record what happens.
 
     Args:
         loads: Each begins once the engine is done with the one before.
@@ -73,7 +73,9 @@ def play(
                 if number and not keep_prefix_cache:
                     engine.reset_prefix_cache()
                 began = clock.now_us + (BETWEEN_TRIALS_US if number else 0.0)
-                named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
+                named = (
+                    load if load.source == "recorded" or not trial_ids else _with_trial_ids(load, number + 1)
+                )
                 player = Player(engine, named, began, played, routed="router" in options)
                 if by_step:
                     FeedByStep(engine, player).play()
@@ -98,8 +100,8 @@ def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -
     return Simulation(clock, traced_class, times=times, **alone)
 
 
-def _of_trial(load: Workload, trial: int) -> Workload:
-    """The load with ids that tell its trial."""
+def _with_trial_ids(load: Workload, trial: int) -> Workload:
+    """Return the load with ids that tell its trial."""
 
     def read() -> Iterator[LoadRequest]:
         for number, request in enumerate(load):

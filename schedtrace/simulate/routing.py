@@ -33,7 +33,7 @@ class Router:
         self._of: dict[str, tuple[int, int]] = {}
 
     def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:
-        """The rank, from 0, that a request goes to.
+        """Return the rank, from 0, that a request goes to.
 
         Args:
             request_id: Of the request.
@@ -46,12 +46,12 @@ class Router:
         return chosen
 
     def done(self, request_id: str) -> None:
-        """A request is finished or aborted."""
+        """Note that a request has finished or was aborted."""
         rank, weight = self._of.pop(request_id)
         self._sums[rank] -= weight
 
     def published(self, counts: Sequence[Counts]) -> None:
-        """vLLM's coordinator has published what the ranks had some time ago; no sum here is stale."""
+        """Ignore the counts that vLLM's coordinator publishes with a delay: no sum here is stale."""
 
     def _next(self) -> int:
         return self._sums.index(min(self._sums))
@@ -102,14 +102,14 @@ class Vllm(Router):
         return int(DPLBAsyncMPClient.get_core_engine_for_request(self._client, request))
 
     def done(self, request_id: str) -> None:
-        """The client hears of it."""
+        """Tell the client that a request is done."""
         outputs = SimpleNamespace(finished_requests={request_id})
         with suppress(StopIteration):  # it never waits
             DPLBAsyncMPClient.process_engine_outputs(self._client, outputs).send(None)
 
     def published(self, counts: Sequence[Counts]) -> None:
-        """The client takes them over."""
-        self._client.lb_engines = [list(one) for one in counts]
+        """Give the client the counts."""
+        self._client.lb_engines = [list(pair) for pair in counts]
 
 
 ROUTERS: dict[str, Callable[[int], Router]] = {
@@ -125,7 +125,7 @@ PUBLISH_EVERY_US = 100_000.0
 """``min_stats_update_interval_ms`` of ``DPCoordinatorProc``."""
 
 
-class FrontEnd:
+class VirtualFrontEnd:
     """Front end of all ranks.
 
     Args:
@@ -171,12 +171,12 @@ class FrontEnd:
         return chosen
 
     def done(self, request_id: str) -> None:
-        """A request has its last token, or its client went away."""
+        """Note that a request has its last token, or that its client went away."""
         if self.rank_of.pop(request_id, None) is not None:
             self._router.done(request_id)
 
     def message(self, rank: int, outputs: Any) -> None:
-        """What a rank tells the coordinator: the end or begin of a wave, or its counts."""
+        """Take a rank's message to the coordinator: the end or begin of a wave, or its counts."""
         if (stats := outputs.scheduler_stats) is not None:
             self._count(rank, stats)
         if (wave := outputs.wave_complete) is not None:

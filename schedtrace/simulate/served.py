@@ -19,7 +19,7 @@ from schedtrace.errors import UsageError
 from schedtrace.record.header import engine_rank
 from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu, releases
 from schedtrace.simulate.clock import MachineClock
-from schedtrace.simulate.executor import DUMMY, Clock, ModelRunner, Ran, SimulatedExecutor
+from schedtrace.simulate.executor import DUMMY, EngineClock, ModelRunner, Ran, SimulatedExecutor
 from schedtrace.simulate.lockstep import CommonPasses
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.gpus import MOST_BLOCKS
@@ -53,7 +53,7 @@ def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
 
 
 def kv_dtype(config: Any) -> str | None:
-    """Type of the KV cache as ``step_times`` calls it; None: as the model's.
+    """Return the KV cache's type as ``step_times`` calls it; None if it is the model's.
 
     Raises:
         UsageError: a type whose size is not just that of its numbers.
@@ -70,9 +70,9 @@ def kv_dtype(config: Any) -> str | None:
 
 
 def _kinds(model: Any) -> list[str]:
-    """Each layer's kind of attention."""
+    """Return each layer's kind of attention."""
     text = model.hf_text_config
-    others = [
+    unsupported = [
         name
         for name, present in (
             ("state-space layers", model.is_hybrid or model.has_inner_state or model.is_attention_free),
@@ -84,9 +84,9 @@ def _kinds(model: Any) -> list[str]:
     layers = list(
         getattr(text, "layer_types", None) or [SLIDING if window else FULL] * text.num_hidden_layers
     )
-    others += sorted({kind.replace("_", " ") for kind in set(layers) - {FULL, SLIDING}})
-    if others:
-        msg = f"{model.model} has {', '.join(others)}: only {_SUPPORTED} can be simulated"
+    unsupported += sorted({kind.replace("_", " ") for kind in set(layers) - {FULL, SLIDING}})
+    if unsupported:
+        msg = f"{model.model} has {', '.join(unsupported)}: only {_SUPPORTED} can be simulated"
         raise UsageError(msg)
     return [FULL if not window else kind for kind in layers]
 
@@ -95,7 +95,7 @@ def _spec(config: Any, kind: str) -> Any:
     model, cache = config.model_config, config.cache_config
     dtypes = {None: model.dtype, "fp8": torch.uint8}
     named = kv_dtype(config)
-    given = {
+    arguments = {
         "num_kv_heads": model.get_num_kv_heads(config.parallel_config),
         "head_size": model.get_head_size(),
         "dtype": dtypes[named] if named in dtypes else getattr(torch, str(named)),
@@ -104,10 +104,10 @@ def _spec(config: Any, kind: str) -> Any:
     spec: Any = FullAttentionSpec
     if model.use_mla:
         spec = getattr(kv_cache_interface, "MLAAttentionSpec", FullAttentionSpec)  # 0.10.0 has one for both
-        given["num_kv_heads"], given["cache_dtype_str"] = 1, cache.cache_dtype
+        arguments["num_kv_heads"], arguments["cache_dtype_str"] = 1, cache.cache_dtype
     elif kind == SLIDING:
-        spec, given["sliding_window"] = SlidingWindowSpec, model.get_sliding_window()
-    return spec(block_size=cache.block_size, **releases.known(spec, given))
+        spec, arguments["sliding_window"] = SlidingWindowSpec, model.get_sliding_window()
+    return spec(block_size=cache.block_size, **releases.supported_arguments(spec, arguments))
 
 
 class ServedExecutor(SimulatedExecutor):
@@ -152,7 +152,7 @@ class ServedExecutor(SimulatedExecutor):
             self._common.dispatch(self._times.device_us(DUMMY)).result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
-        """The output of a batch; with ranks in lock-step it is done when all are done with theirs."""
+        """Return the output of a batch; with ranks in lock-step it is done when all are done with theirs."""
         if self._common is None:
             return super()._launched(now_us, batch, output)
         return _InCommon(self._clock, self._common.dispatch(self._times.device_us(batch)), output)
@@ -167,13 +167,13 @@ class ServedExecutor(SimulatedExecutor):
         return self._specs
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """Any (vLLM 0.32 and newer ask)."""
+        """Return every layout for each GPU: any will do (vLLM 0.32 and newer ask)."""
         from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: PLC0415  # older releases have none
 
         return [[layout.name for layout in KVCacheLayout]] * len(self._specs)
 
     def determine_available_memory(self) -> list[int]:
-        """Bytes for the KV cache on one GPU of each stage.
+        """Return the bytes for the KV cache on one GPU of each stage.
 
         ``--kv-cache-memory-bytes`` or what ``--num-gpu-blocks-override`` takes; else what the model leaves of
         the GPU's memory, as ``step_times.gpus`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which vLLM's CPU
@@ -181,9 +181,9 @@ class ServedExecutor(SimulatedExecutor):
         """
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
-        given = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
-        if given and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
-            return [given] * len(self._specs)
+        kv_bytes = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
+        if kv_bytes and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
+            return [kv_bytes] * len(self._specs)
         blocks = cache.num_gpu_blocks_override or self._device.blocks(
             config.model_config.model,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
@@ -207,7 +207,7 @@ class ServedExecutor(SimulatedExecutor):
     def collective_rpc(
         self, method: Any, timeout: Any = None, args: Any = (), *_: Any, non_block: bool = False, **__: Any
     ) -> Any:
-        """What workers would answer: about adapters and tasks; ``None`` for orders that concern a device."""
+        """Return workers' answers: about adapters and tasks; ``None`` for orders that concern a device."""
         del timeout  # nothing takes time
         answers = self._adapters(method, *args) if method in _ADAPTERS else super().collective_rpc(method)
         if not non_block:
@@ -221,18 +221,18 @@ class ServedExecutor(SimulatedExecutor):
             return [set(self._loras)]
         (adapter,) = args
         number = getattr(adapter, "lora_int_id", adapter)
-        known = number in self._loras
+        is_loaded = number in self._loras
         if method == "add_lora":
             self._loras.add(number)
         elif method == "remove_lora":
             self._loras.discard(number)
-        return [not known if method == "add_lora" else known]
+        return [not is_loaded if method == "add_lora" else is_loaded]
 
 
 class _InCommon(Future[Any]):
     """An output that is there when all ranks are through with a pass."""
 
-    def __init__(self, clock: Clock, ran: "Future[Ran]", output: Any) -> None:
+    def __init__(self, clock: EngineClock, ran: "Future[Ran]", output: Any) -> None:
         super().__init__()
         self._clock, self._ran, self._output = clock, ran, output
 
@@ -250,7 +250,7 @@ _ADAPTERS = ("add_lora", "remove_lora", "pin_lora", "list_loras")
 
 
 def _refuse(config: Any) -> None:
-    """What would need a model's answers, or other machines'."""
+    """Refuse settings that would need a model's answers, or other machines'."""
     together = config.parallel_config.data_parallel_size > 1
     refused = {
         "sleeping ranks in lock-step": together and getattr(config.model_config, "enable_sleep_mode", False),

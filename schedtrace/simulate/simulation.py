@@ -73,7 +73,7 @@ class TimedEngine(Engine):
         return INPUTS.get(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
-        """The input thread has made a request of what a client sent, as the recorder sees it."""
+        """Record that the input thread has made a request of what a client sent."""
         if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
                 inputs.prepared(request, self.clock.monotonic_ns())
@@ -88,7 +88,7 @@ class Feed(Protocol):
         ...
 
     def let_in(self, engine: TimedEngine) -> None:
-        """Called before an engine lets in what has arrived."""
+        """Let requests in; called before an engine lets in what has arrived."""
         ...
 
 
@@ -119,7 +119,7 @@ class VirtualEngines(ABC):
         return sum(rank.steps for rank in self.ranks)
 
     def at(self, us: float, action: Callable[[], Any]) -> None:
-        """Have something happen then; of one engine, before the first step that begins then or later."""
+        """Make something happen then; for one engine, before the first step that begins then or later."""
         heapq.heappush(self._coming, (us, next(self._order), action))
 
     def arrive(
@@ -131,7 +131,7 @@ class VirtualEngines(ABC):
         front_end_us: float = 0.0,
         **options: Any,
     ) -> None:
-        """Have a request reach an engine's input queue.
+        """Make a request reach an engine's input queue.
 
         One whose prompt fills ``max_model_len`` does not: vLLM's front end refuses it.
 
@@ -153,7 +153,7 @@ class VirtualEngines(ABC):
         self._when(us, arrives)
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """Have a request arrive."""
+        """Make a request arrive at that time."""
         self.at(us, arrives)
 
     def forget(self, request_id: str) -> None:
@@ -171,16 +171,16 @@ class VirtualEngines(ABC):
         self.close()
 
     def _expected(self, until_us: float) -> bool:
-        """Whether somebody is still to come, or to go."""
+        """Return whether somebody is still to come, or to go."""
         return bool(self._coming) or until_us < NEVER or (self.feed is not None and self.feed.expected)
 
     @abstractmethod
     def _enter(self, us: float, request: Any, rank: int | None) -> None:
-        """A request that has come at that time is in an engine's hands."""
+        """Hand a request that arrived at that time to an engine."""
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
-        """A client goes away, now; nothing happens if its request is done."""
+        """Abort a request whose client goes away now; do nothing if it is done."""
 
     @abstractmethod
     def reset_prefix_cache(self) -> None:
@@ -260,19 +260,19 @@ class Simulation(TimedEngine, VirtualEngines):
             due = sum(us <= self.clock.now_us for us, *_ in self._coming)
             self.clock.advance(self._times.gap_us(due) - self._gap_us)
         self._let_in()
-        told, executed = self.core.step_fn()
+        outputs_by_client, executed = self.core.step_fn()
         self.core.post_step(executed)
-        for outputs in (told or {}).values():
+        for outputs in (outputs_by_client or {}).values():
             for output in outputs.outputs:
                 if output.finish_reason is not None:
                     self.finished(output.request_id)
-        self._updated = told is not None
+        self._updated = outputs_by_client is not None
         if self._updated:
             self._gap_us = self._times.gap_us(0)
             self.clock.advance(self._gap_us)
         if not executed and self.scheduler.has_requests():
             self.clock.advance(YIELD_US)
-        worked = executed or any(outputs.outputs for outputs in (told or {}).values())
+        worked = executed or any(outputs.outputs for outputs in (outputs_by_client or {}).values())
         self._idle = 0 if worked else self._idle + 1
 
     def close(self) -> None:

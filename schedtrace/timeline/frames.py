@@ -15,7 +15,7 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
 from schedtrace.read.columns import cpu_times, present_in, stalls_in
 from schedtrace.read.gaps import GAP_SCHEMA
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.tables import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 
@@ -98,7 +98,7 @@ class EngineFrames:
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
     """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
     ends in it, and ``until_us`` is the last moment that the trace knows."""
-    front_end: FrontEnd | None = None
+    front_end: FrontEndRecord | None = None
     """What the front ends of the run recorded, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/gaps.py``)."""

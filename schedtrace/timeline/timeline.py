@@ -11,7 +11,7 @@ import polars as pl
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import behind_head, heads_by_size, refused_heads
 from schedtrace.timeline.charges import charges
@@ -168,7 +168,7 @@ def make_timeline(
     manifest: Manifest | None = None,
     *,
     whole: bool = False,
-    front_end: FrontEnd | None = None,
+    front_end: FrontEndRecord | None = None,
 ) -> Timeline:
     """Prepare a trace for the rules.
 

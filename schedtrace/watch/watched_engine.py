@@ -166,8 +166,8 @@ class WatchedEngine:
         chosen = {at for _, at in heapq.nsmallest(most, waits)} | set(range(min(most, len(lives))))
         requests = []
         for live in [lives[at] for at in sorted(chosen)]:
-            since, name = live.waits_since_us, live.came.request_id
-            arrival_times = (live.came.arrived_us, live.came.queued_us, live.there_us)
+            since, name = live.waits_since_us, live.entry.request_id
+            arrival_times = (live.entry.arrived_us, live.entry.queued_us, live.there_us)
             arrived_us = next((us for us in arrival_times if us is not None), edge)
             requests.append(
                 Slow(
@@ -199,7 +199,7 @@ class WatchedEngine:
 
     def _waiting_for(self, waiting: int) -> dict[str, int]:
         """Count requests by cause: the cause of their skip in the last step, else what ended its loop."""
-        queued = [live.came.request_id for live in self.following.lives if live.waits_since_us is not None]
+        queued = [live.entry.request_id for live in self.following.lives if live.waits_since_us is not None]
         named = Counter(self._named[name] for name in queued if name in self._named)
         rest = max(0, waiting - named.total())
         if rest:

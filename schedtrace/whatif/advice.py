@@ -18,7 +18,7 @@ from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.whatif.baseline import usual_figure
 from schedtrace.whatif.part import part_of
-from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
@@ -40,12 +40,12 @@ GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output":
 
 def judged(
     findings: list[Finding],
-    base: Recorded,
+    base: RecordedLoad,
     *,
     objective: Objective | None = None,
     progress: Progress = lambda *_: None,
 ) -> list[Finding]:
-    """The findings with the changes that help this load most, the best one first.
+    """Return the findings with the changes that help this load most, the best one first.
 
     Advice that names a value which a replay can drive is a trial among the others: it stays only if it is
     the best of its kind. What a replay cannot drive stays as it is, without a gain of its own beside one
@@ -78,12 +78,12 @@ def judged(
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
         advised = [_advised(trial, predictor, name, base) for trial in best]
     tried = [finding for finding in findings if (finding.code, finding.cause) not in base.absent]
-    kept = [finding for finding in findings if finding not in tried]
-    return sorted([*attached(tried, advised, search), *kept], key=lambda finding: finding.place)
+    untried = [finding for finding in findings if finding not in tried]
+    return sorted([*attach_advice(tried, advised, search), *untried], key=lambda finding: finding.place)
 
 
-def _can_tell(setting: str, base: Recorded) -> bool:
-    """Whether a replay shows what a setting does; prompts without recorded hashes share nothing in one."""
+def _can_tell(setting: str, base: RecordedLoad) -> bool:
+    """Return whether a replay shows a setting's effect: prompts share nothing without recorded hashes."""
     if setting == "enable_prefix_caching":
         return all(load.prefix_block is not None for load in base.loads)
     return setting != "async_scheduling" or not why_no_async_scheduling(base.timelines[0])
@@ -99,8 +99,8 @@ class Advised:
     """Gain of the change; None: no recorded step shows whether it is one."""
 
 
-def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> Advised:
-    """Advice with its gain, its interval and what else it changes."""
+def _advised(trial: Trial, predictor: Predictor, name: str, base: RecordedLoad) -> Advised:
+    """Return advice with its gain, its interval and what else it changes."""
     prediction = predictor.predict(dict(trial.changes))
     figure = next(figure for figure in prediction.measured if figure.name == name)
     single = len(trial.changes) == 1
@@ -109,7 +109,7 @@ def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> A
     return Advised(
         trial,
         Advice(
-            message=joined([_change(*one, predictor, base) for one in trial.changes], " with "),
+            message=joined([_change(*change, predictor, base) for change in trial.changes], " with "),
             setting=setting if single else None,
             value=value if single else None,
             costs=_costs(prediction, name) if gain else NOTHING,
@@ -123,7 +123,9 @@ def _gain(figure: Figure) -> Gain:
     change, low, high, was = figure.change_frac or 0.0, figure.low_frac, figure.high_frac, figure.recorded
     saved = saved_frac(figure, change)
     if figure.name == "makespan":  # said as the rate that it is the inverse of
-        low, high = (None if one is None else 1 / (1 + one) - 1 for one in (high, low))
+        low, high = (
+            None if change_frac is None else 1 / (1 + change_frac) - 1 for change_frac in (high, low)
+        )
         change = 1 / (1 + change) - 1
     is_time = GAINS[figure.name] == "e2e_mean_ms"
     return Gain(
@@ -138,8 +140,8 @@ def _gain(figure: Figure) -> Gain:
     )
 
 
-def _unsure(figure: Figure, base: Recorded) -> Message:
-    """What a replay bounds where no recorded step is as large as those that it makes."""
+def _unsure(figure: Figure, base: RecordedLoad) -> Message:
+    """Return what a replay bounds where no recorded step is as large as those that it makes."""
     return say(
         "Replayed on this load: {name} {low_frac:+%} to {high_frac:+%}, since no recorded step has "
         "more than {tokens:n token}: a run with it tells.",
@@ -148,37 +150,42 @@ def _unsure(figure: Figure, base: Recorded) -> Message:
     )
 
 
-def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Message:
+def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> Message:
     """Write a change as it is typed, with the present value; ``kv_space`` knows the units of the KV cache."""
     if name == BLOCKS:
         return kv_space(base.timelines[0], value)
     if isinstance(value, bool):
         return say("{option:setting}", option=_option(name, value))
-    said = [one if isinstance(one, str) else Number(one or 0) for one in (value, predictor.now(name))]
-    return say("{option:setting} {value} (now {now})", option=_option(name), value=said[0], now=said[1])
+    shown = [
+        setting_value if isinstance(setting_value, str) else Number(setting_value or 0)
+        for setting_value in (value, predictor.now(name))
+    ]
+    return say("{option:setting} {value} (now {now})", option=_option(name), value=shown[0], now=shown[1])
 
 
-def attached(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
-    """Each advice at the finding whose limit it moves, of several the one that leads, or at its own."""
-    found = [_without_tried(finding, search) for finding in findings]
-    order = sorted(range(len(found)), key=lambda at: found[at].place)  # without the estimates
-    for one in advised:
-        place = next((at for at in order if _is_about(findings[at], one.trial)), None)
+def attach_advice(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
+    """Attach each advice to the finding whose limit it moves, of several the one that leads, or its own."""
+    placed = [_without_tried(finding, search) for finding in findings]
+    order = sorted(range(len(placed)), key=lambda at: placed[at].place)  # without the estimates
+    for advised_trial in advised:
+        place = next((at for at in order if _is_about(findings[at], advised_trial.trial)), None)
         if place is None:
-            settings, most_frac = dict(one.trial.changes), one.trial.saved_frac
-            found.append(
-                better_setting.finding(one.advice, one.gain, settings, GAINS[search.name], most_frac)
+            settings, most_frac = dict(advised_trial.trial.changes), advised_trial.trial.saved_frac
+            placed.append(
+                better_setting.finding(
+                    advised_trial.advice, advised_trial.gain, settings, GAINS[search.name], most_frac
+                )
             )
             continue
-        at = found[place]
+        at = placed[place]
         replayed = at.gain is not None and at.gain.method == "replay"
-        found[place] = msgspec.structs.replace(
+        placed[place] = msgspec.structs.replace(
             at,
-            advice=[*at.advice, one.advice] if replayed else [one.advice, *at.advice],
-            gain=at.gain if replayed else one.gain,
+            advice=[*at.advice, advised_trial.advice] if replayed else [advised_trial.advice, *at.advice],
+            gain=at.gain if replayed else advised_trial.gain,
         )
-    explained = [_explained(*both, search) for both in zip(findings, found, strict=False)]
-    return sorted([*explained, *found[len(findings) :]], key=lambda finding: finding.place)
+    explained = [_explained(*both, search) for both in zip(findings, placed, strict=False)]
+    return sorted([*explained, *placed[len(findings) :]], key=lambda finding: finding.place)
 
 
 def _explained(before: Finding, now: Finding, search: Search) -> Finding:
@@ -193,7 +200,7 @@ def _explained(before: Finding, now: Finding, search: Search) -> Finding:
 
 
 def _trials(advice: Advice, search: Search) -> list[Trial]:
-    """What came of an advised value, or of every value of the settings that are named without one."""
+    """Return the results of an advised value, or of all values of the settings that are named without one."""
     single = [trial for trial in search.tried.values() if trial is not None and len(trial.changes) == 1]
     if advice.setting is None:
         return [trial for trial in single if trial.family in _families(advice)]
@@ -201,12 +208,12 @@ def _trials(advice: Advice, search: Search) -> list[Trial]:
 
 
 def _is_about(finding: Finding, trial: Trial) -> bool:
-    """Whether a root cause's own advice names a setting of this kind."""
+    """Return whether a root cause's own advice names a setting of this kind."""
     return bool(finding.title) and any(trial.family in _families(advice) for advice in finding.advice)
 
 
 def _families(advice: Advice) -> set[str]:
-    """What it acts on, or would if a value were known."""
+    """Return what it acts on, or would if a value were known."""
     if advice.setting:
         return {family(advice.setting)}
     named = (part.name for part in advice.message.parts() if isinstance(part, Setting))
@@ -215,24 +222,24 @@ def _families(advice: Advice) -> set[str]:
 
 
 def _without_tried(finding: Finding, search: Search) -> Finding:
-    """Without the advice that was replayed; what did not help is said, and the estimate beside it goes."""
-    kept: list[Advice] = []
+    """Remove the advice that was replayed, and the estimate beside it; say what did not help."""
+    untried: list[Advice] = []
     refuted: list[Message] = []
     for advice in finding.advice:
         change = (advice.setting or "", advice.value)
         if advice.setting is None and search.families & _families(advice):
             continue  # values were found or not
         if search.tried.get((change,)) is None:
-            kept.append(advice)
+            untried.append(advice)
         elif (trial := search.refuted(change)) is not None:
             refuted.append(_refuted(trial, search.name))
-    if len(kept) == len(finding.advice):
+    if len(untried) == len(finding.advice):
         return finding
-    return msgspec.structs.replace(finding, advice=kept, gain=None, refuted=[*finding.refuted, *refuted])
+    return msgspec.structs.replace(finding, advice=untried, gain=None, refuted=[*finding.refuted, *refuted])
 
 
-def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
-    """What scheduling decides otherwise, and the times that get better besides the objective."""
+def _outcome(prediction: Prediction, name: str, base: RecordedLoad) -> Message:
+    """Return what scheduling decides otherwise, and the times that get better besides the objective."""
     changed = [
         *(_changed(figure) for figure in _felt(prediction, name) if not _is_worse(figure)),
         *(
@@ -248,7 +255,7 @@ def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
 
 
 def _costs(prediction: Prediction, name: str) -> Message:
-    """What gets worse, in figures."""
+    """Return what gets worse, in figures."""
     worse = [_changed(figure) for figure in _felt(prediction, name) if _is_worse(figure)]
     return say("[{worse}.]", worse=joined(worse, ", "))
 
@@ -282,7 +289,7 @@ def _option(setting: str, value: Any = None) -> str:
 
 
 def _refuted(trial: Trial, name: str) -> Message:
-    """What was tried and does not help; of a trial that may help or harm, its range."""
+    """Return what was tried and does not help; of a trial that may help or harm, its range."""
     setting, value = trial.changes[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     unsure = trial.saved_frac >= LEAST_FRAC
@@ -305,5 +312,5 @@ def _refuted(trial: Trial, name: str) -> Message:
 
 
 def _change_of(name: str, saved: float) -> float:
-    """The relative change of a figure by which so much is saved; the inverse of ``search.saved_frac``."""
+    """Return the relative change of a figure that saves this much; the inverse of ``search.saved_frac``."""
     return saved / (1 - saved) if name == FIGURES[Objective.THROUGHPUT] else -saved

@@ -2,11 +2,11 @@
 
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.whatif.part import part_of
-from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.prediction import Predictor, RecordedLoad
 
 
-def usual_figure(base: Recorded) -> str:
-    """What suits a load: the mean latency of an open one, the time until all are done of any other.
+def usual_figure(base: RecordedLoad) -> str:
+    """Return what suits a load: the mean latency of an open one, the time until all are done of any other.
 
     One of ``figures.METRICS``.
     """
@@ -14,7 +14,7 @@ def usual_figure(base: Recorded) -> str:
     return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
 
 
-def require_baseline(base: Recorded) -> None:
+def require_baseline(base: RecordedLoad) -> None:
     """See that a replay can answer what becomes of this load; nothing is asked of step times from elsewhere.
 
     Args:

@@ -23,7 +23,7 @@ METRICS = [*(metric for metric in COMPARED if metric.name in TIMED), MAKESPAN]
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedMetric:
     """A figure that scheduling decides, of a timeline and one trial's steps."""
 
     name: str
@@ -39,24 +39,26 @@ def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
 
 
 DECIDED = (
-    Decided("steps", "", None, lambda _, steps: steps.height),
-    Decided("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests"), False),
-    Decided("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after"), False),
-    Decided("preemptions", "", False, _preemptions),
-    Decided("recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)),
+    DecidedMetric("steps", "", None, lambda _, steps: steps.height),
+    DecidedMetric("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests"), False),
+    DecidedMetric("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after"), False),
+    DecidedMetric("preemptions", "", False, _preemptions),
+    DecidedMetric(
+        "recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)
+    ),
 )
 
 
-def decided(one: Decided, *runs: Sequence[Timeline]) -> Figure:
-    """Its means over the trials, of runs given by their ranks: as recorded, replayed and changed."""
+def decided(metric: DecidedMetric, *runs: Sequence[Timeline]) -> Figure:
+    """Return its means over the trials of runs (lists of ranks): as recorded, replayed and changed."""
     figures = [
-        statistics.fmean(_over_ranks(one, ranks, trial) for trial in trials_of(ranks)) for ranks in runs
+        statistics.fmean(_over_ranks(metric, ranks, trial) for trial in run_trials(ranks)) for ranks in runs
     ]
     was, replayed, changed = figures
     return Figure(
-        name=one.name,
-        unit=one.unit,
-        higher_is_better=one.higher_is_better,
+        name=metric.name,
+        unit=metric.unit,
+        higher_is_better=metric.higher_is_better,
         recorded=was,
         replayed=replayed,
         changed=changed,
@@ -64,26 +66,26 @@ def decided(one: Decided, *runs: Sequence[Timeline]) -> Figure:
     )
 
 
-def trials_of(ranks: Sequence[Timeline]) -> list[int | None]:
-    """The trials that any rank of a run has seen."""
+def run_trials(ranks: Sequence[Timeline]) -> list[int | None]:
+    """Return the trials that any rank of a run has seen."""
     return sorted({trial for rank in ranks for trial in rank.trials()}, key=lambda trial: trial or 0)
 
 
-def _over_ranks(one: Decided, ranks: Sequence[Timeline], trial: int | None) -> float:
+def _over_ranks(metric: DecidedMetric, ranks: Sequence[Timeline], trial: int | None) -> float:
     steps = [rank.trial_rows(rank.steps, trial) for rank in ranks]
-    if one.is_sum:
-        return sum(one.of(rank, of_rank) for rank, of_rank in zip(ranks, steps, strict=True))
-    return one.of(ranks[0], pl.concat(steps, how="diagonal_relaxed"))
+    if metric.is_sum:
+        return sum(metric.of(rank, of_rank) for rank, of_rank in zip(ranks, steps, strict=True))
+    return metric.of(ranks[0], pl.concat(steps, how="diagonal_relaxed"))
 
 
-def measured(
+def timing_figures(
     was: Sequence[TrialReport],
     replayed: Sequence[TrialReport],
     changed: Sequence[TrialReport],
     spread: Mapping[str, list[float]],
     bound: Sequence[TrialReport] | None = None,
 ) -> list[Figure]:
-    """What follows in time.
+    """Return what follows in time.
 
     Args:
         was: Trials as recorded.
@@ -96,18 +98,18 @@ def measured(
     figures = []
     for metric in METRICS:
         of_was, of_replayed, of_changed = (
-            values(metric.value, trials) for trials in (was, replayed, changed)
+            trial_values(metric.value, trials) for trials in (was, replayed, changed)
         )
         if not of_replayed or not of_changed:
             continue
         ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
-        low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
-        if of_bound := values(metric.value, bound or ()):
-            other = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
-            times = other / ratio
-            low, high = (ratio - 1 if one is None else one for one in (low, high))
+        low, high = ratio_interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
+        if of_bound := trial_values(metric.value, bound or ()):
+            bound_ratio = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
+            times = bound_ratio / ratio
+            low, high = (ratio - 1 if end is None else end for end in (low, high))
             low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
-            ratio = math.sqrt(ratio * other)
+            ratio = math.sqrt(ratio * bound_ratio)
         figures.append(
             Figure(
                 name=metric.name,
@@ -124,15 +126,15 @@ def measured(
     return figures
 
 
-def values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
-    """A figure of each trial that has it."""
-    return [float(found) for trial in trials if (found := value(trial))]
+def trial_values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
+    """Return a figure of each trial that has it."""
+    return [float(figure) for trial in trials if (figure := value(trial))]
 
 
-def interval(
+def ratio_interval(
     ratio: float, resampled: list[float], was: list[float], replayed: list[float]
 ) -> tuple[float | None, float | None]:
-    """The 90 % interval of a ratio less 1.
+    """Return the 90 % interval of a ratio less 1.
 
     The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
     trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
@@ -142,7 +144,7 @@ def interval(
     trials = min(len(was), len(replayed))
     if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
         return None, None
-    off = [math.log(one / other) for one, other in zip(was, replayed, strict=False)]
+    off = [math.log(recorded / predicted) for recorded, predicted in zip(was, replayed, strict=False)]
     drift = statistics.variance(off) if trials > 1 else off[0] ** 2
     deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift)
     width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
@@ -155,18 +157,18 @@ Composition = list[tuple[str, int, int]]
 
 def compositions(ranks: Sequence[Timeline]) -> dict[tuple[int, int | None, int], Composition]:
     """Return compositions by rank, trial and number of the step within the trial."""
-    found: dict[tuple[int, int | None, int], Composition] = {}
+    by_step: dict[tuple[int, int | None, int], Composition] = {}
     for number, timeline in enumerate(ranks):
         steps = timeline.steps.sort("step").select(
             "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
         )
         columns = ("step", "request_id", "computed_tokens", "scheduled_tokens")
         rows = timeline.requests.select(*columns).lazy().collect()
-        found |= {(number, trial, at): [] for _, trial, at in steps.iter_rows()}
+        by_step |= {(number, trial, at): [] for _, trial, at in steps.iter_rows()}
         joined = rows.join(steps, on="step", maintain_order="left")
         for _, request, computed, scheduled, trial, at in joined.iter_rows():
-            found[number, trial, at].append((request, computed, scheduled))
-    return found
+            by_step[number, trial, at].append((request, computed, scheduled))
+    return by_step
 
 
 def _mean(steps: pl.DataFrame, column: str) -> float:

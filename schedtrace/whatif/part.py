@@ -21,7 +21,7 @@ from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed
-from schedtrace.whatif.prediction import Recorded
+from schedtrace.whatif.prediction import RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 STEP_US, REQUEST_US = 350.0, 25.0
@@ -43,7 +43,7 @@ CANDIDATES = 1000
 """Requests with which a part may begin, evenly chosen: a look at each takes as long as the load is."""
 
 
-def part_of(base: Recorded, findings: Sequence[Finding] = (), *, most_s: float = MOST_S) -> Recorded:
+def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: float = MOST_S) -> RecordedLoad:
     """Return as many of the trials, or else of one trial's requests, as can be replayed in this time.
 
     Of requests that came at their own times those are chosen among whom the leading root cause shows; clients
@@ -74,7 +74,7 @@ def part_of(base: Recorded, findings: Sequence[Finding] = (), *, most_s: float =
             begin_us, end_us = chosen.begin_us, chosen.end_us
             loads = [_cut(loads[0], chosen)]
             names = {request.request_id for request in loads[0]}
-            timelines = [_of_requests(timeline, names, chosen) for timeline in timelines]
+            timelines = [_until_answered(timeline, names, chosen) for timeline in timelines]
             run = replace(run, manifest=None)  # its figures are of whole trials
     part = LoadPart(
         requests=sum(load.requests for load in loads),
@@ -197,7 +197,7 @@ def _choose(
 
 
 def _cut(load: Workload, chosen: _Chosen) -> Workload:
-    """These requests of a load, the first of which comes at its begin."""
+    """Return the chosen requests as a load that begins with the first of them."""
     later = next(islice(load.read(), chosen.first, None)).arrived_us if chosen.first else 0.0
 
     def read() -> Iterator[LoadRequest]:
@@ -233,21 +233,21 @@ def _length_us(timelines: Sequence[Timeline]) -> int:
     )
 
 
-def _trials(base: Recorded, most_s: float) -> tuple[list[Workload], list[Timeline]]:
-    """The first trials, at least one; all where the prefix cache was kept between them."""
+def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Timeline]]:
+    """Return the first trials, at least one; all where the prefix cache was kept between them."""
     trials = sorted(
         {trial for timeline in base.timelines for trial in timeline.trials() if trial is not None}
     )
     if len(trials) != len(base.loads):  # one load without trials, or the warm-up is replayed, too
         return base.loads, base.timelines
     for number in range(len(trials), 0, -1):
-        timelines = [_of_trials(timeline, trials[:number]) for timeline in base.timelines]
+        timelines = [_with_trials(timeline, trials[:number]) for timeline in base.timelines]
         if replay_s(timelines) <= most_s or number == 1:
             break
     return base.loads[:number], timelines
 
 
-def _of_requests(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:
+def _until_answered(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:
     """Return what happened until these requests were answered."""
     own = pl.col("request_id").is_in(names)
     begin_us = chosen.begin_us if chosen.first else None
@@ -256,7 +256,7 @@ def _of_requests(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeli
     return cut
 
 
-def _of_trials(timeline: Timeline, trials: list[int]) -> Timeline:
+def _with_trials(timeline: Timeline, trials: list[int]) -> Timeline:
     of_trials = timeline.steps.filter(pl.col("trial").is_in(trials))
     cut = _until(timeline, of_trials.select(pl.max_horizontal("end_us", "output_us").max()).item())
     cut.is_window = False  # of trials as they were

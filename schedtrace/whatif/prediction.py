@@ -24,7 +24,15 @@ from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
-from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
+from schedtrace.whatif.figures import (
+    DECIDED,
+    METRICS,
+    compositions,
+    decided,
+    run_trials,
+    timing_figures,
+    trial_values,
+)
 from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
@@ -38,7 +46,7 @@ RESAMPLES = 8
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedLoad:
     """The recorded load of a run, with all that a replay of it needs."""
 
     run: Run
@@ -69,7 +77,7 @@ class Recorded:
     @property
     def trials(self) -> int:
         """Number of measured trials."""
-        return len(trials_of(self.timelines))
+        return len(run_trials(self.timelines))
 
     @property
     def manifest(self) -> Manifest | None:
@@ -94,7 +102,7 @@ class Recorded:
         )
 
 
-def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> Recorded:
+def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> RecordedLoad:
     """Take a run as the ground of a prediction.
 
     Args:
@@ -115,15 +123,15 @@ def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) 
     loads = loads_of_run(traces, manifest=run.manifest)
     if clients is not None:
         loads = [load.with_clients(clients) for load in loads]
-    made = Recorded(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
-    if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
+    base = RecordedLoad(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
+    if base.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
         warm = load_of_ranks(traces, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache
-        made = replace(made, loads=[warm, *loads])
-    return made
+        base = replace(base, loads=[warm, *loads])
+    return base
 
 
 def predict(
-    base: Recorded,
+    base: RecordedLoad,
     changes: Mapping[str, Any],
     *,
     output: Path | None = None,
@@ -151,8 +159,8 @@ def _written(value: float, unit: str) -> str:
     return f"{number(value)} {unit}" if us is None else duration(us * value)
 
 
-def _of_load(timeline: Timeline) -> Timeline:
-    """Without the ends of requests that were there when the recording began: they are not in the load."""
+def _without_present(timeline: Timeline) -> Timeline:
+    """Leave out the ends of requests that were there when the recording began: the load lacks them."""
     if timeline.present.is_empty():
         return timeline
     there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
@@ -168,7 +176,7 @@ class Predictor:
         resamples: As ``predict``.
     """
 
-    def __init__(self, base: Recorded, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
+    def __init__(self, base: RecordedLoad, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
         self._base, self._output, self._resamples = base, output, resamples
         self._scratch = tempfile.TemporaryDirectory()
         self._resampled_trials: dict[int, list[TrialReport]] = {}
@@ -186,7 +194,7 @@ class Predictor:
         return self._base.work.engine.configured({})[0]
 
     def now(self, name: str) -> Any:
-        """The recorded value of a setting."""
+        """Return the recorded value of a setting."""
         return self._base.work.engine.base([name])[name]
 
     @cached_property
@@ -204,7 +212,9 @@ class Predictor:
     @cached_property
     def _reports(self) -> list[TrialReport]:
         """Reports of the trials as recorded."""
-        return pooled_reports([_of_load(one) for one in self._base.timelines], self._base.manifest)
+        return pooled_reports(
+            [_without_present(timeline) for timeline in self._base.timelines], self._base.manifest
+        )
 
     def require_reproduced(self, name: str) -> None:
         """See that the replay of the load as it was recorded comes near to what was recorded.
@@ -219,7 +229,7 @@ class Predictor:
             UsageError: not even the replay of the load as it was recorded ends.
         """
         metric = next(metric for metric in METRICS if metric.name == name)
-        was, now = (values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
+        was, now = (trial_values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
         if not was or not now:
             msg = f"the load has no {name} to be judged by"
             raise InputError(msg)
@@ -235,7 +245,7 @@ class Predictor:
             raise InputError(msg)
 
     def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Prediction:
-        """What would become of the load; without changes, whether the replay decides as was recorded.
+        """Return what would become of the load; without changes, whether the replay decides as was recorded.
 
         Args:
             changes: As the function ``predict``.
@@ -271,13 +281,15 @@ class Predictor:
             requests=sum(timeline.arrivals.height for timeline in base.timelines),
             same_steps=same,
             compared_steps=compared,
-            decided=[decided(one, base.timelines, replayed.timelines, changed.timelines) for one in DECIDED],
-            measured=measured(self._reports, replayed.trials, changed.trials, spread, bound),
+            decided=[
+                decided(metric, base.timelines, replayed.timelines, changed.timelines) for metric in DECIDED
+            ],
+            measured=timing_figures(self._reports, replayed.trials, changed.trials, spread, bound),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=counted.outside_frac if counted else None,
             notes=[note for load in base.loads[:1] for note in load.all_notes]
             + gathering_notes(base.times, [changes]),
-            folders=[str(one.run.path) for one in (replayed, changed)][: 1 + bool(changes)]
+            folders=[str(played.run.path) for played in (replayed, changed)][: 1 + bool(changes)]
             if self._output
             else [],
         )
@@ -287,17 +299,17 @@ class Predictor:
         return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
     def _bound(self, changes: Mapping[str, Any]) -> list[TrialReport]:
-        """The changed load where steps larger than recorded ones have no economies of scale."""
+        """Return the changed load where steps larger than recorded ones have no economies of scale."""
         times = Counted(self._base.times, economies=False)
         return self._replay(changes, "changed-bound", times=times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
-        """A fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
+        """Return a fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
         import numpy as np  # noqa: PLC0415  # a quarter of a second
 
         blocks = self._base.times.residual_blocks()
         drawn = np.random.default_rng([seed, side]).integers(len(blocks), size=4 * len(blocks))
-        noise = [math.exp(one) for place in drawn for one in blocks[place]]
+        noise = [math.exp(residual) for place in drawn for residual in blocks[place]]
         return Counted(self._base.times.resampled(seed), noise)
 
     def _spread(self, changes: Mapping[str, Any], resamples: int) -> dict[str, list[float]]:
@@ -312,7 +324,7 @@ class Predictor:
                 self._resampled_trials[seed] = self._replay({}, f"replayed-{seed}", times=times).trials
             before = self._resampled_trials[seed]
             for metric in METRICS:
-                was, becomes = (values(metric.value, trials) for trials in (before, after))
+                was, becomes = (trial_values(metric.value, trials) for trials in (before, after))
                 if was and becomes:
                     ratios[metric.name].append(statistics.fmean(becomes) / statistics.fmean(was))
         return ratios

@@ -19,7 +19,7 @@ from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.step_times.gpus import OF_MEMORY
-from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import Work
 from schedtrace.whatif.search import menu
 from schedtrace.whatif.sweep import SweepLog, sweep
@@ -37,13 +37,13 @@ RESAMPLES = 4
 
 
 def advise(
-    base: Recorded,
+    base: RecordedLoad,
     slo: Sequence[Bound],
     make_pool: Callable[[Work], Pool],
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Proposals:
-    """Configurations under which more requests would meet an objective.
+    """Search configurations under which more requests would meet an objective.
 
     First every candidate alone, then the best ``BEST`` of them together, two and three at a time.
 
@@ -97,8 +97,10 @@ def advise(
     )
 
 
-def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Single changes worth a replay: values that findings advise, the menu's, and those of ranks.
+def candidates(
+    base: RecordedLoad, findings: Iterable[Finding], now: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return single changes worth a replay: values that findings advise, the menu's, and those of ranks.
 
     Args:
         base: The recorded load.
@@ -107,20 +109,20 @@ def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, An
     """
     from schedtrace.simulate.engine_options import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
 
-    made: list[dict[str, Any]] = [
+    changes: list[dict[str, Any]] = [
         {advice.setting: advice.value}
         for finding in findings
         for advice in finding.advice
         if advice.setting in NAMES and advice.setting not in OF_MEMORY and advice.value is not None
     ]
-    made += [{name: value} for name, value in menu(base, now)]
+    changes += [{name: value} for name, value in menu(base, now)]
     if len(base.timelines) > 1 and is_lockstep(base.header):
-        made.append({"balance_ranks": True})
-    return [change for place, change in enumerate(made) if change not in made[:place]]
+        changes.append({"balance_ranks": True})
+    return [change for place, change in enumerate(changes) if change not in changes[:place]]
 
 
 def _changes(row: SweepRow, rows: Sequence[SweepRow]) -> dict[str, Any]:
-    """Settings that differ from the recorded ones."""
+    """Return settings that differ from the recorded ones."""
     was = _recorded(rows).settings
     return {name: value for name, value in row.settings.items() if value != was.get(name)}
 
@@ -135,7 +137,7 @@ def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
     if recorded.meets_slo:
         return []
     least = (recorded.goodput_requests_per_s or 0.0) * (1 + LEAST_FRAC)
-    found = [
+    better = [
         row
         for row in rows
         if not row.recorded
@@ -143,7 +145,7 @@ def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
         and (row.goodput_requests_per_s > least or row.meets_slo)
     ]
     return sorted(
-        found,
+        better,
         key=lambda row: (
             not row.meets_slo,
             -round(row.goodput_requests_per_s or 0.0, 2),
@@ -153,11 +155,11 @@ def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
 
 
 def _chosen(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """At most ``MOST``, each of other settings: the same ones with other values are one proposal."""
-    kept: dict[frozenset[str], SweepRow] = {}
+    """Choose at most ``MOST``, each of other settings: other values of the same settings do not count."""
+    by_settings: dict[frozenset[str], SweepRow] = {}
     for row in _better(rows):
-        kept.setdefault(frozenset(_changes(row, rows)), row)
-    return list(kept.values())[:MOST]
+        by_settings.setdefault(frozenset(_changes(row, rows)), row)
+    return list(by_settings.values())[:MOST]
 
 
 def _proposal(row: SweepRow, rows: Sequence[SweepRow], predictor: Predictor) -> Proposal:
@@ -176,13 +178,13 @@ def _proposal(row: SweepRow, rows: Sequence[SweepRow], predictor: Predictor) -> 
 
 
 def _roots(folder: Path) -> list[str]:
-    """Codes of the root causes of a replayed run that weigh something."""
+    """Return the codes of the root causes of a replayed run that weigh something."""
     findings = analyze_run(read_run(folder)).findings
     return [finding.code for finding in findings if finding.title and finding.weight >= WEIGHS_FRAC]
 
 
-def _commands(base: Recorded, proposal: Proposal) -> list[str]:
-    """The recorded command, as far as it is known, with the proposal's settings; then what compares them."""
+def _commands(base: RecordedLoad, proposal: Proposal) -> list[str]:
+    """Return the recorded command, as far as known, with the proposal's settings; then the one to compare."""
     changes = {change.name: change.value for change in proposal.changes}
     options = as_options(changes)
     manifest: Manifest | None = base.run.manifest
@@ -197,16 +199,18 @@ def _commands(base: Recorded, proposal: Proposal) -> list[str]:
     if configured is not None and configured.usage_context == OFFLINE_CONTEXT:
         arguments = ", ".join(f"{name}={value!r}" for name, value in changes.items())
         return [f"SCHEDTRACE_RUN_DIR={shlex.quote(folder)} python ... with LLM(..., {arguments})", compare]
-    given = dict(configured.given) if configured is not None else {}
-    model = str(given.pop("model", base.header.model))
-    kept = {
-        name: value for name, value in given.items() if name not in changes and value not in (GIVEN, HIDDEN)
+    server_options = dict(configured.given) if configured is not None else {}
+    model = str(server_options.pop("model", base.header.model))
+    unchanged = {
+        name: value
+        for name, value in server_options.items()
+        if name not in changes and value not in (GIVEN, HIDDEN)
     }
-    serve = shlex.join(["vllm", "serve", model, *as_options(kept), *options])
+    serve = shlex.join(["vllm", "serve", model, *as_options(unchanged), *options])
     return [f"SCHEDTRACE_RUN_DIR={shlex.quote(folder)} {serve}", compare]
 
 
-def _not_in_commands(base: Recorded) -> list[Message]:
+def _not_in_commands(base: RecordedLoad) -> list[Message]:
     """Note options that the recorded server may have had, and the command that tries a proposal lacks."""
     manifest = base.run.manifest
     if manifest is not None and manifest.command[1:2] == ["run"]:
@@ -222,14 +226,14 @@ def _not_in_commands(base: Recorded) -> list[Message]:
 
 
 def _without(command: Sequence[str], names: set[str]) -> list[str]:
-    """A command without some options and their values."""
-    kept: list[str] = []
+    """Return a command without some options and their values."""
+    words: list[str] = []
     skip = False
     for word in command:
         if word.startswith("--"):
             skip = word.split("=")[0] in names or word == "--force"
         if not skip:
-            kept.append(word)
+            words.append(word)
         elif not word.startswith("--"):
             skip = False
-    return kept
+    return words

@@ -60,7 +60,7 @@ class RecordedEngine:
         return self.times.description
 
     def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
-        """Options of ``simulate.replay.play``, and how long steps take.
+        """Return options of ``simulate.replay.play``, and how long steps take.
 
         Raises:
             UsageError: a change that a replay cannot make.
@@ -70,7 +70,7 @@ class RecordedEngine:
         return engine_options(self.header, changes, ranks=self.ranks), self.times
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
-        """Values of settings before any change; None where vLLM's default applies."""
+        """Return values of settings before any change; None where vLLM's default applies."""
         options, _ = self.configured({})
         options = {**ALONE, **options}
         return {name: options.get("num_blocks" if name == BLOCKS else name) for name in names}
@@ -107,10 +107,10 @@ class ModelledEngine:
         """
         from schedtrace.simulate.engine_options import shaped_options  # noqa: PLC0415  # imports vLLM
 
-        given = {name: value for name, value in changes.items() if (name, value) != AUTO}
-        gpus = given.get("tensor_parallel_size", 1)
-        roofline = Roofline(self.shape, self.gpu, gpus, given.get("kv_cache_dtype"))
-        return shaped_options(self.shape, self.gpu, given), self.times or roofline
+        chosen = {name: value for name, value in changes.items() if (name, value) != AUTO}
+        gpus = chosen.get("tensor_parallel_size", 1)
+        roofline = Roofline(self.shape, self.gpu, gpus, chosen.get("kv_cache_dtype"))
+        return shaped_options(self.shape, self.gpu, chosen), self.times or roofline
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the values of these settings (``RecordedEngine.base``): all are vLLM's defaults."""
@@ -144,7 +144,7 @@ class Work:
         return self.loads[self.warmups :]
 
     def portable(self) -> "Work":
-        """Itself with every request in memory, since another process cannot read the source."""
+        """Return the load with every request in memory, since another process cannot read the source."""
         loads = [replace(load, read=partial(iter, list(load))) for load in self.loads]
         return replace(self, loads=loads)
 
@@ -177,7 +177,7 @@ def replay(
     times: StepTimes | None = None,
     by_step: bool = False,
 ) -> Replayed:
-    """Have vLLM's own scheduler decide a load under changed settings, in virtual time.
+    """Replay a load under changed settings, decided by vLLM's own scheduler, in virtual time.
 
     Args:
         work: The load and its engine.
@@ -209,21 +209,21 @@ def replay(
     return Replayed(read_run(folder), played, counted)
 
 
-def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
-    """``max_model_len`` of a modelled engine if the KV cache decided it; None: as given, or the model's own.
+def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
+    """Return a modelled engine's ``max_model_len`` if the KV cache decided it; else None.
 
     Args:
         shape: The model's.
-        given: vLLM's arguments.
+        arguments: vLLM's arguments.
         options: Of ``simulate.replay.play``, made of them.
     """
     length: int = options["max_model_len"]
-    left = given.get("max_model_len") in FIT_TO_MEMORY
+    left = arguments.get("max_model_len") in FIT_TO_MEMORY
     return length if left and length < (shape.positions or 0) else None
 
 
 def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """What a replay takes the gathering of balance scheduling to cost; empty if no change has it."""
+    """Return what a replay takes the gathering of balance scheduling to cost; empty if no change has it."""
     if not any(of_one.get("balance_ranks") for of_one in changes):
         return []
     took_us = times.gathering_us() if times else None

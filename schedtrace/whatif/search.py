@@ -19,7 +19,7 @@ from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.causes import Cause
 from schedtrace.model.prediction import Figure, Prediction
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
 
 Change = tuple[str, Any]
@@ -36,44 +36,44 @@ FEWEST_TOKENS = 16
 
 
 def family(setting: str) -> str:
-    """What a setting acts on: the name of one of the settings that do."""
+    """Return what a setting acts on: the name of one of the settings that do."""
     return FAMILIES.get(setting, setting)
 
 
-def menu(base: Recorded, now: Mapping[str, Any]) -> list[Change]:
-    """Single changes, each of which could alter a step of this load.
+def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
+    """Return single changes, each of which could alter a step of this load.
 
     Args:
         base: The recorded load.
         now: Options of the recorded engine, as ``engine_options`` gives them.
     """
-    found: dict[Change, None] = {}
+    changes: dict[Change, None] = {}
     if not now.get("enable_prefix_caching") and _begin_alike(base):
-        found["enable_prefix_caching", True] = None
+        changes["enable_prefix_caching", True] = None
     for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
         for name, value in part(base.timelines, now):
             if now.get("num_blocks" if name == BLOCKS else name) != value:
-                found[name, value] = None
-    return list(found)
+                changes[name, value] = None
+    return list(changes)
 
 
-def _begin_alike(base: Recorded) -> bool:
-    """Whether two prompts have their first block in common."""
+def _begin_alike(base: RecordedLoad) -> bool:
+    """Return whether two prompts have their first block in common."""
     firsts = [request.prefix[0] for load in base.loads for request in load if request.prefix]
     return len(set(firsts)) < len(firsts)
 
 
 def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Fewer as well as more; no more than were there at once."""
+    """Yield fewer as well as more; no more than were there at once."""
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
     fewer = {taken // 2, taken // 4, 3 * taken // 4}
-    more = {min(one, most) for one in (2 * seats, 4 * seats, most)} if most > seats else set()
-    yield from (("max_num_seqs", one) for one in sorted(fewer | more) if one)
+    more = {min(count, most) for count in (2 * seats, 4 * seats, most)} if most > seats else set()
+    yield from (("max_num_seqs", count) for count in sorted(fewer | more) if count)
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Fewer as well as more tokens; no more than ever were wanted in a step."""
+    """Yield fewer as well as more tokens; no more than any step could have used."""
     budget = now["max_num_batched_tokens"]
     wanted = _peak(timelines, pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0))
     used = _peak(timelines, pl.col("used_tokens"))
@@ -82,11 +82,11 @@ def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
         least = max(least, now["max_model_len"])
     fewer = {max(used // part, least) for part in (2, 4, 8)}
     more = {budget * times for times in (2, 4, 8) if budget * times < 2 * wanted}
-    yield from (("max_num_batched_tokens", one) for one in sorted(fewer | more) if one != budget)
+    yield from (("max_num_batched_tokens", tokens) for tokens in sorted(fewer | more) if tokens != budget)
 
 
 def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """More KV cache where somebody was refused blocks, or ever a tenth of it or less was free."""
+    """Yield more KV cache if requests were refused blocks, or if ever a tenth of it or less was free."""
     blocks = now["num_blocks"]
     free = min(
         (
@@ -101,7 +101,7 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Parts of the budget below the longest prompt, and none."""
+    """Yield parts of the budget below the longest prompt, and none."""
     name = "long_prefill_token_threshold"
     if not now.get("enable_chunked_prefill", True):
         return
@@ -115,10 +115,12 @@ def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[C
 
 
 def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Settings that are on or off."""
+    """Yield settings that are on or off."""
     header = timelines[0].header
     preempted = any(timeline.preemptions.height for timeline in timelines)
-    priorities = {one for timeline in timelines for one in timeline.arrivals["priority"].unique().to_list()}
+    priorities = {
+        priority for timeline in timelines for priority in timeline.arrivals["priority"].unique().to_list()
+    }
     if not now.get("async_scheduling") and not why_no_async_scheduling(timelines[0]):
         yield "async_scheduling", True
     if not now.get("enable_chunked_prefill", True):
@@ -134,7 +136,7 @@ def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Cha
 
 
 def _cadence(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Prefills of data-parallel ranks in the same steps; vLLM 0.24 and newer."""
+    """Yield prefills of data-parallel ranks in the same steps; vLLM 0.24 and newer."""
     if len(timelines) > 1 and now.get("lockstep") and prefill_interval(timelines[0].header) is not None:
         yield from (("prefill_schedule_interval", every) for every in (1, 4, 16))
 
@@ -143,7 +145,7 @@ _WAITING = pl.col("num_waiting_after").fill_null(0)
 
 
 def _peak(timelines: list[Timeline], value: pl.Expr) -> int:
-    """The largest value of any step, at least 1."""
+    """Return the largest value of any step, at least 1."""
     peaks = [timeline.steps.select(value.cast(pl.Int64).max()).item() or 1 for timeline in timelines]
     return max(1, *peaks)
 
@@ -209,18 +211,18 @@ class Search:
         """Replays by changes; None: vLLM refuses them, or a replay cannot make them."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
-        """The best change of each setting, the best first; then two of them together if that gains more."""
+        """Return each setting's best change, the best first; then two of them together if that gains more."""
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self._try(change)
-        for trial in self._of_families()[:MOST_ADVICE]:
+        for trial in self._best_by_family()[:MOST_ADVICE]:
             for value in self._between(trial.changes[0]):
                 self._try((trial.changes[0][0], value))
-        singles = [self._least_of(trial) for trial in self._of_families()][:MOST_ADVICE]
+        singles = [self._least_of(trial) for trial in self._best_by_family()][:MOST_ADVICE]
         pairs = [
             together
-            for one, other in itertools.combinations(singles, 2)
-            if (together := self._try(*one.changes, *other.changes)) is not None
+            for first, second in itertools.combinations(singles, 2)
+            if (together := self._try(*first.changes, *second.changes)) is not None
         ]
         best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
         if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
@@ -233,7 +235,7 @@ class Search:
         return {trial.family for trial in self.tried.values() if trial is not None}
 
     def refuted(self, change: Change) -> Trial | None:
-        """The trial of a change that does not help; None: it helps, or it could not be tried."""
+        """Return the trial of a change that does not help; None: it helps, or it could not be tried."""
         trial = self.tried.get((change,))
         return trial if trial is not None and trial.saved_frac < LEAST_FRAC else None
 
@@ -251,8 +253,8 @@ class Search:
                 self.tried[changes] = None if saved is None else Trial(changes, saved[1], saved[0])
         return self.tried[changes]
 
-    def _of_families(self) -> list[Trial]:
-        """The best trial of each kind of setting that helps, the best first."""
+    def _best_by_family(self) -> list[Trial]:
+        """Return the best trial of each kind of setting that helps, the best first."""
         best: dict[str, Trial] = {}
         for trial in self._helpful():
             held = best.get(trial.family)
@@ -266,7 +268,7 @@ class Search:
                 yield trial
 
     def _between(self, change: Change) -> list[int]:
-        """Values half-way to the next ones that were tried, on a logarithmic scale; none of a switch."""
+        """Return values half-way to the next tried ones, on a logarithmic scale; none for a switch."""
         name, best = change
         now = self._predictor.now(name)
         if isinstance(best, bool) or not isinstance(best, int) or not best or not isinstance(now, int):
@@ -274,12 +276,19 @@ class Search:
         values = {
             value for ((tried, value),) in (key for key in self.tried if len(key) == 1) if tried == name
         }
-        others = sorted(value for value in {*values, now} if value and value != best)
-        below, above = ([one for one in others if one < best][-1:], [one for one in others if one > best][:1])
-        return [middle for other in (*below, *above) if (middle := round(math.sqrt(best * other))) != other]
+        tried_values = sorted(value for value in {*values, now} if value and value != best)
+        below, above = (
+            [value_tried for value_tried in tried_values if value_tried < best][-1:],
+            [value_tried for value_tried in tried_values if value_tried > best][:1],
+        )
+        return [
+            middle
+            for neighbour in (*below, *above)
+            if (middle := round(math.sqrt(best * neighbour))) != neighbour
+        ]
 
     def _least_of(self, best: Trial) -> Trial:
-        """The smallest change of that setting which gains nearly as much."""
+        """Return the smallest change of that setting which gains nearly as much."""
         name = best.changes[0][0]
         now = self._predictor.now(name) or 0
         enough_frac = ENOUGH_UNSURE_FRAC if best.unsure else ENOUGH_FRAC
@@ -294,15 +303,15 @@ class Search:
 
 
 def saved_between(prediction: Prediction, name: str) -> tuple[float, float] | None:
-    """Least and most that a figure's interval saves (``saved_frac``)."""
+    """Return the least and most that a figure's interval saves (``saved_frac``)."""
     figure = next((figure for figure in prediction.measured if figure.name == name), None)
     if figure is None or figure.change_frac is None:
         return None
-    ends = [figure.change_frac if one is None else one for one in (figure.low_frac, figure.high_frac)]
-    low, high = sorted(saved_frac(figure, one) for one in ends)
+    ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
+    low, high = sorted(saved_frac(figure, change_frac) for change_frac in ends)
     return low, high
 
 
 def saved_frac(figure: Figure, change_frac: float) -> float:
-    """Share saved of the time that a figure stands for; a rate is the time that its work takes."""
+    """Return the share saved of the time that a figure stands for; a rate is the time of its work."""
     return 1 - 1 / (1 + change_frac) if figure.higher_is_better else -change_frac

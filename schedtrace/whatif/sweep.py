@@ -17,7 +17,7 @@ from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.model.sweep_result import Bound, Outcome, Sweep
+from schedtrace.model.sweep_result import Bound, ReplayOutcome, Sweep
 from schedtrace.read.run import Run
 from schedtrace.version import __version__
 from schedtrace.whatif.replays import RecordedEngine, Work, gathering_notes
@@ -52,10 +52,10 @@ class SweepLog:
         except OSError as error:
             msg = f"{folder}: {error.strerror}"
             raise UsageError(msg) from error
-        self.finished: dict[str, Outcome] = {}
+        self.finished: dict[str, ReplayOutcome] = {}
         for number, line in enumerate(lines, 1):
             try:
-                outcome = msgspec.json.decode(line, type=Outcome)
+                outcome = msgspec.json.decode(line, type=ReplayOutcome)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 msg = (
                     f"{self.path}:{number}: not a line of a sweep ({error}); remove it, "
@@ -64,7 +64,7 @@ class SweepLog:
                 raise InputError(msg) from error
             self.finished[outcome.key] = outcome
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ReplayOutcome) -> None:
         """Write one down unless it is there; it stays even if the process is killed next."""
         if outcome.key in self.finished:
             return
@@ -75,7 +75,7 @@ class SweepLog:
 
 
 def digest(work: Work) -> str:
-    """What of a sweep decides its outcomes, besides the changes of each configuration: hexadecimal."""
+    """Return what of a sweep decides its outcomes, besides the changes of each configuration: hexadecimal."""
     hashed = hashlib.sha256()
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
@@ -96,7 +96,7 @@ WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
-    """``max-num-seqs=64,128`` as a setting's name in vLLM's spelling, and its values.
+    """Parse ``max-num-seqs=64,128`` to a setting's name in vLLM's spelling, and its values.
 
     Raises:
         UsageError: no name, no value, or a value twice.
@@ -114,7 +114,7 @@ def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """What ``--set`` was given, each with one value.
+    """Return what ``--set`` was given, each with one value.
 
     Raises:
         UsageError: as ``parse_values``, or several values.
@@ -130,7 +130,7 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def combinations(vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each choice of one value a setting, with those that are fixed; the last setting varies fastest.
+    """Return each choice of one value a setting, with the fixed ones; the last setting varies fastest.
 
     Raises:
         UsageError: a setting is both varied and fixed, or there are more than ``MOST``.
@@ -189,7 +189,7 @@ def sweep(
                 f"a replaying process was killed, most likely for its memory; lower --jobs. Kept: {log.path}"
             )
             raise EngineError(msg) from error
-    outcomes = [log.finished[one] for one in wanted]
+    outcomes = [log.finished[key] for key in wanted]
     return Sweep(
         label=label,
         requests=sum(map(len, work.measured)),
@@ -209,9 +209,9 @@ def sweep(
 
 def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog) -> Iterator[int]:
     """Yield the number done, again and again, until all are done."""
-    missing = [(one, real) for one, real in wanted.items() if one not in log.finished]
+    missing = [(key, real) for key, real in wanted.items() if key not in log.finished]
     yield len(wanted) - len(missing)
-    futures = [pool.submit(outcome_of, one, real) for one, real in missing]
+    futures = [pool.submit(outcome_of, key, real) for key, real in missing]
     try:
         for at, future in enumerate(as_completed(futures), 1):
             log.add(future.result())
@@ -222,9 +222,11 @@ def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog
                 log.add(future.result())
 
 
-def _lengths(outcomes: Iterable[Outcome]) -> list[Message]:
+def _lengths(outcomes: Iterable[ReplayOutcome]) -> list[Message]:
     """Note the configurations whose longest request the KV cache decides, not the model."""
-    fitted = [one.fitted_max_model_len for one in outcomes if one.fitted_max_model_len is not None]
+    fitted = [
+        outcome.fitted_max_model_len for outcome in outcomes if outcome.fitted_max_model_len is not None
+    ]
     if not fitted:
         return []
     return [
@@ -238,10 +240,10 @@ def _lengths(outcomes: Iterable[Outcome]) -> list[Message]:
 
 
 def _once(notes: Iterable[Message]) -> list[Message]:
-    """Trials of one run have the same notes."""
-    kept: list[Message] = []
-    kept += (note for note in notes if note not in kept)
-    return kept
+    """Return notes without repeats: trials of one run have the same ones."""
+    distinct: list[Message] = []
+    distinct += (note for note in notes if note not in distinct)
+    return distinct
 
 
 def _value(text: str) -> Any:
@@ -254,7 +256,7 @@ def _value(text: str) -> Any:
 
 
 def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
-    """The load of each trial of a run, for another engine: its requests name no rank.
+    """Return the load of each trial of a run, for another engine: its requests name no rank.
 
     Args:
         run: Any.

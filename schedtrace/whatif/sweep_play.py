@@ -19,7 +19,7 @@ from schedtrace.diagnose.throughput import seconds
 from schedtrace.engine.vllm_config import import_vllm
 from schedtrace.errors import MissingExtraError, UsageError
 from schedtrace.model.printable import capped
-from schedtrace.model.sweep_result import Outcome
+from schedtrace.model.sweep_result import ReplayOutcome
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.trace import Trace
 from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
@@ -30,7 +30,7 @@ DIGITS = 3
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
-    """What settings are before any change.
+    """Return what settings are before any change.
 
     Raises:
         UsageError: a name that is no argument of vLLM, or that a replay cannot change.
@@ -43,13 +43,13 @@ def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
     return work.engine.base(names)
 
 
-def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
+def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcome:
     """Replay the loads under a changed configuration; one that vLLM refuses has an outcome that says why.
 
     Raises:
         OSError: the trace cannot be written.
     """
-    outcome = Outcome(key=key, changes=dict(changes), requests=sum(map(len, work.measured)))
+    outcome = ReplayOutcome(key=key, changes=dict(changes), requests=sum(map(len, work.measured)))
     with tempfile.TemporaryDirectory(prefix="schedtrace-sweep-") as folder:
         try:
             if isinstance(work.engine, ModelledEngine):
@@ -69,7 +69,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
     return outcome
 
 
-def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
+def _measure(outcome: ReplayOutcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
     """Fill in what the traces of a replay show; they have one clock."""
     if Fact.PREEMPTIONS in traces[0].facts:
         outcome.preemptions = sum(
@@ -81,14 +81,14 @@ def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload
     )
     load_of = {capped(request.request_id): number for number, load in enumerate(loads) for request in load}
     numbers = pl.DataFrame({"request_id": load_of.keys(), "load": load_of.values()})
-    came = arrivals.join(numbers, on="request_id").group_by("load").agg(pl.col("arrived_us").min())
+    first_arrivals = arrivals.join(numbers, on="request_id").group_by("load").agg(pl.col("arrived_us").min())
     done = (
         with_latencies(finishes)
         .filter("done")
         .join(numbers, on="request_id", maintain_order="left")
         .with_columns((pl.col("ttft_us", "tpot_us", "e2e_us") / 1e3).round(DIGITS))
     )
-    ended = done.group_by("load").agg(pl.col("last_token_us").max()).join(came, on="load")
+    ended = done.group_by("load").agg(pl.col("last_token_us").max()).join(first_arrivals, on="load")
     outcome.duration_s = ended.select((pl.col("last_token_us") - pl.col("arrived_us")).sum()).item() / 1e6
     if any(load.of_server for load in loads):
         outcome.counted_s = seconds(done.select(begin_us="arrived_us", end_us="last_token_us"))
@@ -189,7 +189,7 @@ _work: list[Work] = []
 
 
 def _begin(work: Work, scratch: str) -> None:
-    """In a new process: no line of vLLM's may get between those of the command."""
+    """Prepare a new process: no line of vLLM's may get between those of the command."""
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     tempfile.tempdir = scratch
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -207,7 +207,7 @@ def _end_with_the_command() -> None:
 
 
 def _make_quiet() -> None:
-    """What is recorded of a replay is nobody else's, whatever a person records meanwhile."""
+    """Keep a replay's recording to itself, whatever settings the user records with."""
     os.environ.update(QUIET)
     for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]
@@ -230,7 +230,7 @@ def _remote(function: Callable[..., _T], work: Work, *arguments: Any) -> _T:
 
 @contextmanager
 def _children_ignore_interrupts() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal; only the command shall answer it."""
+    """Make new processes ignore Ctrl-C: a terminal sends it to all, and only the command shall answer it."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not the main thread, so nothing to protect

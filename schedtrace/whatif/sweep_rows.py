@@ -8,7 +8,7 @@ from typing import Any
 from schedtrace.diagnose.throughput import throughput
 from schedtrace.errors import UsageError
 from schedtrace.model.statistics import Percentiles
-from schedtrace.model.sweep_result import Bound, Outcome, SweepRow
+from schedtrace.model.sweep_result import Bound, ReplayOutcome, SweepRow
 
 MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 _BOUND = re.compile(
@@ -17,7 +17,7 @@ _BOUND = re.compile(
 
 
 def parse_slo(text: str) -> list[Bound]:
-    """Bounds as they are typed: ``ttft_p99=1s,tpot_p99=50ms,e2e_p50=10s``.
+    """Parse bounds as they are typed: ``ttft_p99=1s,tpot_p99=50ms,e2e_p50=10s``.
 
     Raises:
         UsageError: anything else, a limit of 0, a percentile above 100, or the same percentile twice.
@@ -36,7 +36,7 @@ def parse_slo(text: str) -> list[Bound]:
         wrong = {
             "a percentile is 100 at most": bound.percentile > 100,  # noqa: PLR2004  # by definition
             "nothing takes no time": bound.limit_ms == 0,
-            "given twice": bound.name in {other.name for other in bounds},
+            "given twice": bound.name in {earlier.name for earlier in bounds},
         }
         for why in (why for why, is_wrong in wrong.items() if is_wrong):
             msg = f"--slo {part.strip()}: {why}"
@@ -46,14 +46,14 @@ def parse_slo(text: str) -> list[Bound]:
 
 
 def percentile(values: Sequence[float | None], at: float) -> float | None:
-    """A percentile (0 to 100), linearly interpolated as in ``analyze``; None without values."""
+    """Return a percentile (0 to 100), linearly interpolated as in ``analyze``; None without values."""
     import numpy as np  # noqa: PLC0415  # --help must answer at once
 
-    known = [value for value in values if value is not None]
-    return float(np.percentile(known, at)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(np.percentile(numbers, at)) if numbers else None
 
 
-def latencies(outcome: Outcome, latency: str) -> Sequence[float | None]:
+def latencies(outcome: ReplayOutcome, latency: str) -> Sequence[float | None]:
     """Return a latency of every finished request, in milliseconds."""
     of: dict[str, Sequence[float | None]] = {
         "ttft": outcome.ttft_ms,
@@ -63,21 +63,21 @@ def latencies(outcome: Outcome, latency: str) -> Sequence[float | None]:
     return of[latency]
 
 
-def measured(outcome: Outcome, bounds: Sequence[Bound]) -> list[float | None]:
-    """The percentile that each bound is about, in milliseconds."""
+def bound_values(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> list[float | None]:
+    """Return the percentile that each bound is about, in milliseconds."""
     return [percentile(latencies(outcome, bound.latency), bound.percentile) for bound in bounds]
 
 
-def meets(outcome: Outcome, bounds: Sequence[Bound]) -> bool:
-    """Whether every bound holds, which takes that every request finished."""
+def meets(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> bool:
+    """Return whether every bound holds, which takes that every request finished."""
     return len(outcome.ttft_ms) == outcome.requests and all(
         bound.latency == "tpot" if value is None else value <= bound.limit_ms
-        for value, bound in zip(measured(outcome, bounds), bounds, strict=True)
+        for value, bound in zip(bound_values(outcome, bounds), bounds, strict=True)
     )
 
 
-def good_requests(outcome: Outcome, bounds: Sequence[Bound]) -> int:
-    """Finished requests that meet every bound themselves.
+def good_requests(outcome: ReplayOutcome, bounds: Sequence[Bound]) -> int:
+    """Count the finished requests that meet every bound themselves.
 
     Of several bounds on one latency, each request has to meet that of the highest percentile: it is the
     widest. A request with one output token has no time per output token, and meets any.
@@ -91,7 +91,7 @@ def good_requests(outcome: Outcome, bounds: Sequence[Bound]) -> int:
 
 
 def pareto_front(costs: Sequence[Sequence[float | None]]) -> list[bool]:
-    """Whether no other row is lower in one column and as low in all others; equal rows share the front.
+    """Return which rows no other row beats: lower in a column and as low in all others. Equal rows share it.
 
     Args:
         costs: Rows of equal length, in which lower is better: negate what should be high. A row with a None
@@ -99,12 +99,12 @@ def pareto_front(costs: Sequence[Sequence[float | None]]) -> list[bool]:
     """
     import numpy as np  # noqa: PLC0415  # --help must answer at once
 
-    known = [at for at, row in enumerate(costs) if None not in row]
+    complete = [at for at, row in enumerate(costs) if None not in row]
     front = [False] * len(costs)
-    if not known:
+    if not complete:
         return front
-    values = np.array([costs[at] for at in known], dtype=float)
-    for at, row in zip(known, values, strict=True):
+    values = np.array([costs[at] for at in complete], dtype=float)
+    for at, row in zip(complete, values, strict=True):
         beats = (values <= row).all(axis=1) & (values < row).any(axis=1)
         front[at] = not beats.any()
     return front
@@ -114,31 +114,34 @@ THROUGHPUT = "output_tokens_per_s"
 USUAL = tuple(Bound(latency=latency, percentile=99, limit_ms=inf) for latency in ("ttft", "tpot"))
 
 
-def compared(slo: Sequence[Bound]) -> list[Bound]:
-    """Latencies of the Pareto front: those of the objective, else p99 of TTFT and TPOT."""
+def compared_latencies(slo: Sequence[Bound]) -> list[Bound]:
+    """Return the latencies of the Pareto front: those of the objective, else p99 of TTFT and TPOT."""
     bounded = {bound.latency for bound in slo}
     return [*slo, *(usual for usual in USUAL if usual.latency not in bounded)]
 
 
 def objectives(slo: Sequence[Bound]) -> list[str]:
-    """What the Pareto front is about."""
-    return [THROUGHPUT, *(bound.name for bound in compared(slo))]
+    """Return what the Pareto front is about."""
+    return [THROUGHPUT, *(bound.name for bound in compared_latencies(slo))]
 
 
 def sweep_rows(
-    outcomes: Sequence[Outcome], base: Mapping[str, Any], slo: Sequence[Bound], *, recorded: str | None
+    outcomes: Sequence[ReplayOutcome], base: Mapping[str, Any], slo: Sequence[Bound], *, recorded: str | None
 ) -> list[SweepRow]:
     """Return a row per outcome, by throughput, the highest first; refused ones last.
 
     Args:
         outcomes: Of different configurations.
         base: Every setting that any of them changes, as it is without changes.
-        slo: Bounds; see ``compared``.
+        slo: Bounds; see ``compared_latencies``.
         recorded: Key of the configuration that was recorded; None: there is none.
     """
     rows = [_row(outcome, base, slo, recorded) for outcome in outcomes]
     costs = [
-        [None if (rate := row.output_tokens_per_s) is None else -rate, *measured(outcome, compared(slo))]
+        [
+            None if (rate := row.output_tokens_per_s) is None else -rate,
+            *bound_values(outcome, compared_latencies(slo)),
+        ]
         for row, outcome in zip(rows, outcomes, strict=True)
     ]
     for row, on_front in zip(rows, pareto_front(costs), strict=True):
@@ -146,7 +149,9 @@ def sweep_rows(
     return sorted(rows, key=lambda row: (row.refused is not None, -(row.output_tokens_per_s or 0.0)))
 
 
-def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], recorded: str | None) -> SweepRow:
+def _row(
+    outcome: ReplayOutcome, base: Mapping[str, Any], slo: Sequence[Bound], recorded: str | None
+) -> SweepRow:
     done, lasted = len(outcome.e2e_ms), outcome.duration_s
     judged = bool(slo) and outcome.refused is None
     counted_s = outcome.counted_s or lasted
@@ -167,7 +172,7 @@ def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], record
         ttft_ms=_percentiles(outcome.ttft_ms),
         tpot_ms=_percentiles(outcome.tpot_ms),
         e2e_ms=_percentiles(outcome.e2e_ms),
-        bounds_ms=measured(outcome, slo),
+        bounds_ms=bound_values(outcome, slo),
         meets_slo=meets(outcome, slo) if judged else None,
         goodput_requests_per_s=good_requests(outcome, slo) / lasted if judged and lasted else None,
         pareto=False,
@@ -175,8 +180,8 @@ def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], record
 
 
 def _percentiles(values: Sequence[float | None]) -> Percentiles | None:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
-    p50, p90, p99 = (percentile(known, at) or 0.0 for at in (50, 90, 99))
-    return Percentiles(count=len(known), mean=sum(known) / len(known), p50=p50, p90=p90, p99=p99)
+    p50, p90, p99 = (percentile(numbers, at) or 0.0 for at in (50, 90, 99))
+    return Percentiles(count=len(numbers), mean=sum(numbers) / len(numbers), p50=p50, p90=p90, p99=p99)

@@ -48,7 +48,7 @@ class ClosedLoop:
 def closed_loop(
     arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int | None = None
 ) -> ClosedLoop | None:
-    """The closed loop that a load is; None where arrivals do not follow answers.
+    """Return the closed loop that a load is; None where arrivals do not follow answers.
 
     Of ``C`` clients the request ``C + n`` follows the answer ``n``. A closed loop shows in these lags: they
     are next to nothing, or steadier than the time from the request ``n`` to the request ``C + n``, which
@@ -59,9 +59,9 @@ def closed_loop(
         answered_us: When each was answered, in the same order; None: never.
         clients: So many, whatever the times look like; None: as many as were open at most.
     """
-    came, gone = sorted(arrived_us), sorted(us for us in answered_us if us is not None)
-    most = _most_open(came, gone) if clients is None else clients
-    lags = [sent - answered for sent, answered in zip(came[most:], gone, strict=False)]
+    sent_us, gone = sorted(arrived_us), sorted(us for us in answered_us if us is not None)
+    most = _most_open(sent_us, gone) if clients is None else clients
+    lags = [sent - answered for sent, answered in zip(sent_us[most:], gone, strict=False)]
     loop = ClosedLoop(most, tuple(max(0.0, lag) for lag in lags))
     if clients is not None:
         return loop
@@ -70,17 +70,17 @@ def closed_loop(
     took = median(b - a for a, b in zip(arrived_us, answered_us, strict=True) if b is not None)
     nine_tenths = quantiles(lags, n=10, method="inclusive")[-1]
     at_once = median(lags) <= AT_ONCE_FRAC * took and nine_tenths <= MOSTLY_AT_ONCE_FRAC * took
-    periods = [later - earlier for later, earlier in zip(came[most:], came, strict=False)][: len(lags)]
+    periods = [later - earlier for later, earlier in zip(sent_us[most:], sent_us, strict=False)][: len(lags)]
     steady = _spread(lags) <= STEADY_FRAC * median(lags) and _spread(lags) < TIGHTER * _spread(periods)
     return loop if at_once or steady else None
 
 
-def _most_open(came: Sequence[float], gone: Sequence[float]) -> int:
-    """Requests that were open at once, at most; an answer and the request that follows it do not overlap."""
-    return max((number - bisect.bisect_right(gone, us) for number, us in enumerate(came, 1)), default=0)
+def _most_open(sent_us: Sequence[float], gone: Sequence[float]) -> int:
+    """Return the most requests that were open at once; an answer and the next request do not overlap."""
+    return max((number - bisect.bisect_right(gone, us) for number, us in enumerate(sent_us, 1)), default=0)
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The interquartile range: a pause of the client now and then does not count."""
+    """Return the interquartile range: a pause of the client now and then does not count."""
     low, _, high = quantiles(values, n=4, method="inclusive")
     return high - low

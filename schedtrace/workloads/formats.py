@@ -34,15 +34,15 @@ from schedtrace.workloads.rows import (
     CountTokens,
     Reader,
     Row,
-    cells,
+    csv_cells,
     csv_rows,
     estimated_tokens,
     json_rows,
     json_values,
     keys_of,
-    opened,
-    refused,
-    tokens,
+    opened_file,
+    token_count,
+    unreadable_row,
 )
 from schedtrace.workloads.sharegpt import read_sharegpt
 from schedtrace.workloads.timed_traces import TimeUnit, units_of
@@ -61,7 +61,7 @@ LONGEST_LINE = 2**24
 
 
 @dataclass(frozen=True)
-class Format:
+class WorkloadFormat:
     """What a file is, and how it is read."""
 
     source: Source
@@ -82,8 +82,8 @@ def format_of(
     *,
     time_unit: TimeUnit | None = None,
     prefix_block: int | None = None,
-) -> Format:
-    """The format of a file; options are those of ``open_workload``.
+) -> WorkloadFormat:
+    """Return the format of a file; options are those of ``open_workload``.
 
     Raises:
         InputError: it cannot be read, is empty or of no known format.
@@ -95,22 +95,22 @@ def format_of(
     number, line = _first_line(path)
     if not line.startswith((b"{", b"[")):
         _refuse_units(path, time_unit, prefix_block)
-        return _of_columns(path, line)
+        return _csv_format(path, line)
     try:
         keys = _first_keys(path, line)
     except BrokenValueError as error:
-        raise refused(path, number if error.line == 1 else error.line, error.why) from error
+        raise unreadable_row(path, number if error.line == 1 else error.line, error.why) from error
     if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
         units = units_of(path, time_unit, prefix_block)
         notes = [units.note] if units.note else []
-        return Format(units.source, units.rows, units.block, notes=notes)
+        return WorkloadFormat(units.source, units.rows, units.block, notes=notes)
     _refuse_units(path, time_unit, prefix_block)
     if not keys.isdisjoint(_OwnLine.__struct_fields__):
         reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)
-        return Format("jsonl", reader, timed=False)
+        return WorkloadFormat("jsonl", reader, timed=False)
     kind = kind_of(path)
     if "conversations" in keys or (line.startswith(b"[") and (kind is None or not keys)):
-        return Format("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
+        return WorkloadFormat("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
     raise _unknown(path)
 
 
@@ -127,7 +127,7 @@ def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | No
 
 
 def _first_keys(path: Path, line: bytes) -> set[str]:
-    """The keys of the first JSON object of a file; none where a list has another first entry.
+    """Return the keys of the first JSON object of a file; none where a list has another first entry.
 
     Raises:
         BrokenValueError: it is cut or broken.
@@ -143,21 +143,21 @@ def _first_keys(path: Path, line: bytes) -> set[str]:
     return set(first.value) if first is not None and isinstance(first.value, dict) else set()
 
 
-def _of_columns(path: Path, line: bytes) -> Format:
+def _csv_format(path: Path, line: bytes) -> WorkloadFormat:
     try:
-        columns = set(cells(line))
+        columns = set(csv_cells(line))
     except ValueError as error:
         raise _unknown(path) from error
     if columns.issuperset(AZURE_COLUMNS):
-        return Format("azure", partial(_read_csv, AZURE_COLUMNS, _azure_us), images=IMAGES in columns)
+        return WorkloadFormat("azure", partial(_read_csv, AZURE_COLUMNS, _azure_us), images=IMAGES in columns)
     if columns.issuperset(BURSTGPT_COLUMNS):
-        return Format("burstgpt", partial(_read_csv, BURSTGPT_COLUMNS, _burstgpt_us))
+        return WorkloadFormat("burstgpt", partial(_read_csv, BURSTGPT_COLUMNS, _burstgpt_us))
     raise _unknown(path)
 
 
 def _first_line(path: Path) -> tuple[int, bytes]:
-    """The first line that is not blank, with its number."""
-    with opened(path) as file:
+    """Return the first line that is not blank, with its number."""
+    with opened_file(path) as file:
         number = 1
         while line := file.readline(LONGEST_LINE):
             if stripped := line.removeprefix(BYTE_ORDER_MARK).strip():
@@ -175,7 +175,7 @@ def _unknown(path: Path) -> InputError:
 def _read_csv(
     columns: tuple[str, str, str], at_us: Callable[[str], float], path: Path, _counts: Counter[str]
 ) -> Iterator[Row]:
-    """The rows of a trace in CSV.
+    """Yield the rows of a trace in CSV.
 
     Args:
         columns: Names of time, prompt tokens and output tokens.
@@ -187,11 +187,11 @@ def _read_csv(
         try:
             us = at_us(at)
         except ValueError as error:
-            raise refused(path, number, f"{time} {at!r} is not {error}") from error
+            raise unreadable_row(path, number, f"{time} {at!r} is not {error}") from error
         yield Row(
             line=number,
-            prompt_tokens=tokens(path, number, prompt, prompt_tokens),
-            output_tokens=tokens(path, number, output, output_tokens),
+            prompt_tokens=token_count(path, number, prompt, prompt_tokens),
+            output_tokens=token_count(path, number, output, output_tokens),
             at_us=us,
         )
 
@@ -253,7 +253,7 @@ class OwnRow(NamedTuple):
 
 
 def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
-    """Every row with its line's number; what is ignored is counted.
+    """Yield every row with its line's number; count what is ignored.
 
     Raises:
         InputError: ``path:line: what``.
@@ -262,16 +262,16 @@ def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
         lengths: list[int | None] = []
         for name in _LENGTHS:
             value = getattr(row, name)
-            lengths.append(None if value is None else tokens(path, number, name, value))
+            lengths.append(None if value is None else token_count(path, number, name, value))
             if lengths[-1] == 0:
-                raise refused(path, number, f"{name} 0: a length is 1 or more")
+                raise unreadable_row(path, number, f"{name} 0: a length is 1 or more")
         prompt, output, same_output = lengths
         if (row.prompt is None) == (prompt is None):
             what = "give either prompt (a text) or input_len (a number of random tokens)"
-            raise refused(path, number, what)
+            raise unreadable_row(path, number, what)
         if output is not None and same_output not in {None, output}:
             what = f"output_len {output} and output_tokens {same_output} contradict each other"
-            raise refused(path, number, what)
+            raise unreadable_row(path, number, what)
         counts[IGNORED_TIME] += row.timestamp is not msgspec.UNSET
         yield number, OwnRow(row.prompt, prompt, output or same_output, row.priority, row.data_parallel_rank)
 
@@ -279,7 +279,7 @@ def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
 def _read_own(
     path: Path, counts: Counter[str], *, count_tokens: CountTokens | None, output_len: int | None
 ) -> Iterator[Row]:
-    """The lines as rows; without ``count_tokens`` lengths of texts are estimated, and counted as such.
+    """Yield the lines as rows; without ``count_tokens`` lengths of texts are estimated, and counted as such.
 
     Raises:
         InputError: ``path:line: what``; also where a line has no ``output_len``, and none is given.
@@ -288,7 +288,7 @@ def _read_own(
     for number, row in own_rows(path, counts):
         output = row.output_len or output_len
         if output is None:
-            raise refused(path, number, "no output_len or output_tokens: add it, or give --output-len")
+            raise unreadable_row(path, number, "no output_len or output_tokens: add it, or give --output-len")
         counts[ESTIMATED] += row.text is not None and count_tokens is None
         prompt = row.input_len or measure(row.text or "")
         yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)

@@ -22,26 +22,26 @@ MOST_BLOCKS = 256
 
 
 def identities(hashes: str | None) -> tuple[int, ...]:
-    """The number that each block's hash is; the same in every trial of a trace."""
+    """Return the number that each block's hash is; the same in every trial of a trace."""
     digests = b64decode(hashes or "")
     return tuple(int.from_bytes(digests[at : at + BYTES]) for at in range(0, len(digests), BYTES))
 
 
 def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
-    """Tokens of a hashed block: that size of the header with which every prompt has as many blocks as hashes.
+    """Return a hashed block's tokens: the header's size by which every prompt has its number of hashes.
 
     vLLM hashes blocks of ``block_size``, but smaller ones where cache groups differ. None: no hashes are
     recorded, or no size fits.
     """
-    known = requests.filter(pl.col("prefix_hashes").is_not_null())
-    if not known.height:
+    hashed = requests.filter(pl.col("prefix_hashes").is_not_null())
+    if not hashed.height:
         return None
     groups = [group.block_size for group in header.cache_groups]
     sizes = [size for size in (header.block_size, *groups, math.gcd(*groups)) if size]
     blocks = pl.col("prefix_hashes").str.len_bytes() // CHARACTERS
     for size in dict.fromkeys(sizes):
         most = pl.min_horizontal(pl.col("prompt_tokens") // size, MOST_BLOCKS)
-        if known.select((blocks == most).all()).item():
+        if hashed.select((blocks == most).all()).item():
             return size
     return None
 
@@ -55,9 +55,9 @@ def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> 
         block: Tokens of a hashed block.
     """
     texts = sorted(every["prefix_hashes"].drop_nulls().to_list())
-    found = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
+    hits = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
     count = 0
-    for text, cached in found.select("prefix_hashes", "cached_tokens").iter_rows():
+    for text, cached in hits.select("prefix_hashes", "cached_tokens").iter_rows():
         key = text[: cached // block * CHARACTERS]
         second = bisect_left(texts, key) + 1
         count += second >= len(texts) or not texts[second].startswith(key)
@@ -69,7 +69,7 @@ ID_BYTES = 8
 
 
 def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 2000) -> list[int]:
-    """Token ids of a prompt with the request's length and prefix.
+    """Return a prompt's token ids, with the request's length and prefix.
 
     A block with an identity is that number in base ``vocabulary // 2``, lowest digit first, padded with
     zeros, so two such blocks are equal exactly if their identities are. What follows the last known block is

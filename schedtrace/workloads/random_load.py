@@ -15,7 +15,7 @@ DRAWN_AT_ONCE = 1024
 
 
 def arrivals_s(rate: float | None, *, burstiness: float = 1.0, seed: int = 0) -> Iterator[float]:
-    """Seconds from the start at which each request arrives, without end; the first at 0.
+    """Yield the seconds from the start at which each request arrives, without end; the first at 0.
 
     Gaps follow a gamma distribution with shape ``burstiness`` and mean ``1 / rate``, as in ``get_request`` of
     vLLM's ``benchmarks/serve.py``; shape 1 is a Poisson process.
@@ -39,7 +39,7 @@ def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 
 
 def at_times_of(load: Workload, times: Workload) -> Workload:
-    """The requests of ``load``, the nth arriving when the nth of ``times`` did.
+    """Return the requests of ``load``, the nth arriving when the nth of ``times`` did.
 
     An idle engine does not wake at once. Those that it found waiting when it did, in the recorded first step,
     reach the engine together.
@@ -81,7 +81,7 @@ AT_ONCE = say(
 def random_lengths(
     input_len: int, output_len: int, *, range_ratio: float = 0.0, seed: int = 0
 ) -> Iterator[tuple[int, int]]:
-    """Prompt and output tokens of one request after the other, without end.
+    """Yield prompt and output tokens of one request after the other, without end.
 
     Lengths are uniform in ``[len * (1 - range_ratio), len * (1 + range_ratio)]`` and at least 1, as in vLLM's
     benchmark.
@@ -107,7 +107,7 @@ def random_workload(
     prequeue: bool = False,
     seed: int = 0,
 ) -> Workload:
-    """The load of ``schedtrace run`` with the same options: the same lengths at the same times.
+    """Return the load of ``schedtrace run`` with the same options: the same lengths at the same times.
 
     Args:
         num_prompts: Requests.

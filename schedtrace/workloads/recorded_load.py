@@ -33,7 +33,7 @@ _FINISHED = (
 
 
 def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | None = None) -> Workload:
-    """The load of one trial; of the whole trace where it has no trials.
+    """Return the load of one trial; of the whole trace where it has no trials.
 
     How much a request would have generated that was aborted, failed or had not ended when the record ends is
     not known: it is given its ``max_tokens`` as output, and is aborted then. Requests that were there when
@@ -50,24 +50,24 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
     """
     trials = trials_of(trace)
     if not trials:
-        came = "came while this was recorded" if trace.present.height else f"in this {trace.record}"
-        msg = f"{trace.path}: no requests {came}, so no load"
+        place = "came while this was recorded" if trace.present.height else f"in this {trace.record}"
+        msg = f"{trace.path}: no requests {place}, so no load"
         raise InputError(msg)
     if trial is None:
-        measured = [one for one in trials if one != WARMUP_TRIAL]
+        measured = [number for number in trials if number != WARMUP_TRIAL]
         if not measured:
             msg = f"{trace.path}: only the warm-up is recorded; ask for trial {WARMUP_TRIAL} to get it"
             raise InputError(msg)
         trial = measured[0]
     elif trial not in trials:
-        known = ", ".join(str(one) for one in trials if one is not None) or "no trials"
-        msg = f"{trace.path}: no trial {trial}; it has {known}"
+        trials_listed = ", ".join(str(number) for number in trials if number is not None) or "no trials"
+        msg = f"{trace.path}: no trial {trial}; it has {trials_listed}"
         raise UsageError(msg)
     return _load(trace, trial, manifest)
 
 
 def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload]:
-    """The load of each trial, in order and without the warm-up; one load where the trace has no trials.
+    """Return the load of each trial, in order and without warm-up; one load where the trace has no trials.
 
     Raises:
         InputError: as ``from_trace``.
@@ -77,18 +77,18 @@ def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload
 
 
 def trials_of(trace: Trace) -> list[int | None]:
-    """Trials with requests, the warm-up among them; ``None`` alone where requests tell none."""
+    """Return trials with requests, the warm-up among them; ``None`` alone where requests name no trial."""
     if not trace.arrivals.height:
         return []
-    found = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
-    return found or [None]
+    trials = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
+    return trials or [None]
 
 
 def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workload:
     prequeue = manifest is not None and manifest.workload is not None and manifest.workload.prequeue
     requests = _requests(trace, trial)
     block = prefix_block(trace.header, requests)
-    steps = _Steps.of(trace, trial)
+    steps = _Steps.from_trial(trace, trial)
     rows = _timed(requests, steps, room=trace.header.max_model_len, prequeue=prequeue)
 
     def read() -> Iterator[LoadRequest]:
@@ -125,7 +125,7 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
 
 
 def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
-    """Arrivals of a trial in the queue's order, each with its end.
+    """Return the arrivals of a trial in the queue's order, each with its end.
 
     ``nth``: how often its id had come before; ``cut_short``: it did not end by itself.
     """
@@ -158,7 +158,7 @@ class _Steps:
     """Time at which the record of the trial ends."""
 
     @classmethod
-    def of(cls, trace: Trace, trial: int | None) -> "_Steps":
+    def from_trial(cls, trace: Trace, trial: int | None) -> "_Steps":
         of_trial = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
         if not of_trial.height:
             return cls(of_trial, 0, 0, None)
@@ -179,7 +179,7 @@ def _arrived() -> pl.Expr:
 
 
 def _timed(requests: pl.DataFrame, steps: _Steps, *, room: int | None, prequeue: bool) -> pl.DataFrame:
-    """Times since the load began; numbers of steps since the trial's first.
+    """Return times since the load began, and numbers of steps since the trial's first.
 
     The order of the queue is kept where clocks disagree: nobody reaches the engine before the one ahead.
     """
@@ -233,7 +233,7 @@ _OF_REQUESTS = {
 def _notes(
     trace: Trace, requests: pl.DataFrame, block: int | None, manifest: Manifest | None
 ) -> Iterator[Message]:
-    """What a trace does not say about its load, and what was assumed.
+    """Yield what a trace does not say about its load, and what was assumed.
 
     Args:
         trace: One engine's.

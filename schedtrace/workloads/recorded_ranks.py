@@ -20,7 +20,7 @@ from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_work
 
 
 def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -> list[Workload]:
-    """The load of each trial of a run, in order and without the warm-up.
+    """Return the load of each trial of a run, in order and without the warm-up.
 
     Each request has the rank that it went to and, of ranks in lock-step, the pass before which it came.
 
@@ -33,7 +33,7 @@ def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -
     """
     if len(traces) == 1:
         return loads_of(traces[0], manifest=manifest)
-    trials = sorted({trial for trace in traces for trial in trials_of(trace)}, key=lambda one: one or 0)
+    trials = sorted({trial for trace in traces for trial in trials_of(trace)}, key=lambda trial: trial or 0)
     measured = [trial for trial in trials if trial != WARMUP_TRIAL]
     if not measured:
         msg = f"{traces[0].path.parent}: no requests of a trial, so no load"
@@ -44,7 +44,7 @@ def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -
 def load_of_ranks(
     traces: Sequence[Trace], trial: int | None, *, manifest: Manifest | None = None
 ) -> Workload:
-    """The load of one trial of a run; see ``loads_of_run``."""
+    """Return the load of one trial of a run; see ``loads_of_run``."""
     if len(traces) == 1:
         return from_trace(traces[0], trial, manifest=manifest)
     loads = {
@@ -85,12 +85,14 @@ def load_of_ranks(
         notes=_notes(loads.values(), requests),
         began_us=first_us,
         of_server=trial is None,
-        closed=closed_loop([one.arrived_us for one in requests], [one.answered_us for one in requests]),
+        closed=closed_loop(
+            [request.arrived_us for request in requests], [request.answered_us for request in requests]
+        ),
     )
 
 
 def without_ranks(load: Workload) -> Workload:
-    """The load with requests that name no rank."""
+    """Return the load with requests that name no rank."""
 
     def read() -> Iterator[LoadRequest]:
         for request in load:

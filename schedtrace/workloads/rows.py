@@ -50,18 +50,18 @@ ESTIMATED = "estimated"
 
 
 def estimated_tokens(text: str) -> int:
-    """A text's length for want of a tokenizer."""
+    """Return a text's length for want of a tokenizer."""
     return -(-len(text) // CHARACTERS_A_TOKEN)
 
 
-def refused(path: Path, line: int, what: object) -> InputError:
-    """The error for a row that cannot be read."""
+def unreadable_row(path: Path, line: int, what: object) -> InputError:
+    """Return the error for a row that cannot be read."""
     return InputError(f"{path}:{line}: {what}")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file for reading.
+def opened_file(path: Path) -> Iterator[BinaryIO]:
+    """Open the file for reading.
 
     Raises:
         InputError: it cannot be read.
@@ -74,15 +74,15 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1; a mark at the file's beginning is left out."""
-    with opened(path) as file:
+    """Yield lines that are not blank, with their numbers from 1; leave out a byte-order mark."""
+    with opened_file(path) as file:
         for number, line in enumerate(file, start=1):
             if text := (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip():
                 yield number, text
 
 
 def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
-    """Each JSON object of a file as a struct of this kind, with the number of its line from 1.
+    """Yield each JSON object of a file as a struct of this kind, with the number of its line from 1.
 
     Objects stand on a line each (JSON Lines), in a list, or printed over several lines one after the other.
 
@@ -98,7 +98,7 @@ def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
         try:
             read = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise refused(path, number, error) from error
+            raise unreadable_row(path, number, error) from error
         yield number, read
 
 
@@ -116,9 +116,9 @@ def _json_values(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
             try:
                 yield value.line, msgspec.convert(value.value, kind)
             except msgspec.ValidationError as error:
-                raise refused(path, value.line, error) from error
+                raise unreadable_row(path, value.line, error) from error
     except BrokenValueError as error:
-        raise refused(path, error.line, error.why) from error
+        raise unreadable_row(path, error.line, error.why) from error
 
 
 CHUNK_BYTES = 2**20
@@ -151,14 +151,14 @@ class BrokenValueError(Exception):
 
 
 def json_values(path: Path) -> Iterator[JsonValue]:
-    """The entries of a JSON list, or values one after the other; one of them and a chunk are in memory.
+    """Yield the entries of a JSON list, or values one after the other; one of them and a chunk are in memory.
 
     Raises:
         BrokenValueError: one cannot be read.
     """
     scan = json.JSONDecoder().raw_decode
     text, at, number, line, is_list = "", 0, 1, 1, None
-    with opened(path) as file:
+    with opened_file(path) as file:
         utf8 = codecs.getincrementaldecoder("utf-8-sig")()
         while True:
             begin = at
@@ -189,8 +189,8 @@ def json_values(path: Path) -> Iterator[JsonValue]:
             number, at = number + 1, end
 
 
-def cells(line: bytes) -> list[str]:
-    """The cells of one line of CSV, without surrounding blanks.
+def csv_cells(line: bytes) -> list[str]:
+    """Return the cells of one line of CSV, without surrounding blanks.
 
     Raises:
         ValueError: not UTF-8, or no CSV.
@@ -202,7 +202,7 @@ def cells(line: bytes) -> list[str]:
 
 
 def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """The cells of these columns with the line's number; no cell may contain a line break.
+    """Yield the cells of these columns with the line's number; no cell may contain a line break.
 
     Raises:
         InputError: a column is missing, or a line has fewer or more cells than the header.
@@ -211,30 +211,30 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
     places: list[int] = []
     for number, line in numbered_lines(path):
         try:
-            found = cells(line)
+            line_cells = csv_cells(line)
         except ValueError as error:
-            raise refused(path, number, error) from error
+            raise unreadable_row(path, number, error) from error
         if header is None:
-            header = found
+            header = line_cells
             if missing := [name for name in columns if name not in header]:
-                raise refused(path, number, f"no column {missing[0]!r}")
+                raise unreadable_row(path, number, f"no column {missing[0]!r}")
             places = [header.index(name) for name in columns]
-        elif len(found) != len(header):
-            raise refused(path, number, f"{len(found)} cells, but the header has {len(header)}")
+        elif len(line_cells) != len(header):
+            raise unreadable_row(path, number, f"{len(line_cells)} cells, but the header has {len(header)}")
         else:
-            yield number, [found[place] for place in places]
+            yield number, [line_cells[place] for place in places]
 
 
-def tokens(path: Path, line: int, column: str, given: str | float) -> int:
-    """A number of tokens; ``472.0``, as data frames write it, is one too.
+def token_count(path: Path, line: int, column: str, cell: str | float) -> int:
+    """Return a number of tokens; ``472.0``, as data frames write it, is one too.
 
     Raises:
         InputError: it is none.
     """
     try:
-        number = float(given)
+        number = float(cell)
     except (ValueError, OverflowError):
         number = -1.0
     if not number.is_integer() or not 0 <= number <= MOST_TOKENS:
-        raise refused(path, line, f"{column} {given!r} is not a number of tokens")
+        raise unreadable_row(path, line, f"{column} {cell!r} is not a number of tokens")
     return int(number)

@@ -44,7 +44,7 @@ class Exchange(NamedTuple):
 
 
 def exchanges(path: Path, counts: Counter[str]) -> Iterator[Exchange]:
-    """First question and answer of every conversation that has both; the others are counted.
+    """Yield first question and answer of every conversation that has both; count the others.
 
     Raises:
         InputError: not a list of conversations; the message names the number of the broken one.
@@ -73,7 +73,7 @@ def _broken(path: Path, number: int, why: object) -> InputError:
 
 
 def read_sharegpt(path: Path, counts: Counter[str], count_tokens: CountTokens | None = None) -> Iterator[Row]:
-    """The exchanges as rows; without ``count_tokens`` their lengths are estimated, and counted as such."""
+    """Yield the exchanges as rows; without ``count_tokens`` their lengths are estimates."""
     measure = count_tokens or estimated_tokens
     for entry, question, answer in exchanges(path, counts):
         counts[ESTIMATED] += count_tokens is None

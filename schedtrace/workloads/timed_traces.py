@@ -19,7 +19,7 @@ import msgspec
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.rows import Row, json_rows, refused, tokens
+from schedtrace.workloads.rows import Row, json_rows, token_count, unreadable_row
 from schedtrace.workloads.workload import Source
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
@@ -59,22 +59,22 @@ class Units:
     """Message on what was found out, and from what; None: it was given, or changes nothing."""
 
     def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
-        """The rows of the file.
+        """Yield the rows of the file.
 
         Raises:
             InputError: ``path:line: what``.
         """
         for number, row in json_rows(path, TimedRow):
             if not math.isfinite(row.timestamp):
-                raise refused(path, number, "timestamp is too large")
-            prompt = tokens(path, number, "input_length", row.input_length)
+                raise unreadable_row(path, number, "timestamp is too large")
+            prompt = token_count(path, number, "input_length", row.input_length)
             blocks = -(-prompt // self.block)
             counts[NO_IDS] += not row.hash_ids
             counts[SPARE_IDS] += len(row.hash_ids) > blocks
             yield Row(
                 line=number,
                 prompt_tokens=prompt,
-                output_tokens=tokens(path, number, "output_length", row.output_length),
+                output_tokens=token_count(path, number, "output_length", row.output_length),
                 at_us=row.timestamp * UNITS_US[self.unit],
                 prefix=tuple(row.hash_ids[:blocks]),
             )
@@ -110,7 +110,7 @@ class _Evidence:
         return len(self.times) > 1
 
     def block(self, path: Path) -> int | None:
-        """Tokens of a block; None where the usual sizes give the same prefixes.
+        """Return the tokens of a block; None where the usual sizes give the same prefixes.
 
         Raises:
             UsageError: no size fits.
@@ -130,7 +130,7 @@ class _Evidence:
         return sure[0] if len(sure) == 1 else None
 
     def unit(self, block: int | None) -> TimeUnit | None:
-        """Unit of the times; None: nothing shows it."""
+        """Return the unit of the times; None if nothing shows it."""
         if block == MOONCAKE_BLOCK and self.is_whole:
             return "ms"
         if block == BAILIAN_BLOCK and (self.is_bailian or not self.is_whole):

@@ -91,8 +91,8 @@ class Workload:
         return [*self.notes, *([self.closed.note] if self.closed else [])]
 
     def with_clients(self, clients: int) -> "Workload":
-        """The load as that of so many clients, each with one request open, whatever its times look like."""
-        arrived, answered = zip(*((one.arrived_us, one.answered_us) for one in self), strict=True)
+        """Return the load as that of ``clients`` clients with one request open each, whatever its times."""
+        arrived, answered = zip(*((request.arrived_us, request.answered_us) for request in self), strict=True)
         return replace(self, closed=closed_loop(arrived, answered, clients))
 
     def __iter__(self) -> Iterator[LoadRequest]:
@@ -114,7 +114,7 @@ def make_workload(
     of_server: bool = False,
     closed: ClosedLoop | None = None,
 ) -> Workload:
-    """A workload whose totals are those of one pass over ``read()``; ``notes`` are taken after that pass."""
+    """Return a workload with the totals of one pass over ``read()``; ``notes`` are taken after that pass."""
     requests = prompt_tokens = output_tokens = 0
     last_arrival_us = 0.0
     for request in read():

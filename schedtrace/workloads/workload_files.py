@@ -9,9 +9,9 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.formats import IGNORED_TIME, Format, format_of
+from schedtrace.workloads.formats import IGNORED_TIME, WorkloadFormat, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
-from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, refused
+from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, unreadable_row
 from schedtrace.workloads.sharegpt import NO_ANSWER
 from schedtrace.workloads.timed_traces import NO_IDS, SPARE_IDS, TimeUnit
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
@@ -33,16 +33,16 @@ OF_ROWS = {
 
 
 def counted_notes(counts: Counter[str]) -> Iterator[Message]:
-    """The notes on rows that were counted."""
+    """Yield the notes on rows that were counted."""
     for counted, template in OF_ROWS.items():
         if counts[counted]:
             yield say(template, rows=counts[counted])
 
 
 def file_notes(
-    kind: Format, counts: Counter[str], *, requests: int, asked: int | None, at_once: bool
+    kind: WorkloadFormat, counts: Counter[str], *, requests: int, asked: int | None, at_once: bool
 ) -> Iterator[Message]:
-    """The notes on a file.
+    """Yield the notes on a file.
 
     Args:
         kind: Its format.
@@ -87,7 +87,7 @@ def open_workload(
     time_unit: TimeUnit | None = None,
     prefix_block: int | None = None,
 ) -> Workload:
-    """The load in a file; its content tells the format (``docs/workloads.md``).
+    """Return the load in a file; its content tells the format (``docs/workloads.md``).
 
     The file is read once to check it, and once by each iteration. Rows without prompt or output tokens are
     left out and counted in the notes. Up to ``MOST_SORTED`` requests out of order are sorted by time.
@@ -154,7 +154,7 @@ class _Times:
     speedup: float = 1.0
 
     def arrivals_us(self, rows: Iterator[Row]) -> Iterator[tuple[Row, float]]:
-        """Each row with its arrival, the first at 0."""
+        """Yield each row with its arrival, the first at 0."""
         if self.drawn:
             times = arrivals_s(self.rate, burstiness=self.burstiness, seed=self.seed)
             for row, at_s in zip(rows, times, strict=False):
@@ -172,7 +172,7 @@ class _File:
     """A file and the selection wanted from it."""
 
     path: Path
-    kind: Format
+    kind: WorkloadFormat
     num_prompts: int | None
     output_len: int | None
     times: _Times
@@ -204,7 +204,7 @@ class _File:
         return islice(self._usable(counts), self.num_prompts)
 
     def _usable(self, counts: Counter[str]) -> Iterator[Row]:
-        """Rows with tokens; a file whose times are not used is repeated for ``num_prompts``."""
+        """Yield rows with tokens; repeat a file whose times are not used for ``num_prompts``."""
         usable = 0
         while True:
             before = usable
@@ -233,7 +233,7 @@ class _File:
                 f"earlier than the row before it, and more than {MOST_SORTED:,} requests are not sorted: "
                 "sort the file by time"
             )
-            raise refused(self.path, line, what)
+            raise unreadable_row(self.path, line, what)
         return iter(sorted(rows, key=lambda row: row.at_us or 0.0))
 
 

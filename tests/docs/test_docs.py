@@ -18,7 +18,7 @@ from schedtrace.diagnose.rules import KINDS
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption, Step
-from schedtrace.read.chain import expanded
+from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.record import settings
@@ -213,7 +213,7 @@ def test_the_rebuilding_on_the_page_gives_what_export_gives():
     found = {}
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], found)  # noqa: S102  # our own page
     told = [msgspec.convert(step, Step) for step in found["in_full"](DELTAS.read_text().splitlines())]
-    lines = [line for line in expanded(DELTAS) if line.startswith(b'{"type":"step"')]
+    lines = [line for line in expanded_lines(DELTAS) if line.startswith(b'{"type":"step"')]
     assert list(map(msgspec.json.encode, told)) == lines
     assert len(lines) > 20
 

@@ -107,12 +107,12 @@ def run(setup, prefill_share, spread, *, balance, seed=0):
     began, make = time.process_time(), Device._run
 
     class Watched(Ranks):
-        def told(self, rank, client, outputs):
+        def take_outputs(self, rank, client, outputs):
             for output in outputs.outputs:
                 if output.new_token_ids:
                     first.setdefault(output.request_id, self.clock.now_us)
                     last[output.request_id] = self.clock.now_us
-            super().told(rank, client, outputs)
+            super().take_outputs(rank, client, outputs)
 
     def seen(device, forward):
         make(device, forward)

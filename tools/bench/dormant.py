@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 from statistics import median
 
-from schedtrace.model.live import folder_of
+from schedtrace.model.live import socket_folder
 
 ROOT = Path(__file__).parents[2]
 OTHERS = "lora_filesystem_resolver,lora_hf_hub_resolver"
@@ -115,7 +115,7 @@ def looked_at(pid, tells):
     while any(not (tells / f"{one}.json").exists() for one in pids) and time.monotonic() < until:
         time.sleep(0.1)
     told = [json.loads(path.read_text()) for one in pids if (path := tells / f"{one}.json").exists()]
-    folder = folder_of(os.geteuid())
+    folder = socket_folder(os.geteuid())
     return {
         "processes": len(children(pid)),
         "threads": [len(list(Path(f"/proc/{one}/task").iterdir())) for one in pids],

@@ -12,7 +12,7 @@ from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
 from schedtrace.model.message import NOTHING, Message, Setting, Steps, Worded, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding, Gain
-from schedtrace.model.say import names, parsed, say
+from schedtrace.model.say import argument_names, parsed, say
 from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_COST_FRAC = 0.10
@@ -248,7 +248,7 @@ def said(words: str | Message, fields: object = None, values: Values = MappingPr
     """A template with these fields, and with these values where there is no such field."""
     if isinstance(words, Message):
         return words
-    places = {name for name in names(parsed(words)) if name in values and not hasattr(fields, name)}
+    places = {name for name in argument_names(parsed(words)) if name in values and not hasattr(fields, name)}
     return say(words, fields, **{name: values[name] for name in places})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from schedtrace.model.live import LONGEST_S
 from schedtrace.model.trace import Exit
-from schedtrace.model.trace_bounds import PLAIN, bounds, kept
+from schedtrace.model.trace_bounds import PLAIN, bounds, memory_bounds
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.live.between_steps import BetweenSteps
 from schedtrace.record.live.class_swap import BegunRecording, ClassSwap, EndedRecording, RefusedError
@@ -30,7 +30,7 @@ GLANCE_WAITED_S = 5.0
 """Seconds to wait for the end of a step, at both ends of a glance."""
 GLANCE_S = 0.3
 """Length of a glance in seconds; an engine that schedules nothing calls ``schedule()`` once a millisecond."""
-GLANCE = kept("60s")
+GLANCE = memory_bounds("60s")
 
 
 class Alarm:

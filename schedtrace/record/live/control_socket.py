@@ -248,7 +248,7 @@ def _stacks(path: Path) -> list[str]:
 def _worker_sockets() -> list[Path]:
     """The sockets of those that this process has started."""
     mine, found = os.getpid(), []
-    for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):
+    for path in sorted(live.socket_folder(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):
             if process_state(int(path.stem)).parent == mine:
                 found.append(path)

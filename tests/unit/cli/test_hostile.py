@@ -142,7 +142,7 @@ def test_arguments_that_are_not_utf_8_are_named_and_refused_or_read(cli, run, tm
 def test_an_engine_that_fails_is_told_line_by_line(cli, tmp_path, monkeypatch):
     died = EngineError("died\n\x1b", "  | log\x9b", "full log: x")
     monkeypatch.setattr("schedtrace.cli.run.run_plans", Mock(side_effect=died))
-    monkeypatch.setattr("schedtrace.engine.plan.check", lambda _: [])
+    monkeypatch.setattr("schedtrace.engine.plan.check_run", lambda _: [])
     assert cli("run", "--model", "m", "--output", tmp_path) == (
         4,
         "",

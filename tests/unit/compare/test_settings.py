@@ -2,7 +2,7 @@ import pytest
 
 from schedtrace.compare.setting_changes import changed_settings
 from schedtrace.model.manifest import Configured
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from tests.makers import manifest, step, workload
 
 
@@ -103,7 +103,7 @@ def test_defaults_of_two_usage_contexts_are_named_as_such(run_of, recorded_words
         run = run_of(context, step(0), max_num_running_reqs=seats, scheduler_config={"max_num_seqs": seats})
         defaults = {"max_num_seqs": {"LLM_CLASS": 256, "OPENAI_API_SERVER": 128}}
         made = Configured(at_unix_us=0, usage_context=context, context_defaults=defaults)
-        run.front_end = FrontEnd(made)
+        run.front_end = FrontEndRecord(made)
         sides[context] = run
     [change] = changed_settings(base=sides["LLM_CLASS"], new=sides["OPENAI_API_SERVER"])
     seats = ("scheduler_config.max_num_seqs", 256, 128, False)
@@ -133,7 +133,7 @@ def server(run_of, name, *options, given=None, **settings):
     about = manifest(status="attached", command=["vllm", "serve", "tiny", *options])
     about.environment = {"SCHEDTRACE_DIR": f"/logs/{name}", "VLLM_X": name}
     run = run_of(name, step(0), about=about, settings=settings)
-    run.front_end = None if given is None else FrontEnd(Configured(at_unix_us=0, given=given))
+    run.front_end = None if given is None else FrontEndRecord(Configured(at_unix_us=0, given=given))
     return run
 
 

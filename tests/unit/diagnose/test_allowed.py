@@ -8,7 +8,7 @@ from schedtrace.model.manifest import Configured
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import CacheGroup
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
@@ -26,7 +26,7 @@ def timeline_of(tmp_path):
     def made(*lines, derived=None, **fields):
         trace = read_trace(write_trace(tmp_path / "engine-0.jsonl", header(**fields), *(lines or [step(0)])))
         configured = None if derived is None else Configured(at_unix_us=0, derived=derived)
-        return make_timeline(trace, front_end=configured and FrontEnd(configured))
+        return make_timeline(trace, front_end=configured and FrontEndRecord(configured))
 
     return made
 

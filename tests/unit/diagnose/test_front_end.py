@@ -6,7 +6,7 @@ from schedtrace.diagnose.rules.front_end import RULE
 from schedtrace.model.manifest import Configured
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from tests.makers import arrival, finish, step
 
 
@@ -16,7 +16,7 @@ def served(view_of):
 
     def found(*lines, context="OPENAI_API_SERVER", **header):
         view = view_of(*lines, **header)
-        view.front_end = FrontEnd(Configured(at_unix_us=0, usage_context=context))
+        view.front_end = FrontEndRecord(Configured(at_unix_us=0, usage_context=context))
         return RULE(view)
 
     return found

@@ -4,8 +4,8 @@ import pytest
 
 from schedtrace.diagnose.rules.refused_at_door import RULE
 from schedtrace.model.causes import Cause
-from schedtrace.model.manifest import Refused
-from schedtrace.read.run import FrontEnd
+from schedtrace.model.manifest import RequestRefusal
+from schedtrace.read.run import FrontEndRecord
 from tests.makers import SEATS, arrival, header, step
 
 ANCHOR = header().wall_anchor_us
@@ -17,8 +17,8 @@ def refusing(view_of):
 
     def found(refused, *lines, arrived=10, rank=0, **config):
         view = view_of(*lines, scheduler_config=config, engine_rank=rank)
-        lines = [Refused(at_unix_us=ANCHOR + us, reason=reason) for us, reason in refused]
-        view.front_end = FrontEnd(refused=lines, arrived=arrived)
+        lines = [RequestRefusal(at_unix_us=ANCHOR + us, reason=reason) for us, reason in refused]
+        view.front_end = FrontEndRecord(refused=lines, arrived=arrived)
         return RULE(view)
 
     return found

@@ -7,7 +7,7 @@ from schedtrace.diagnose.effective_settings import effective_settings, use_of, w
 from schedtrace.model.manifest import Configured
 from schedtrace.model.report import Advice, EffectiveSetting, Evidence, Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import SEATS, manifest, step
 
@@ -28,7 +28,7 @@ def settings_of(run_of):
                 derived=derived or {},
                 context_defaults=DEFAULTS,
             )
-            run.front_end = FrontEnd(front_end)
+            run.front_end = FrontEndRecord(front_end)
         uses = [use_of(make_timeline(trace)) for trace in run.traces] if lines else []
         return {setting.name: setting for setting in effective_settings(run, uses)}
 
@@ -264,6 +264,6 @@ def test_async_scheduling_that_vllm_keeps_off_is_not_advised_again(run_of):
     ]
     run = run_of("run", *lines, async_scheduling=False, device="a GPU")
     for given, advice in (({}, 2), ({"async_scheduling": True}, 1)):
-        run.front_end = FrontEnd(Configured(at_unix_us=0, usage_context="LLM_CLASS", given=given))
+        run.front_end = FrontEndRecord(Configured(at_unix_us=0, usage_context="LLM_CLASS", given=given))
         [found] = [one for one in analyze_run(run).every_finding() if one.code == "scheduler-overhead"]
         assert len(found.advice) == advice

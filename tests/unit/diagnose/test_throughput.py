@@ -5,7 +5,7 @@ import pytest
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.throughput import counted_time, seconds
-from schedtrace.model.sweep_result import Outcome
+from schedtrace.model.sweep_result import ReplayOutcome
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
@@ -137,7 +137,7 @@ def test_a_sweep_measures_the_load_of_a_server_and_that_of_a_trial_alike(run_of,
     run = run_of("a", *load(warm_up=True, trial=trial))
     (recorded,) = loads_of_run(run.traces)
     assert recorded.of_server is (trial is None)
-    outcome = Outcome(key="", changes={})
+    outcome = ReplayOutcome(key="", changes={})
     _measure(outcome, run.traces, [recorded])
     (row,) = sweep_rows([outcome], {}, parse_slo("e2e_p99=1s"), recorded=None)
     assert row.output_tokens_per_s == pytest.approx(10 / lasted)

@@ -1,11 +1,11 @@
 from schedtrace.engine.front_ends import OnlineFrontEnd
-from schedtrace.engine.prompts import Request
+from schedtrace.engine.prompts import PromptRequest
 
 
 def due(*times, rate=None):
     front_end = object.__new__(OnlineFrontEnd)
     front_end._rate, front_end._burstiness, front_end._seed = rate, 1.0, 0
-    return front_end._due([Request({}, 1, 1, 0, None, at_s) for at_s in times])
+    return front_end._due([PromptRequest({}, 1, 1, 0, None, at_s) for at_s in times])
 
 
 def test_requests_are_sent_at_their_own_times():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.engine import plan
-from schedtrace.engine.plan import Plan, both_fit, check, folder_of, make_folders
+from schedtrace.engine.plan import Plan, both_fit, check_run, folder_of, make_folders
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import read_manifest
@@ -54,8 +54,8 @@ def test_a_plan_keeps_no_secret_of_its_command(tmp_path):
 
 
 def test_a_sound_spec_passes_the_check():
-    assert check(spec(prequeue=True)) == []
-    assert check(spec(request_rate=5.0)) == []
+    assert check_run(spec(prequeue=True)) == []
+    assert check_run(spec(request_rate=5.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_sound_spec_passes_the_check():
 def test_what_cannot_work_is_found_before_anything_is_started(run, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SchedtraceError, match=says):
-        check(run)
+        check_run(run)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def run_here(monkeypatch):
     def run(*engines, silent=()):
         said = {pid: f"engine process {pid} has not answered for 2 s" for pid in silent}
         for module in (running_recordings, running_engines):
-            monkeypatch.setattr(module, "meant", lambda _: Listening(list(engines), said))
+            monkeypatch.setattr(module, "find_engines", lambda _: Listening(list(engines), said))
         monkeypatch.setattr(running_recordings, "reached", lambda _: list(engines))
 
     return run

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from schedtrace.engine.run_spec import RunSpec
-from schedtrace.engine.simulated import EXECUTOR, check, model_folder, use_executor
+from schedtrace.engine.simulated import EXECUTOR, check_simulated, model_folder, use_executor
 from schedtrace.errors import InputError, UsageError
 
 BEYOND = "describes a simulated device: give --executor simulated as well"
@@ -47,13 +47,13 @@ def spec(*engine_args, model="Qwen3-32B", executor="simulated", **fields):
 )
 def test_what_cannot_be_simulated_is_refused(run, says):
     with pytest.raises(UsageError) as raised:
-        check(run())
+        check_simulated(run())
     assert str(raised.value).startswith(says)
 
 
 def test_missing_step_times_are_refused():
     with pytest.raises(InputError, match=r"no\.json: cannot be read"):
-        check(spec(gpu="h100", step_times="no.json"))
+        check_simulated(spec(gpu="h100", step_times="no.json"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_missing_step_times_are_refused():
     ],
 )
 def test_what_can_be_is_not(run):
-    check(run())
+    check_simulated(run())
 
 
 def test_a_models_folder_stays_and_a_shape_gets_one(tmp_path):

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from schedtrace.engine.vllm_options import meant, options_of, refuse, refuse_setting
+from schedtrace.engine.vllm_options import options_of, refuse, refuse_setting, suggestion
 from schedtrace.errors import UsageError
 
 
@@ -120,8 +120,8 @@ def test_a_long_list_of_choices_is_cut():
 
 
 def test_nothing_close_means_no_guess():
-    assert meant("--zzz", ["--model"]) == ""
-    assert meant("--MODEL", ["--model"]) == "; did you mean --model?"
+    assert suggestion("--zzz", ["--model"]) == ""
+    assert suggestion("--MODEL", ["--model"]) == "; did you mean --model?"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import schedtrace
-from schedtrace.model.say import names, parsed
+from schedtrace.model.say import argument_names, parsed
 
 HOUSE = Path(schedtrace.__file__).parent
 MODULES = [
@@ -97,7 +97,7 @@ def _of_builder(call, tree, parents, module):
     found = []
     for name, sentence in sentences.items():
         for template in literals(sentence, tree):
-            missing = set(names(parsed(template))) - known
+            missing = set(argument_names(parsed(template))) - known
             owners = scope.classes(evidence) if evidence is not None and missing else []
             if name == "example":
                 owners = [one for owner in owners for one in classes(element(hint_of(owner, "examples")))]
@@ -131,7 +131,7 @@ def literals(template: ast.expr, tree: ast.Module) -> list[str]:
 
 def _of_call(call, template, parents, module):
     try:
-        places = set(names(parsed(template)))
+        places = set(argument_names(parsed(template)))
     except ValueError as error:
         return [str(error)]
     given = {keyword.arg for keyword in call.keywords}

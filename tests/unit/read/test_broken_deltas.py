@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from schedtrace.model.trace import End, ScheduledRequest
-from schedtrace.read.chain import expanded
+from schedtrace.read.chain import expanded_lines
 from schedtrace.read.trace import read_trace
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, header, step
@@ -70,7 +70,7 @@ def rebuilt(tmp_path, content):
     path = tmp_path / "engine-0.jsonl"
     path.write_bytes(content)
     found = {}
-    for line in expanded(path):
+    for line in expanded_lines(path):
         if line.startswith(b'{"type":"step"'):
             number = msgspec.json.decode(line)["step"]
             assert line == IN_FULL[number]

@@ -262,7 +262,7 @@ def test_a_damaged_cache_is_not_used_and_made_again(path, parses, damage):
 def test_a_table_that_polars_does_not_take_is_not_used_even_if_the_note_says_so(cached, parses):
     folder = note_of(cached).parent
     (folder / "steps.parquet").write_bytes(b"no table")
-    note = cache.msgspec.json.decode(note_of(cached).read_bytes(), type=cache.Note)
+    note = cache.msgspec.json.decode(note_of(cached).read_bytes(), type=cache.CacheNote)
     note.files = cache.digests(folder)
     note_of(cached).write_bytes(cache.msgspec.json.encode(note))
     assert read_trace(cached, TINY).steps.height == 12

@@ -25,7 +25,7 @@ from schedtrace.model.trace import (
 )
 from schedtrace.read import tables
 from schedtrace.read import trace as rows_module
-from schedtrace.read.chain import expanded
+from schedtrace.read.chain import expanded_lines
 from schedtrace.read.trace import read_trace, rows_between
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, finish, header, step, write_trace
@@ -105,7 +105,7 @@ def test_requests_that_share_an_entry_are_exits_of_their_own(trace_of):
 def test_a_trace_in_full_has_an_entry_for_each_exit(tmp_path):
     shared = [Exit(**SKIPS, request_id="c", budget_left=99, also=[AlsoSkipped("d", 98)])]
     path = write_trace(tmp_path / "t.jsonl", header(schema_version=3), full(0, ("a", 0, 7), exits=shared))
-    step_line = msgspec.json.decode(list(expanded(path))[1], type=Step)
+    step_line = msgspec.json.decode(list(expanded_lines(path))[1], type=Step)
     assert step_line.exits == [
         Exit(**SKIPS, request_id="c", budget_left=99),
         Exit(**SKIPS, request_id="d", budget_left=98),
@@ -332,7 +332,7 @@ def compare(steps, full_every, folder):
     plain = read_trace(write_trace(Path(folder, "plain.jsonl"), header(), *steps))
     lines = list(map(Deltas(full_every).line_of, steps))
     short = read_trace(write_trace(Path(folder, "short.jsonl"), header(), *lines))
-    in_full = list(expanded(Path(folder, "short.jsonl")))
+    in_full = list(expanded_lines(Path(folder, "short.jsonl")))
     assert got(plain) == [
         (one.step, row.request_id, row.computed_tokens, row.scheduled_tokens, row.phase, row.draft_tokens)
         for one in steps
@@ -383,4 +383,4 @@ def test_in_full_a_step_has_its_output_whichever_line_told_of_it(tmp_path):
     out = step(0, start=0, got={"a": 4}, new="a", back=None)
     late = Output(step=0, output_us=1000, update_us=50, output_tokens=1)
     path = write_trace(tmp_path / "engine-0.jsonl", header(), out, late)
-    assert list(expanded(path))[1:-1] == [encoded(back)]
+    assert list(expanded_lines(path))[1:-1] == [encoded(back)]

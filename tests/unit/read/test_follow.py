@@ -77,7 +77,7 @@ def test_what_came_long_before_is_skimmed(growing):
     follower = followed(growing, keep_us=1_000_000)
     (chunk,) = follower.read()
     assert chunk.steps["step"].to_list() == list(range(40, 60))  # a full line is every tenth
-    assert [(live.came.request_id, live.waits_since_us) for live in follower.lives] == [
+    assert [(live.entry.request_id, live.waits_since_us) for live in follower.lives] == [
         ("a", None),
         ("b", None),
         ("c", -400),
@@ -95,7 +95,7 @@ def test_one_who_was_preempted_before_the_window_waits_in_it(growing):
     growing.grow(47)
     follower = followed(growing, keep_us=1_000_000)
     follower.read()
-    lives = {live.came.request_id: live for live in follower.lives}
+    lives = {live.entry.request_id: live for live in follower.lives}
     assert (lives["b"].waits_since_us, lives["b"].preempted) == (1_200_000, 1)
     timeline = make_timeline(follower.trace(list(follower.chunks)))
     assert timeline.mismatches.is_empty()
@@ -129,7 +129,7 @@ def test_idle_events_and_late_outputs_count(growing):
     trace = follower.trace(list(follower.chunks))
     assert trace.steps["output_us"].to_list() == [99_000, 150_000]
     assert trace.finishes["request_id"].to_list() == ["a"]
-    assert [live.came.request_id for live in follower.lives] == ["b", "c", "z"]
+    assert [live.entry.request_id for live in follower.lives] == ["b", "c", "z"]
     assert follower.end is not None
     assert (follower.newest_us, follower.dropped) == (300_000, False)
 

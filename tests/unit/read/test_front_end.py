@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schedtrace.model.manifest import Configured, Refused
+from schedtrace.model.manifest import Configured, RequestRefusal
 from schedtrace.read.run import read_front_end, read_run
 from tests.makers import arrival, run_folder, step
 
@@ -26,8 +26,8 @@ def test_the_engines_configuration_is_the_last_before_they_began(tmp_path):
 
 
 def test_refusals_of_all_front_ends_are_in_order_of_time(tmp_path):
-    written(tmp_path, 7, Refused(at_unix_us=30, reason="a"), Refused(at_unix_us=10, reason="b"))
-    written(tmp_path, 8, Refused(at_unix_us=20, reason="c"))
+    written(tmp_path, 7, RequestRefusal(at_unix_us=30, reason="a"), RequestRefusal(at_unix_us=10, reason="b"))
+    written(tmp_path, 8, RequestRefusal(at_unix_us=20, reason="c"))
     found = read_front_end(tmp_path, BEGAN)
     assert [line.reason for line in found.refused] == ["b", "c", "a"]
     assert found.configured is None
@@ -44,8 +44,8 @@ def test_broken_unknown_and_cut_lines_are_left_out(tmp_path):
         b'{"type":"refused","at_unix_us":"now","reason":"x"}',
         b"[" * 9_999,
     )
-    cut = msgspec.json.encode(Refused(at_unix_us=40, reason="cut"))[:-5]
-    written(tmp_path, 7, *odd, Refused(at_unix_us=30, reason="whole"), tail=cut)
+    cut = msgspec.json.encode(RequestRefusal(at_unix_us=40, reason="cut"))[:-5]
+    written(tmp_path, 7, *odd, RequestRefusal(at_unix_us=30, reason="whole"), tail=cut)
     assert [line.reason for line in read_front_end(tmp_path, BEGAN).refused] == ["whole"]
 
 
@@ -60,7 +60,7 @@ def test_a_run_has_its_front_ends_and_counts_the_requests_of_all_its_engines(tmp
         tmp_path / "run", step(0, arrived=[arrival("a", 0), arrival("b", 0)]), wall_anchor_us=50
     )
     run_folder(folder, step(0, arrived=[arrival("c", 0)]), engine_rank=1, wall_anchor_us=BEGAN)
-    lines = (configured(40, policy="priority"), configured(60), Refused(at_unix_us=90, reason="x"))
+    lines = (configured(40, policy="priority"), configured(60), RequestRefusal(at_unix_us=90, reason="x"))
     written(folder, 7, *lines)
     front_end = read_run(folder).front_end
     assert (front_end.configured.given, front_end.arrived) == ({"policy": "priority"}, 3)

@@ -5,7 +5,7 @@ import pytest
 
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.foreign import text_lines
-from schedtrace.read.loguru_log import parse, read_loguru_log, records
+from schedtrace.read.loguru_log import parse_record, read_loguru_log, records
 
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
 PREFIX = "2025-07-28 10:25:09.{:03} | DEBUG | vllm.v1.core.sched.scheduler:schedule:562 - "
@@ -208,7 +208,7 @@ def test_a_wrong_date_is_no_time(read):
     ],
 )
 def test_python_is_read_as_far_as_people_write_it(text, requests):
-    assert [str(request.request_id) for request in parse(text).requests] == requests
+    assert [str(request.request_id) for request in parse_record(text).requests] == requests
 
 
 def test_a_record_without_an_end_does_not_swallow_more_than_a_lines_length(tmp_path, monkeypatch):

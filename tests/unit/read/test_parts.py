@@ -233,7 +233,7 @@ def test_parts_are_followed_one_after_the_other(tmp_path):
     part(tmp_path, 4)
     found = [number for chunk in follower.read() for number in chunk.steps["step"]]
     assert (found, follower.gaps, follower.garbled_us) == (list(range(16, 20)), True, None)
-    assert [live.came.request_id for live in follower.lives] == ["a"]
+    assert [live.entry.request_id for live in follower.lives] == ["a"]
     follower.close()
 
 
@@ -249,7 +249,7 @@ def test_behind_lost_lines_it_is_read_anew_who_is_there(accident, tmp_path):
     hidden.rename(last)
     part(tmp_path, 3)
     list(follower.read())
-    assert (follower.gaps, [live.came.request_id for live in follower.lives]) == (True, ["a", "b"])
+    assert (follower.gaps, [live.entry.request_id for live in follower.lives]) == (True, ["a", "b"])
     follower.close()
 
 

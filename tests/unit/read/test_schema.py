@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 
 from schedtrace.model import trace
-from schedtrace.read.tables import readable, schema_of
+from schedtrace.read.tables import readable_struct, schema_of
 
 STRUCTS = [
     trace.Step,
@@ -57,7 +57,7 @@ def test_free_form_dicts_are_no_columns():
 
 def test_a_reader_takes_words_that_it_does_not_know():
     read = msgspec.convert(
-        {"loop": "aside", "kind": "pause", "cause": "x", "via": "guess"}, readable(trace.Exit)
+        {"loop": "aside", "kind": "pause", "cause": "x", "via": "guess"}, readable_struct(trace.Exit)
     )
     assert (read.loop, read.kind, read.via, read.count) == ("aside", "pause", "guess", 1)
 
@@ -65,6 +65,6 @@ def test_a_reader_takes_words_that_it_does_not_know():
 @pytest.mark.parametrize("wrong", [10**18, -(10**18), 1.5, "1", None, True])
 def test_a_reader_takes_no_number_that_is_none_or_too_large(wrong):
     row = {"request_id": "a", "computed_tokens": 10**18 - 1, "scheduled_tokens": 1}
-    assert msgspec.convert(row, readable(trace.ScheduledRequest)).computed_tokens == 10**18 - 1
+    assert msgspec.convert(row, readable_struct(trace.ScheduledRequest)).computed_tokens == 10**18 - 1
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(row | {"computed_tokens": wrong}, readable(trace.ScheduledRequest))
+        msgspec.convert(row | {"computed_tokens": wrong}, readable_struct(trace.ScheduledRequest))

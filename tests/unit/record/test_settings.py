@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.trace import Finish
-from schedtrace.model.trace_bounds import Bounds, bounds, kept
+from schedtrace.model.trace_bounds import Bounds, bounds, memory_bounds
 from schedtrace.record import settings
 from schedtrace.record.settings import DEFAULT_RULES, NotUnderstoodError, Rules, rules
 
@@ -16,8 +16,8 @@ from schedtrace.record.settings import DEFAULT_RULES, NotUnderstoodError, Rules,
         (bounds, "maxsize=1.5M", Bounds(3 * 2**19)),
         (bounds, "maxage=1m", Bounds(max_s=60)),
         (bounds, "maxage=7d,maxsize=2T", Bounds(2**41, 7 * 86400)),
-        (kept, "120s", Bounds(2**26, 120, 8)),
-        (kept, "2m,32M", Bounds(2**25, 120, 8)),
+        (memory_bounds, "120s", Bounds(2**26, 120, 8)),
+        (memory_bounds, "2m,32M", Bounds(2**25, 120, 8)),
         (rules, "off", Rules()),
         (rules, DEFAULT_RULES, Rules(preemptions=(100, 10))),
         (rules, "ttft>500ms,e2e>1m", Rules(ttft_s=0.5, e2e_s=60)),
@@ -67,7 +67,7 @@ NOT_UNDERSTOOD = {
         *("", "zstd", "maxsize", "maxsize=", "maxsize=1", "maxsize=1023K", "maxsize=-1G", "maxage=59s"),
         *("maxage=1y", "maxsize=1G,", "maxsize=1G,maxsize=2G", "maxsize=1G maxage=1h", "plain,maxsize=1G"),
     ),
-    kept: ("expected a time of at least 8s", "120", "7s", "120s,", "120s,1K", "120s,64M,1", "64M"),
+    memory_bounds: ("expected a time of at least 8s", "120", "7s", "120s,", "120s,1K", "120s,64M,1", "64M"),
     rules: (
         "expected 'off' or some of",
         *("", "ttft>5", "ttft>5s;e2e>1s", "preemptions>5", "preemptions>5/s", "itl>1s"),

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from schedtrace.model.sweep_result import Outcome
+from schedtrace.model.sweep_result import ReplayOutcome
 from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.fitted import Fitted
 from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Source
@@ -87,4 +87,4 @@ def an_outcome(key="k", changes=None, **fields):
     seats = (changes or {}).get("max_num_seqs", BASE["max_num_seqs"])
     defaults = {"requests": 4, "steps": 100, "preemptions": 0, "output_tokens": 40, "duration_s": 40 / seats}
     latencies = {"ttft_ms": [float(seats)] * 4, "tpot_ms": [10.0] * 4, "e2e_ms": [100.0] * 4}
-    return Outcome(key=key, changes=changes or {}, **{**defaults, **latencies, **fields})
+    return ReplayOutcome(key=key, changes=changes or {}, **{**defaults, **latencies, **fields})

@@ -7,7 +7,7 @@ import pytest
 
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.whatif.advice import Advised, attached
+from schedtrace.whatif.advice import Advised, attach_advice
 from schedtrace.whatif.search import Trial
 
 NOTHING_TRIED = SimpleNamespace(families=set(), tried={}, name="E2E mean", refuted=lambda _: None)
@@ -49,7 +49,7 @@ def advised(setting, saved):
 def test_of_two_findings_that_name_a_setting_the_one_that_leads_has_the_advice():
     seats = a_finding("seats", 0.2, "--max-num-seqs", "--num-gpu-blocks-override")
     kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
-    found = attached([seats, kv], [advised("num_gpu_blocks_override", 0.4)], NOTHING_TRIED)
+    found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], NOTHING_TRIED)
     assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
     assert [one.setting for one in found[0].advice] == ["num_gpu_blocks_override", None]
 
@@ -64,12 +64,12 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
     kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
     tried = {(("max_num_seqs", 9),): Trial((("max_num_seqs", 9),), 0.4, 0.4)}
     search = SimpleNamespace(families={"max_num_seqs"}, tried=tried, name="E2E mean", refuted=lambda _: None)
-    found = attached([seats, kv], [advised("num_gpu_blocks_override", 0.4)], search)
+    found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], search)
     assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
 
 
 def test_what_no_finding_names_has_one_of_its_own():
-    found = attached([a_finding("kv", 0.1)], [advised("max_num_seqs", 0.4)], NOTHING_TRIED)
+    found = attach_advice([a_finding("kv", 0.1)], [advised("max_num_seqs", 0.4)], NOTHING_TRIED)
     assert [one.code for one in found] == ["better-setting", "kv"]
 
 
@@ -90,7 +90,7 @@ def test_a_finding_left_without_advice_says_what_was_tried(advised, trials, is_r
         finding.advice[0].setting, finding.advice[0].value = "kind", advised
     tried = {(("kind", value),): Trial((("kind", value),), *saved) for value, saved in trials.items()}
     search = SimpleNamespace(families={"kind"}, tried=tried, name="E2E mean", refuted=lambda _: None)
-    [found] = attached([finding], [], search)
+    [found] = attach_advice([finding], [], search)
     assert (found.advice, len(found.refuted)) == ([], is_refuted)
     recorded_words(found.refuted)
 
@@ -100,7 +100,7 @@ def test_of_throughput_its_own_change_is_said(recorded_words):
     search = SimpleNamespace(
         families={"kind"}, tried={trial.changes: trial}, name="output", refuted=lambda _: None
     )
-    [found] = attached([a_finding("kv", 0.5, "--kind")], [], search)
+    [found] = attach_advice([a_finding("kv", 0.5, "--kind")], [], search)
     recorded_words(found.refuted)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from schedtrace.model.manifest import Configured
 from schedtrace.model.prediction import SettingChange
 from schedtrace.model.redact import HIDDEN
-from schedtrace.read.run import FrontEnd
+from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.proposals import _commands, _not_in_commands
 
 PROPOSAL = SimpleNamespace(
@@ -32,7 +32,7 @@ def base(*, command=None, given=None, context="OPENAI_API_SERVER"):
         label="base",
         path=Path("my logs/base"),
         manifest=SimpleNamespace(command=command) if command else None,
-        front_end=configured and FrontEnd(configured),
+        front_end=configured and FrontEndRecord(configured),
     )
     return SimpleNamespace(run=run, header=SimpleNamespace(model="recorded"))
 

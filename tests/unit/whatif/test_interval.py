@@ -7,29 +7,31 @@ import pytest
 from scipy import stats
 
 from schedtrace.model.report import TrialReport
-from schedtrace.whatif.figures import MAKESPAN, interval, measured
+from schedtrace.whatif.figures import MAKESPAN, ratio_interval, timing_figures
 
 
 def test_it_joins_the_spread_of_resampled_fits_and_the_drift_of_trials():
     """Logarithms 0.1 and 0.3 have variance 0.02; trials off by 0 and 0.2 have 0.02, twice."""
-    low, high = interval(2.0, [math.exp(0.1), math.exp(0.3)], [10.0, 10.0 * math.exp(0.2)], [10.0, 10.0])
+    low, high = ratio_interval(
+        2.0, [math.exp(0.1), math.exp(0.3)], [10.0, 10.0 * math.exp(0.2)], [10.0, 10.0]
+    )
     width = stats.t.ppf(0.95, 3) * math.sqrt(0.02 + 2 * 0.02)
     assert (low, high) == pytest.approx((2 * math.exp(-width) - 1, 2 * math.exp(width) - 1))
 
 
 def test_many_trials_have_more_degrees_of_freedom():
     steady = [10.0] * 6
-    low, _ = interval(1.0, [1.0, math.exp(0.2)], steady, steady)
+    low, _ = ratio_interval(1.0, [1.0, math.exp(0.2)], steady, steady)
     assert low == pytest.approx(math.exp(-stats.t.ppf(0.95, 5) * math.sqrt(0.02)) - 1)
 
 
 @pytest.mark.parametrize(("resampled", "trials"), [([], 2), ([1.0], 2), ([1.0, 1.1], 0)])
 def test_there_is_none_without_ground_for_it(resampled, trials):
-    assert interval(1.0, resampled, [1.0] * trials, [1.0] * trials) == (None, None)
+    assert ratio_interval(1.0, resampled, [1.0] * trials, [1.0] * trials) == (None, None)
 
 
 def test_of_one_trial_the_drift_is_what_its_replay_is_off_by():
-    low, high = interval(1.0, [1.0, 1.0], [math.exp(0.03)], [1.0])
+    low, high = ratio_interval(1.0, [1.0, 1.0], [math.exp(0.03)], [1.0])
     width = stats.t.ppf(0.95, 3) * math.sqrt(2) * 0.03
     assert (low, high) == pytest.approx((math.exp(-width) - 1, math.exp(width) - 1))
 
@@ -41,7 +43,7 @@ def test_between_a_replay_and_its_bound_the_middle_is_said_and_both_are_within()
         return [SimpleNamespace(**dict.fromkeys(TrialReport.__struct_fields__) | {"duration_s": seconds})] * 2
 
     spread = {MAKESPAN.name: [0.4, 0.4]}
-    [found] = measured(trials(10.0), trials(10.0), trials(4.0), spread, trials(9.0))
+    [found] = timing_figures(trials(10.0), trials(10.0), trials(4.0), spread, trials(9.0))
     assert (found.low_frac, found.high_frac) == pytest.approx((-0.6, -0.1))
     assert found.change_frac == pytest.approx(-0.4)
     assert (found.replayed, found.changed) == pytest.approx((10.0, 6.0))

@@ -3,10 +3,10 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.model.sweep_result import Bound, Outcome
+from schedtrace.model.sweep_result import Bound, ReplayOutcome
 from schedtrace.whatif.sweep_rows import (
+    bound_values,
     good_requests,
-    measured,
     meets,
     objectives,
     pareto_front,
@@ -70,7 +70,7 @@ def test_the_front_is_about_the_percentiles_of_the_objective(slo, front):
 
 def outcome(ttft, tpot, e2e=None, **fields):
     defaults = {"key": "k", "changes": {}, "requests": len(ttft), "e2e_ms": e2e or ttft}
-    return Outcome(ttft_ms=ttft, tpot_ms=tpot, **{**defaults, **fields})
+    return ReplayOutcome(ttft_ms=ttft, tpot_ms=tpot, **{**defaults, **fields})
 
 
 def test_every_unit_and_latency():
@@ -112,7 +112,7 @@ def test_percentiles_are_interpolated_and_unknown_without_values():
 
 def test_what_a_bound_is_about():
     of = outcome([100, 200, 300], [None, 10, 20], [1, 2, 4])
-    assert measured(of, parse_slo("ttft_p50=1s,tpot_p50=1s,e2e_p100=1s")) == [200, 15, 4]
+    assert bound_values(of, parse_slo("ttft_p50=1s,tpot_p50=1s,e2e_p100=1s")) == [200, 15, 4]
 
 
 THREE = outcome([100, 200, 300], [None, 10, 20], [1, 2, 4])
