@@ -67,7 +67,7 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
 
 def _finish(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
     observer.phase(plan, "shutting down")
-    engine.send(run_spec.Stop())
+    engine.send(run_spec.StopCommand())
     for _ in engine.events():
         pass
     _require_whole([(plan, engine)])

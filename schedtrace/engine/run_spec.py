@@ -119,7 +119,7 @@ class RunTrial(msgspec.Struct, tag="run_trial"):
     trial: int
 
 
-class Stop(msgspec.Struct, tag="stop"):
+class StopCommand(msgspec.Struct, tag="stop"):
     """Command: shut the engine down and end."""
 
 
@@ -130,7 +130,7 @@ class Start(msgspec.Struct, tag="start"):
 
 
 Event = Phase | Ready | Progress | TrialDone | Stopped | Failed
-Command = Start | RunTrial | Stop
+Command = Start | RunTrial | StopCommand
 
 
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

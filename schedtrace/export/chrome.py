@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schedtrace.export.scene import EngineProcess, TraceClock, Track, clock_of, processes
+from schedtrace.export.scene import ProcessTracks, TraceClock, Track, clock_of, processes
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
@@ -58,7 +58,7 @@ def _head(run: Run, clock: TraceClock) -> dict[str, Any]:
     }
 
 
-def _events(process: EngineProcess, clock: TraceClock) -> Iterator[dict[str, Any]]:
+def _events(process: ProcessTracks, clock: TraceClock) -> Iterator[dict[str, Any]]:
     pid = process.number
 
     def ts(us: int) -> float:

@@ -6,7 +6,7 @@ from typing import IO, Any
 import polars as pl
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from schedtrace.export.scene import REQUESTS, EngineProcess, Facts, Preempted, TraceClock, clock_of, processes
+from schedtrace.export.scene import REQUESTS, Facts, Preempted, ProcessTracks, TraceClock, clock_of, processes
 from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
@@ -49,7 +49,7 @@ class _Writer:
         self._target.write(self._chunk.SerializeToString())
         self._chunk = pb.Trace()
 
-    def process(self, process: EngineProcess) -> None:
+    def process(self, process: ProcessTracks) -> None:
         """Write everything of an engine."""
         whole = process.number << _PROCESS_BITS
         described = pb.ProcessDescriptor(

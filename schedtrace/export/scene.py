@@ -197,7 +197,7 @@ class Preempted(NamedTuple):
 
 
 @dataclass
-class EngineProcess:
+class ProcessTracks:
     """An engine's tracks."""
 
     number: int
@@ -210,18 +210,18 @@ class EngineProcess:
     preemptions: list[Preempted]
 
 
-def processes(run: Run) -> Iterator[EngineProcess]:
+def processes(run: Run) -> Iterator[ProcessTracks]:
     """Yield the engines of a run, warm-up included."""
     for number, trace in enumerate(run.traces, 1):
         yield _process(run, trace, number)
 
 
-def _process(run: Run, trace: Trace, number: int) -> EngineProcess:
+def _process(run: Run, trace: Trace, number: int) -> ProcessTracks:
     timeline = make_timeline(trace, run.manifest, whole=True)
     offset_us = offset(trace.header, run.traces[0].header).us
     tracks = _tracks(timeline, trace, offset_us)
     of_request = {track.name: track.number for track in tracks if track.group == REQUESTS}
-    return EngineProcess(
+    return ProcessTracks(
         number=number,
         name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
         labels=[*_labels(trace.header), *_missing(timeline)],

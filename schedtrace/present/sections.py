@@ -163,7 +163,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Fact:
+class FactRow:
     """A label and what stands beside it."""
 
     label: str
@@ -174,7 +174,7 @@ class Fact:
 class Facts:
     """Several facts, their labels below each other."""
 
-    facts: list[Fact]
+    facts: list[FactRow]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FindingSection:
     """Finding: its severity, its name, its statement, and its advice."""
 
     level: Styled
@@ -222,7 +222,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Cause:
+class RootCauseSection:
     """Root cause: its title, its gain, its evidence, and its advice."""
 
     number: int
@@ -254,7 +254,7 @@ class Commands:
     commands: list[str]
 
 
-Section = Headline | Facts | Table | Strip | Finding | Shares | Cause | Note | Commands
+Section = Headline | Facts | Table | Strip | FindingSection | Shares | RootCauseSection | Note | Commands
 
 
 class Page(Generic[_D]):

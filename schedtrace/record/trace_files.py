@@ -254,7 +254,7 @@ class _Part:
     """Bytes of its first frame, which says who is there."""
 
 
-class TraceParts:
+class PartedTrace:
     """Lines to frames, and frames to parts within their bounds.
 
     Args:

@@ -36,7 +36,7 @@ from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
 from schedtrace.record.processes import CpuTimes
 from schedtrace.record.settings import Settings, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, PartFiles, PlainFile, TraceOutput, TraceParts
+from schedtrace.record.trace_files import Begins, PartedTrace, PartFiles, PlainFile, TraceOutput
 
 _T = TypeVar("_T")
 
@@ -418,9 +418,9 @@ def _output(chosen: Settings, header: Header) -> tuple[TraceOutput, FlightRecord
     if chosen.bounds is None:
         return PlainFile(run_dir, rank), None
     if not chosen.in_memory:
-        return TraceParts(PartFiles(run_dir, rank), chosen.bounds), None
+        return PartedTrace(PartFiles(run_dir, rank), chosen.bounds), None
     ring = Ring(run_dir, rank)
-    parts = TraceParts(ring, chosen.bounds)
+    parts = PartedTrace(ring, chosen.bounds)
     return parts, FlightRecorder(run_dir, ring, parts, header, chosen.snapshot_on)
 
 

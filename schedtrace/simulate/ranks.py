@@ -95,7 +95,7 @@ class Turns:
 
 
 class Rank(TimedEngine):
-    """A rank; ``Ranks`` lets it run when its time has come.
+    """A rank; ``SimulatedRanks`` lets it run when its time has come.
 
     Args:
         number: From 0.
@@ -109,7 +109,7 @@ class Rank(TimedEngine):
     def __init__(
         self,
         number: int,
-        around: "Ranks",
+        around: "SimulatedRanks",
         times: StepTimes,
         together: tuple[Device, RankGroup] | None,
         wrap: Callable[[type], type] | None = None,
@@ -221,7 +221,7 @@ class _Inputs(deque[Any]):
         return self.popleft()
 
 
-class Ranks(VirtualEngines):
+class SimulatedRanks(VirtualEngines):
     """Data-parallel ranks; ``clock`` must be entered before they are made, and left after their end.
 
     Args:

@@ -15,7 +15,7 @@ from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed
-from schedtrace.watch.seen import Figures, Slow, Verdict
+from schedtrace.watch.seen import LiveFigures, Slow, Verdict
 from schedtrace.watch.watched_engine import WatchedEngine
 
 WAITS_US = 500_000
@@ -60,7 +60,7 @@ class Picture:
         return f"they waited for {cause}"
 
 
-def picture(engines: list[Figures], slowest: list[Slow]) -> Picture:
+def picture(engines: list[LiveFigures], slowest: list[Slow]) -> Picture:
     """Make the picture of this look.
 
     Args:

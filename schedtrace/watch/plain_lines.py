@@ -7,7 +7,7 @@ from schedtrace.model.message import joined
 from schedtrace.model.printable import visible
 from schedtrace.model.say import say
 from schedtrace.present.phrases import integer, plain
-from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
+from schedtrace.watch.seen import LiveFigures, Seen, Slow, Verdict
 from schedtrace.watch.session import WatchSession
 
 
@@ -23,19 +23,19 @@ def long(us: float) -> str:
     return f"{us / 1e6:.0f} s" if us < 180e6 else f"{us / 60e6:.0f} min"  # noqa: PLR2004  # three minutes
 
 
-def waiting(figures: Figures) -> str:
+def waiting(figures: LiveFigures) -> str:
     """Return ``12 (kv_blocks 10, token_budget 2)``."""
     causes = ", ".join(f"{visible(cause)} {count:,}" for cause, count in figures.waiting_for.items())
     return f"{integer(figures.waiting)} ({causes})" if causes else integer(figures.waiting)
 
 
-def running(figures: Figures) -> str:
+def running(figures: LiveFigures) -> str:
     """Return ``8/16``: running requests of all seats."""
     seats = "" if figures.seats is None else f"/{integer(figures.seats)}"
     return f"{integer(figures.running)}{seats}"
 
 
-def name_of(figures: Figures) -> str:
+def name_of(figures: LiveFigures) -> str:
     """Return ``rank 0``, ``all``."""
     return "all" if figures.rank is None else f"rank {figures.rank}"
 
@@ -81,7 +81,7 @@ def shown_id(request_id: str, width: int) -> str:
 
 def status_line(seen: Seen) -> str:
     """Return a line with everything but the requests."""
-    total: Figures | None = seen.total()
+    total: LiveFigures | None = seen.total()
     if total is None:
         return f"{moment(seen.at_s)} {visible(seen.awaited)}"
     figures = say(
@@ -135,7 +135,7 @@ def status_page(seen: Seen, most: int | None = None) -> str:
     return "\n".join("".join(f"{line}\n" for line in part) for part in parts if part)
 
 
-def _row(figures: Figures) -> str:
+def _row(figures: LiveFigures) -> str:
     row = say(
         "{name}: running {running}, waiting {waiting}, KV {kv_frac:%}, budget {budget_frac:%}, "
         "{output_per_s:n} output tok/s, {preempted_per_s:n} preemptions/s, {steps_per_s:n} steps/s"

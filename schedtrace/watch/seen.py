@@ -24,7 +24,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Figures:
+class LiveFigures:
     """Figures of an engine, or of all engines."""
 
     rank: int | None
@@ -117,7 +117,7 @@ class Seen:
     """Name of the run; empty: there is none yet."""
     awaited: str
     """Awaited path while there is no engine."""
-    engines: list[Figures]
+    engines: list[LiveFigures]
     verdicts: list[Verdict]
     slowest: list[Slow]
     """Slowest requests: waiting ones by wait, the longest first, then running ones by age."""
@@ -133,21 +133,21 @@ class Seen:
     over: bool
     """Whether nothing more will come."""
 
-    def total(self) -> Figures | None:
+    def total(self) -> LiveFigures | None:
         """Return the sum of all engines; None: there is none yet."""
         if len(self.engines) <= 1:
             return self.engines[0] if self.engines else None
         return summed(self.engines)
 
 
-def summed(engines: list[Figures]) -> Figures:
+def summed(engines: list[LiveFigures]) -> LiveFigures:
     """Sum the figures of all engines; a state only if all have it."""
     causes: Counter[str] = Counter()
     for engine in engines:
         causes.update(engine.waiting_for)
     budgets = [engine.budget_frac for engine in engines if engine.budget_frac is not None]
     states = [engine.state for engine in engines]
-    return Figures(
+    return LiveFigures(
         rank=None,
         state=states[0] if all(states) else "",
         running=sum(engine.running for engine in engines),
@@ -164,7 +164,7 @@ def summed(engines: list[Figures]) -> Figures:
     )
 
 
-def at_one_time(engines: list[Figures]) -> list[Figures]:
+def at_one_time(engines: list[LiveFigures]) -> list[LiveFigures]:
     """Return engines with throughput over the time when any of them had a request, making it additive."""
     return [
         replace(engine, present=pl.concat([figures.present for figures in engines])) for engine in engines

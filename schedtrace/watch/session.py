@@ -20,7 +20,7 @@ from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import LONG_S, SHORT_S, Judge, picture
-from schedtrace.watch.seen import Cell, Figures, Seen, Slow, TraceNote, at_one_time, summed_cells
+from schedtrace.watch.seen import Cell, LiveFigures, Seen, Slow, TraceNote, at_one_time, summed_cells
 from schedtrace.watch.watched_engine import SECONDS_KEPT, WatchedEngine
 
 MOST_SLOW = 50
@@ -215,7 +215,7 @@ class WatchSession:
     def _seen(
         self,
         engines: list[WatchedEngine],
-        figures: list[Figures],
+        figures: list[LiveFigures],
         slowest: list[Slow],
         now: float,
         *,

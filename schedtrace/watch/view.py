@@ -21,7 +21,7 @@ from schedtrace.watch.plain_lines import (
     title,
     verdict_text,
 )
-from schedtrace.watch.seen import Cell, Figures, Seen, Slow, Verdict
+from schedtrace.watch.seen import Cell, LiveFigures, Seen, Slow, Verdict
 
 GLYPHS = "█▓▒░#=+:"
 """Glyphs by cause, so that causes differ without colour; the last glyph is for all further causes."""
@@ -95,7 +95,7 @@ def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> l
 
 LABEL = 7
 """Columns left of the chart, for its scale."""
-ENGINE: list[tuple[str, int, Callable[[Figures], str]]] = [
+ENGINE: list[tuple[str, int, Callable[[LiveFigures], str]]] = [
     ("running", 9, running),
     ("waiting", 8, lambda figures: integer(figures.waiting)),
     ("KV", 6, lambda figures: percent(figures.kv_frac)),
@@ -161,7 +161,7 @@ def _styled(verdict: Verdict, now_s: float, text: list[str]) -> list[Content]:
     return [line.stylize("dim") for line in lines] if verdict.old(now_s) else lines
 
 
-def engine_line(figures: Figures, width: int) -> Content:
+def engine_line(figures: LiveFigures, width: int) -> Content:
     """Return a row below ``HEAD``."""
     cells = "".join(f"{cell(figures):>{room}}" for _, room, cell in ENGINE)
     text = f"{name_of(figures):8}{cells} "

@@ -18,7 +18,7 @@ from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.pieces import waits_for
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells_by_second
+from schedtrace.watch.seen import UNNAMED, Cell, LiveFigures, Slow, added, cells_by_second
 
 KEEP_S = 75
 """Seconds in memory: the longer verdict's minute, and the time before that its first steps need."""
@@ -121,7 +121,7 @@ class WatchedEngine:
             waiting=waiting,
         )
 
-    def figures(self, now_s: float) -> Figures:
+    def figures(self, now_s: float) -> LiveFigures:
         """Return the engine's current figures."""
         recent = self._recent.filter(pl.col("start_us") > self.edge_us(now_s) - RATES_S * 1_000_000)
         budget, unused = (
@@ -130,7 +130,7 @@ class WatchedEngine:
         output_tokens, present = self._served(self.edge_us(now_s))
         last = self._last
         waiting = last.get("waiting") or 0
-        return Figures(
+        return LiveFigures(
             rank=self.rank,
             state=self._state(now_s),
             running=last.get("running") or 0,

@@ -19,7 +19,7 @@ from schedtrace.model.say import say
 from schedtrace.present.phrases import counted, integer, number, percent, settled
 from schedtrace.present.sections import (
     Field,
-    Finding,
+    FindingSection,
     Headline,
     Note,
     Page,
@@ -260,13 +260,13 @@ def _causes(changes: list[CauseChange] | None) -> Table | Note:
     return table(changes, CAUSES, most=MOST_CAUSES)
 
 
-def _finding(change: FindingChange) -> Finding:
+def _finding(change: FindingChange) -> FindingSection:
     about = say("[cause {cause:cause}  ]{values}", change, values=_values(change))
     level = Styled(change.state, CHANGES[change.state])
     # What is below its threshold now has no words of the new run.
     of_base = change.state == "stayed" and not change.new_count
     words = say("[{of_base:?}base: ]{message}", change, of_base=of_base)
-    return Finding(level, change.code, about, [Styled(words, Style.DIM)])
+    return FindingSection(level, change.code, about, [Styled(words, Style.DIM)])
 
 
 def _values(change: FindingChange) -> Message:

@@ -8,12 +8,12 @@ from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound
 from schedtrace.present.phrases import change_range, number, percent, phrase
 from schedtrace.present.sections import (
-    Cause,
     Commands,
     Field,
     Headline,
     Note,
     Page,
+    RootCauseSection,
     Section,
     Style,
     Styled,
@@ -147,7 +147,7 @@ def _proposal_sections(proposals: Proposals) -> Iterator[Section]:
     )
 
 
-def _proposal(place: int, proposal: Proposal, slo: list[Bound]) -> Cause:
+def _proposal(place: int, proposal: Proposal, slo: list[Bound]) -> RootCauseSection:
     meets = "meets the objective" if proposal.meets_slo else "does not meet the objective"
     better, worse = (_figures(proposal.figures, worse=worse) for worse in (False, True))
     bounds = _bounds(slo, proposal.bounds_ms)
@@ -162,7 +162,7 @@ def _proposal(place: int, proposal: Proposal, slo: list[Bound]) -> Cause:
     ]
     style = Style.GOOD if proposal.meets_slo else Style.WARNING
     changes = say("{changes:code}", changes=_changes(proposal.changes))
-    return Cause(
+    return RootCauseSection(
         place, Styled(changes, style), meets, [paragraph for paragraph in paragraphs if paragraph], []
     )
 

@@ -21,13 +21,13 @@ from schedtrace.present.pages.report_tables import engines_table, trials_table
 from schedtrace.present.pages.run_header import header, log_figures, noteworthy
 from schedtrace.present.phrases import integer, plain
 from schedtrace.present.sections import (
-    Cause,
     Commands,
     Content,
     Headline,
     Note,
     Page,
     Part,
+    RootCauseSection,
     Section,
     Shares,
     Style,
@@ -187,7 +187,7 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
     )
 
 
-def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
+def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[RootCauseSection], list[Found]]:
     """Return the root causes that the screen has room for, and the others.
 
     The first may weigh less than the next ones: what weighs more than a described one is described, too, both
@@ -212,12 +212,12 @@ def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], 
     return sections[:shown], [root for root in roots if root not in worth[:shown]]
 
 
-def _cause(place: int, root: Found, engines: int) -> Cause:
+def _cause(place: int, root: Found, engines: int) -> RootCauseSection:
     paragraphs: list[Content] = [say("{message}[ {whose}]", root, whose=whose_figures(root, engines))]
     if root.holder and place > 1:
         paragraphs.append(root.holder)
     paragraphs += root.refuted[:1]
-    return Cause(
+    return RootCauseSection(
         place,
         Styled(root.title, severity(root.severity).style),
         _gain(root),
@@ -315,7 +315,7 @@ def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a 
             return 2 + lines(*content, *warnings, indent=2)
         case Shares(_, parts):
             return 2 + len(parts)
-        case Cause(_, title, gain, paragraphs, actions):
+        case RootCauseSection(_, title, gain, paragraphs, actions):
             long = len(plain(unstyled(title))) + len(plain(gain)) + 5 > WIDTH
             return 2 + long + lines(*paragraphs, indent=3) + lines(*actions, indent=8)
         case Table(columns, rows, more):

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from schedtrace.model.message import NOTHING, Message, StepList, joined
-from schedtrace.model.report import MAX_STEPS, Advice, RunReport
-from schedtrace.model.report import Finding as Found
+from schedtrace.model.report import MAX_STEPS, Advice, Finding, RunReport
 from schedtrace.model.say import say
 from schedtrace.present.pages.report_tables import (
     CAPS,
@@ -21,7 +20,7 @@ from schedtrace.present.sections import (
     Band,
     Bars,
     Content,
-    Finding,
+    FindingSection,
     Page,
     Section,
     Strip,
@@ -63,7 +62,7 @@ def details(run: RunReport) -> Iterator[Section]:
     yield from not_judged(run)
 
 
-def finding_sections(findings: list[Found], *, engines: int) -> Iterator[Finding]:
+def finding_sections(findings: list[Finding], *, engines: int) -> Iterator[FindingSection]:
     """Yield every finding, followed by its symptoms."""
     for finding in findings:
         yield _finding(finding, engines)
@@ -83,53 +82,53 @@ def _strip(run: RunReport) -> Strip:
     return Strip([Band("budget use", use), Band("waiting", waiting)], legend)
 
 
-def _finding(found: Found, engines: int) -> Finding:
-    inferred = ", inferred" if found.via == "inferred" else ""
-    about = [say("cause {cause:cause}{inferred}", found, inferred=inferred)] if found.cause else []
+def _finding(finding: Finding, engines: int) -> FindingSection:
+    inferred = ", inferred" if finding.via == "inferred" else ""
+    about = [say("cause {cause:cause}{inferred}", finding, inferred=inferred)] if finding.cause else []
     if engines > 1:
-        about.append(say("{where}", where=on_engines(found, engines)))
-    paragraphs: list[Content] = [found.message]
-    if cost := _cost(found):
+        about.append(say("{where}", where=on_engines(finding, engines)))
+    paragraphs: list[Content] = [finding.message]
+    if cost := _cost(finding):
         paragraphs.append(cost)
-    paragraphs += found.refuted
-    paragraphs += [say("{line:code}", line=line) for line in getattr(found.evidence, "stacks", [])]
-    if found.steps:
-        paragraphs.append(Styled(_where(found, engines), Style.DIM))
-    return Finding(
-        severity(found.severity),
-        found.code,
+    paragraphs += finding.refuted
+    paragraphs += [say("{line:code}", line=line) for line in getattr(finding.evidence, "stacks", [])]
+    if finding.steps:
+        paragraphs.append(Styled(_where(finding, engines), Style.DIM))
+    return FindingSection(
+        severity(finding.severity),
+        finding.code,
         joined(about, "  "),
         paragraphs,
-        joined([action(advice) for advice in found.advice]),
-        found.engine_rank,
+        joined([action(advice) for advice in finding.advice]),
+        finding.engine_rank,
     )
 
 
-def _cost(found: Found) -> Message:
+def _cost(finding: Finding) -> Message:
     """Return the finding's cost and its certainty; nothing below an estimate's resolution."""
-    if found.cost_ms is None or found.cost_frac is None:
+    if finding.cost_ms is None or finding.cost_frac is None:
         return NOTHING
     sure: Text = "measured"
-    if found.cost_error_frac is not None:
-        if found.cost_frac < LEAST_SHOWN_FRAC:
+    if finding.cost_error_frac is not None:
+        if finding.cost_frac < LEAST_SHOWN_FRAC:
             return NOTHING
-        sure = say("estimated; the model of step times is typically {cost_error_frac:%} off", found)
-    return say("cost: about {cost_ms:ms}, {cost_frac:%} of the {cost_of} ({sure})", found, sure=sure)
+        sure = say("estimated; the model of step times is typically {cost_error_frac:%} off", finding)
+    return say("cost: about {cost_ms:ms}, {cost_frac:%} of the {cost_of} ({sure})", finding, sure=sure)
 
 
-def _where(found: Found, engines: int = 1) -> Message:
+def _where(finding: Finding, engines: int = 1) -> Message:
     return say(
         "[At {location:code}. ]{steps}[{several:?} of engine {rank}].[ For instance {example}]",
-        found,
-        steps=step_list(found),
+        finding,
+        steps=step_list(finding),
         several=engines > 1,
-        rank=str(found.engine_rank),
+        rank=str(finding.engine_rank),
     )
 
 
-def step_list(found: Found) -> Message:
+def step_list(finding: Finding) -> Message:
     """Return the steps that show the finding, as far as they are listed; at the start of a sentence."""
-    return say("{steps}", steps=StepList(found.steps, whole=len(found.steps) < MAX_STEPS))
+    return say("{steps}", steps=StepList(finding.steps, whole=len(finding.steps) < MAX_STEPS))
 
 
 def action(advice: Advice) -> Message:

@@ -17,7 +17,7 @@ from schedtrace.present.phrases import counted, integer, number, percent, series
 from schedtrace.present.sections import (
     Bars,
     Content,
-    Fact,
+    FactRow,
     Facts,
     Field,
     Section,
@@ -134,9 +134,9 @@ def engine_time(run: RunReport) -> Facts:
             idle=idle,
             unknown=unknown or None,
         )
-        facts.append(Fact(f"engine {rank}" if several else "engine", [text]))
+        facts.append(FactRow(f"engine {rank}" if several else "engine", [text]))
     if len(ranks) > MOST_ENGINES:
-        facts.append(Fact("others", [left_out(len(ranks), MOST_ENGINES)]))
+        facts.append(FactRow("others", [left_out(len(ranks), MOST_ENGINES)]))
     return Facts(facts)
 
 
@@ -255,10 +255,10 @@ def _extremes(engines: list[EngineFigures], most: int) -> list[EngineFigures]:
     return [row for row in engines if row in kept]
 
 
-def _counts(statistics: Statistics) -> Iterator[Fact]:
+def _counts(statistics: Statistics) -> Iterator[FactRow]:
     """Yield prefix cache, drafts, and how requests ended."""
     if statistics.prefix_cache:
-        yield Fact("cache", [_prefix_cache(statistics.prefix_cache)])
+        yield FactRow("cache", [_prefix_cache(statistics.prefix_cache)])
     if statistics.drafts:
         accepted = say(
             "{accepted:n} of {drafts:n draft token} accepted ({accepted_frac:%}"
@@ -266,7 +266,7 @@ def _counts(statistics: Statistics) -> Iterator[Fact]:
             "tokens",
             statistics.drafts,
         )
-        yield Fact("drafts", [accepted])
+        yield FactRow("drafts", [accepted])
     if statistics.outcomes:
         ended = say(
             "[{there:n} were there, ]{arrived:n} arrived: {finished:n} finished, {aborted:n} aborted, "
@@ -276,7 +276,7 @@ def _counts(statistics: Statistics) -> Iterator[Fact]:
             there=statistics.outcomes.present or 0,
             unrecorded=statistics.outcomes.unrecorded or 0,
         )
-        yield Fact("requests", [ended])
+        yield FactRow("requests", [ended])
 
 
 def _prefix_cache(use: PrefixCacheUse) -> Message:

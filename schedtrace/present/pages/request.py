@@ -10,7 +10,7 @@ from schedtrace.model.vocabulary import interruption
 from schedtrace.present.phrases import counted, phrase
 from schedtrace.present.sections import (
     Band,
-    Fact,
+    FactRow,
     Facts,
     Field,
     Headline,
@@ -39,11 +39,11 @@ def _sections(life: Life) -> Iterator[Section]:
     yield _event_table(life.events)
     facts = []
     if life.states:
-        facts.append(Fact("time", [_time(life)]))
+        facts.append(FactRow("time", [_time(life)]))
     if any(piece.steps for piece in life.states):
-        facts.append(Fact("steps", [_steps_strip(life)]))
+        facts.append(FactRow("steps", [_steps_strip(life)]))
     if life.gaps:
-        facts.append(Fact("outputs", [_gaps(life)]))
+        facts.append(FactRow("outputs", [_gaps(life)]))
     if facts:
         yield Facts(facts)
 

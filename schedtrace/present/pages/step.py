@@ -8,7 +8,7 @@ from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepSt
 from schedtrace.present.phrases import counted, integer, number
 from schedtrace.present.sections import (
     Content,
-    Fact,
+    FactRow,
     Facts,
     Field,
     Headline,
@@ -122,20 +122,20 @@ def _times(story: StepStory) -> Message:
     )
 
 
-def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
-    yield Fact(
+def _before(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
+    yield FactRow(
         "before",
         [_crowd(story, story.num_running_before, story.num_waiting_before, story.kv_blocks_free_before)],
     )
     if story.interruptions:
-        yield Fact("events", [Styled(sentence, Style.WARNING) for sentence in story.interruptions])
+        yield FactRow("events", [Styled(sentence, Style.WARNING) for sentence in story.interruptions])
     if story.arrived:
-        yield Fact("arrived", [_arrived(story.arrived, everything=everything)])
+        yield FactRow("arrived", [_arrived(story.arrived, everything=everything)])
     if story.finished:
-        yield Fact("finished", [_finished(story.finished, everything=everything)])
+        yield FactRow("finished", [_finished(story.finished, everything=everything)])
 
 
-def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
+def _decided(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
     text = budget_use(
         Number(story.token_budget - story.remaining_budget),
         Count(story.token_budget, "token"),
@@ -143,26 +143,26 @@ def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
         Count(len(story.scheduled), "request") if story.scheduled else None,
         allowed=None if story.token_budget_set is None else Number(story.token_budget_set),
     )
-    yield Fact("used", [text, *scheduled_parts(story.scheduled, everything=everything)])
+    yield FactRow("used", [text, *scheduled_parts(story.scheduled, everything=everything)])
     if story.preempted:
         lost: list[Content] = [Styled(victim.message, Style.WARNING) for victim in story.preempted]
-        yield Fact("preempted", [*lost])
-    yield Fact("stopped", [*(stop.message for stop in story.stops)] or ["no exit was recorded"])
+        yield FactRow("preempted", [*lost])
+    yield FactRow("stopped", [*(stop.message for stop in story.stops)] or ["no exit was recorded"])
 
 
-def _after(story: StepStory, *, everything: bool) -> Iterator[Fact]:
+def _after(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
     if story.late:
-        yield Fact("too late", [_late(story, everything=everything)])
-    yield Fact(
+        yield FactRow("too late", [_late(story, everything=everything)])
+    yield FactRow(
         "after", [_crowd(story, story.num_running_after, story.num_waiting_after, story.kv_blocks_free_after)]
     )
     if story.waiting or not story.waiting_agrees:
-        yield Fact("waiting", [*_waiting(story, everything=everything)])
+        yield FactRow("waiting", [*_waiting(story, everything=everything)])
     if story.facts:
-        yield Fact("facts", [*story.facts])
+        yield FactRow("facts", [*story.facts])
     if story.what_if:
         assumed = say("Note: {assumed}.", assumed=joined(story.what_if_assumes, "; "))
-        yield Fact("what if", [*(answer.message for answer in story.what_if), Styled(assumed, Style.DIM)])
+        yield FactRow("what if", [*(answer.message for answer in story.what_if), Styled(assumed, Style.DIM)])
 
 
 RANK: list[Field[RankTurn]] = [

@@ -8,15 +8,15 @@ from schedtrace.model.message import CauseWord, Code, Message, Request, Setting
 from schedtrace.present.phrases import percent, pieces, plain
 from schedtrace.present.sections import (
     Bars,
-    Cause,
     Cell,
     Commands,
-    Fact,
+    FactRow,
     Facts,
-    Finding,
+    FindingSection,
     Headline,
     Note,
     Page,
+    RootCauseSection,
     Section,
     Shares,
     States,
@@ -102,7 +102,7 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901, PLR0912  # one ki
         case Strip(bands, _):
             pictures = [f"* {band.label} {_text(band.drawn)}".replace("*  ", "* ") for band in bands]
             yield "\n".join([*pictures, f"* {_text(legend_with_key(section))}"])
-        case Finding(level, name, about, paragraphs, action):
+        case FindingSection(level, name, about, paragraphs, action):
             yield f"**{prose(level.text)}: {prose(name)}** {prose(about).strip()}".rstrip()
             yield from (_text(text) for text in paragraphs)
             if action:
@@ -115,7 +115,7 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901, PLR0912  # one ki
                     *(f"* {_text(part.label)}: {percent(part.share_frac)}" for part in parts),
                 ]
             )
-        case Cause(number, title, gain, paragraphs, actions):
+        case RootCauseSection(number, title, gain, paragraphs, actions):
             yield f"**{number}. {prose(unstyled(title))}** {prose(gain)}".rstrip()
             yield from (_text(text) for text in paragraphs)
             if actions:
@@ -126,7 +126,7 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901, PLR0912  # one ki
             yield "\n".join([f"**{_text(label)}**", "", *(f"* {code(command)}" for command in commands)])
 
 
-def _fact(fact: Fact) -> Iterator[str]:
+def _fact(fact: FactRow) -> Iterator[str]:
     label = f"**{fact.label}**: " if fact.label else ""
     for part in fact.content:
         if isinstance(part, Table | Strip):

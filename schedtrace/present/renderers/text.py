@@ -14,16 +14,16 @@ from rich.text import Text
 from schedtrace.present.phrases import percent, plain
 from schedtrace.present.sections import (
     Bars,
-    Cause,
     Cell,
     Commands,
     Content,
-    Fact,
+    FactRow,
     Facts,
-    Finding,
+    FindingSection,
     Headline,
     Note,
     Page,
+    RootCauseSection,
     Section,
     Shares,
     States,
@@ -206,11 +206,11 @@ def view(section: Section, width: int) -> RenderableType:  # noqa: PLR0911  # on
             return table_view(section, width)
         case Strip():
             return Group(*_strip(section, width))
-        case Finding():
+        case FindingSection():
             return Group(*_finding(section, width))
         case Shares():
             return Group(*_shares(section, width))
-        case Cause():
+        case RootCauseSection():
             return Group(*_cause(section, width))
         case Note(text, label):
             return _labelled(label, written(text)) if label else written(text)
@@ -234,7 +234,7 @@ def _labelled(label: str, text: Text, style: Style = Style.STRONG) -> Text:
     return Text.assemble((f"{label} ", STYLES[style]), text, overflow="fold")
 
 
-def _fact(fact: Fact, width: int) -> RenderableType:
+def _fact(fact: FactRow, width: int) -> RenderableType:
     indent = LABELS + INDENT
     if any(_least(part) > width - indent for part in fact.content):
         parts = [_part(part, width - INDENT) for part in fact.content]
@@ -267,7 +267,7 @@ def _strip(strip: Strip, width: int) -> Iterator[RenderableType]:
     yield Padding(written(Styled(legend_with_key(strip), Style.DIM)), (0, 0, 0, indent), expand=False)
 
 
-def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
+def _finding(finding: FindingSection, width: int) -> Iterator[RenderableType]:
     level = written(finding.level)
     level.append(" " * (LABELS - level.cell_len))
     code = (finding.code, STYLES[Style.STRONG])
@@ -296,7 +296,7 @@ def _shares(shares: Shares, width: int) -> Iterator[RenderableType]:
         )
 
 
-def _cause(cause: Cause, width: int) -> Iterator[RenderableType]:
+def _cause(cause: RootCauseSection, width: int) -> Iterator[RenderableType]:
     """Yield the title with the gain at the line's end, or below it; then the evidence and what to try."""
     number, gain = f"{cause.number}. ", Text(plain(cause.gain), style=STYLES[Style.STRONG])
     title = Text.assemble(number, written(cause.title))

@@ -20,7 +20,7 @@ from schedtrace.model.trace import End, Header
 from schedtrace.model.trace_names import part_name
 from schedtrace.record.log import logger
 from schedtrace.record.settings import Rules, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, TraceParts
+from schedtrace.record.trace_files import Begins, PartedTrace
 
 
 class Ring:
@@ -143,7 +143,7 @@ class FlightRecorder:
         rules: What to write a snapshot at.
     """
 
-    def __init__(self, run_dir: Path, ring: Ring, parts: TraceParts, header: Header, rules: Rules) -> None:
+    def __init__(self, run_dir: Path, ring: Ring, parts: PartedTrace, header: Header, rules: Rules) -> None:
         self._run_dir, self._ring, self._parts, self._header = run_dir, ring, parts, header
         self._rules = rules
         self._asked: deque[tuple[Path, Asked]] = deque()

@@ -14,9 +14,9 @@ from schedtrace.present.sections import (
     Band,
     Bars,
     Column,
-    Fact,
+    FactRow,
     Facts,
-    Finding,
+    FindingSection,
     Headline,
     Note,
     Page,
@@ -85,8 +85,8 @@ def test_names_are_marked_and_steps_and_requests_are_links():
 
 def test_a_finding_links_to_the_steps_of_its_own_engine():
     steps = say("{steps}.", steps=StepList([3, 4, 9], whole=True))
-    found = Finding(Styled("warning", Style.WARNING), "stall", "", [steps], engine_rank=2)
-    root = sections.Cause(1, "Few seats", "", [], [], engine_rank=3, steps=steps)
+    found = FindingSection(Styled("warning", Style.WARNING), "stall", "", [steps], engine_rank=2)
+    root = sections.RootCauseSection(1, "Few seats", "", [], [], engine_rank=3, steps=steps)
     links = [about["href"] for tag, about in Elements(html_of(found, root, rank=0)).elements if tag == "a"]
     assert links == ["#step=3&rank=2", "#step=9&rank=2", "#step=3&rank=3", "#step=9&rank=3"]
     assert "Steps 3-4 and 9." in Elements(html_of(found)).words
@@ -105,12 +105,12 @@ BAD = say(HOSTILE.replace("{", "{{").replace("}", "}}") + "{x}", x=Request(HOSTI
 EVERYTHING = [
     Headline(BAD, HOSTILE, [Styled(BAD, Style.DIM)], [HOSTILE]),
     Note(HOSTILE, HOSTILE),
-    Facts([Fact(HOSTILE, [BAD, Table([Column(HOSTILE)], [[HOSTILE]])])]),
+    Facts([FactRow(HOSTILE, [BAD, Table([Column(HOSTILE)], [[HOSTILE]])])]),
     Table([Column(HOSTILE, numeric=True), Column(HOSTILE, of_steps=True)], [[BARS, HOSTILE]], HOSTILE),
     Strip([Band(HOSTILE, BARS), Band("", STATED), Band("x", HOSTILE)], HOSTILE),
-    Finding(Styled(HOSTILE, Style.BAD), HOSTILE, HOSTILE, [BAD], HOSTILE),
+    FindingSection(Styled(HOSTILE, Style.BAD), HOSTILE, HOSTILE, [BAD], HOSTILE),
     Shares(HOSTILE, [Part(HOSTILE, 0.25, Style.DECODE)]),
-    sections.Cause(1, HOSTILE, HOSTILE, [BAD], [HOSTILE], steps=HOSTILE),
+    sections.RootCauseSection(1, HOSTILE, HOSTILE, [BAD], [HOSTILE], steps=HOSTILE),
     Note(say("{x:cause}{y:code}{z:setting}", x=HOSTILE, y=HOSTILE, z=HOSTILE)),
 ]
 

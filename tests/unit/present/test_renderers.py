@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, Requests
 from schedtrace.model.say import say
 from schedtrace.present import renderers
@@ -16,14 +15,15 @@ from schedtrace.present.sections import (
     Bars,
     Column,
     Commands,
-    Fact,
+    FactRow,
     Facts,
     Field,
-    Finding,
+    FindingSection,
     Headline,
     Note,
     Page,
     Part,
+    RootCauseSection,
     Shares,
     State,
     States,
@@ -34,7 +34,6 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.sections import Cause as RootCause
 from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state, state_characters
 from tests.unit.present.test_goldens import check
 
@@ -129,9 +128,15 @@ USUAL = State("usual", "=", Style.DECODE)
 SECTIONS = [
     Headline(say("Request {id:id}", id="a_"), " of r", ["8 tokens"], ["2 steps are missing"]),
     TABLE,
-    Facts([Fact("used", ["8 of 9 tokens", "by 2"]), Fact("", [TABLE]), Fact("where", ["x" * 50])]),
-    Finding(Styled("warning", Style.WARNING), "kv-bound", "cause x", ["They waited."], "More room."),
-    Finding(Styled("info", Style.INFO), "stall", "", ["x" * 55]),
+    Facts(
+        [
+            FactRow("used", ["8 of 9 tokens", "by 2"]),
+            FactRow("", [TABLE]),
+            FactRow("where", ["x" * 50]),
+        ]
+    ),
+    FindingSection(Styled("warning", Style.WARNING), "kv-bound", "cause x", ["They waited."], "More room."),
+    FindingSection(Styled("info", Style.INFO), "stall", "", ["x" * 55]),
     Strip(
         [
             Band("use", Bars([0, 0.5, 1, 0, 0, 0, 0, 0.1], Style.GOOD)),
@@ -141,7 +146,7 @@ SECTIONS = [
         "time",
     ),
     Shares("time", [Part("decode", 0.4412, Style.DECODE), Part("waiting", 0.005, Style.DIM, "kv_blocks")]),
-    RootCause(1, Styled("Few seats", Style.WARNING), "+9 %", ["They waited."], ["More.", "Fewer."]),
+    RootCauseSection(1, Styled("Few seats", Style.WARNING), "+9 %", ["They waited."], ["More.", "Fewer."]),
     Note("Nothing.", "Check:"),
     Commands("More:", ["schedtrace analyze a run"]),
 ]

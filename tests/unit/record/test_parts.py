@@ -10,7 +10,7 @@ from zstandard import ZstdDecompressor
 
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record import trace_files
-from schedtrace.record.trace_files import PartFiles, TraceParts
+from schedtrace.record.trace_files import PartedTrace, PartFiles
 
 
 class Clock:
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def made_of(tmp_path):
-    return lambda **bounds: TraceParts(PartFiles(tmp_path / "run", 0), Bounds(**bounds))
+    return lambda **bounds: PartedTrace(PartFiles(tmp_path / "run", 0), Bounds(**bounds))
 
 
 def content(folder):

@@ -1,0 +1,90 @@
+"""Rules for docstrings and names (CONTRIBUTING.md, "Write it in English"), checked over the whole package."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "schedtrace"
+BAD_BEGINNING = re.compile(
+    r"^(Of|Those|That|Who|Whom|Whose|Which|Likewise|It|They|There|When|Where|How|As|So|No|None|Nothing|Nobody|"
+    r"To be|With|For|From|By|Beside|Till|Until|Since|Because|If|Not|Also|Else|Such|One|Some|All of|Each of)\b"
+)
+"""First words that are neither a verb nor a noun phrase."""
+VAGUE = frozenset(
+    {
+        *("one", "ones", "found", "told", "said", "given", "came", "known", "others", "other"),
+        *("kept", "made", "meant", "led", "way", "whom"),
+    }
+)
+"""Names of values that do not say what the value is."""
+IN_SEVERAL_MODULES = frozenset[str]()
+"""Class names that two modules may share."""
+
+
+def modules():
+    """Yield the path of each module of the package, and its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE.parent), ast.parse(path.read_text())
+
+
+def docstrings(tree):
+    """Yield the line and the text of each docstring, those below fields included."""
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", None) or []:
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield statement.lineno, value.value.strip()
+
+
+def value_names(tree):
+    """Yield the line and the name of each local value and parameter."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+def function_names(tree):
+    """Yield the line and the name of each function and method."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+
+
+BROKEN = {
+    "a docstring begins with a verb or a noun": (docstrings, BAD_BEGINNING.match),
+    "a value is named after what it is": (value_names, VAGUE.__contains__),
+    "a function is named after what it returns or does": (
+        function_names,
+        lambda name: name.lstrip("_").startswith("of_"),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_package_keeps(rule):
+    parts, breaks = BROKEN[rule]
+    assert [
+        f"{path}:{line}: {text}" for path, tree in modules() for line, text in parts(tree) if breaks(text)
+    ] == []
+
+
+def test_a_class_name_stands_in_a_single_module():
+    homes = defaultdict(set)
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].add(str(path))
+    shared = {name: sorted(paths) for name, paths in homes.items() if len(paths) > 1}
+    assert {name: paths for name, paths in shared.items() if name not in IN_SEVERAL_MODULES} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "breaks"), [("Of the run.", True), ("Offset of the run.", False), ("Return it.", False)]
+)
+def test_a_beginning(text, breaks):
+    assert bool(BAD_BEGINNING.match(text)) is breaks
