@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, Requests
 from schedtrace.model.say import say
 from schedtrace.present import renderers
