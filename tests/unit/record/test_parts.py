@@ -161,7 +161,7 @@ from pathlib import Path
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record import trace_files
 trace_files.FRAME_S = 0
-made = trace_files.TraceParts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
+made = trace_files.PartedTrace(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
 made.write(b"head\\n")
 made.write(bytes(range(40)))
 Bounds.part_bytes = 1
