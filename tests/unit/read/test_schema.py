@@ -19,8 +19,9 @@ STRUCTS = [
 
 @pytest.mark.parametrize("struct", STRUCTS)
 def test_a_schema_has_every_field_of_its_struct_in_their_order_and_polars_takes_it(struct):
-    assert list(schema_of(struct)) == list(struct.__struct_fields__)
-    assert pl.DataFrame(schema=schema_of(struct)).columns == list(struct.__struct_fields__)
+    columns = [name for name in struct.__struct_fields__ if name not in FOLDED]
+    assert list(schema_of(struct)) == columns
+    assert pl.DataFrame(schema=schema_of(struct)).columns == columns
 
 
 def test_numbers_texts_and_flags_keep_their_kind_with_or_without_none():
