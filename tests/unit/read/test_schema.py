@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 
 from schedtrace.model import trace
-from schedtrace.read.tables import readable_struct, schema_of
+from schedtrace.read.tables import FOLDED, readable_struct, schema_of
 
 STRUCTS = [
     trace.Step,
