@@ -36,7 +36,7 @@ class Happened(msgspec.Struct, gc=False):
     set_aside: list[SetAside] = []
 
     def lines(self) -> dict[str, Any]:
-        """Fields of a ``Step`` (writer's thread)."""
+        """Return the fields of a ``Step`` (writer's thread)."""
         refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
         return {
             "admitted": self.admitted,
@@ -185,7 +185,7 @@ class Dropped(msgspec.Struct, gc=False):
     missing_finishes: int = 0
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
-        """Another step, which is not going to be written; those of its arrivals that are not kept."""
+        """Add another step, which is not going to be written; return its arrivals that are not kept."""
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
         missing = Came(*(_keep(kept, more) for kept, more in zip(self.came, capture.came, strict=True)))
@@ -209,7 +209,7 @@ _request_id = attrgetter("request_id")
 
 
 def only_samples(scheduler: Any) -> bool:
-    """Whether an output of this scheduler always holds a token: no pooling, no transfer of KV or encodings.
+    """Return whether each output of this scheduler holds a token: no pooling, no transfer of KV or encodings.
 
     ``update_from_output`` emits an output for new tokens, a pooler's result, transfer parameters, or a
     request that stopped; the last without a token only where nothing is sampled.
@@ -224,14 +224,14 @@ def only_samples(scheduler: Any) -> bool:
 
 
 def reports_invalid_drafts() -> bool:
-    """Whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
+    """Return whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
     return "num_invalid_spec_tokens" in getattr(SchedulerOutput, "__dataclass_fields__", ())
 
 
 def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
-    """``ALL``, or ids and numbers of tokens (None: one each).
+    """Return ``ALL``, or ids and numbers of tokens (None: one each).
 
     One token sampled for each, one client, no drafts, nobody gone meanwhile, and as many outputs as samples:
     then every sample became an output, and nothing else did. Otherwise the outputs are read one by one.
@@ -284,12 +284,12 @@ class SteadySteps:
         self._full_ns = 0
 
     def forget(self) -> None:
-        """A step is not going to be recorded: the next one cannot be told by its difference to it."""
+        """Forget the previous step: one that is not recorded leaves the next nothing to differ from."""
         self._ids = None
         self._full_ns = 0
 
     def rows(self, output: Any, now_ns: int) -> tuple[Rows | None, bool]:
-        """The requests of a step, None if it is steady; and whether it is time for a line in full.
+        """Return the requests of a step, None if it is steady; and whether it is time for a line in full.
 
         Args:
             output: vLLM's ``SchedulerOutput``.
@@ -325,7 +325,7 @@ class SteadySteps:
         return rows, full
 
     def _packed(self, computed: list[int]) -> int:
-        """The numbers in one; if they are too large for that, the next step must be kept."""
+        """Return the numbers in one; if they are too large for that, the next step must be kept."""
         try:
             return int.from_bytes(self._pack(*computed), "little")
         except struct.error:
@@ -333,7 +333,7 @@ class SteadySteps:
             return -1
 
     def _remember(self, rows: Rows, total: int) -> None:
-        """What the next step is compared with; only where each request got one token."""
+        """Remove the oldest parts if the rest covers the time to keep, or if all are too large together."""
         number = len(rows.ids) + len(rows.new)
         if total != number or rows.drafts:
             self._ids = None
@@ -351,6 +351,6 @@ class SteadySteps:
 
 
 def _resumed(cached: Any) -> Collection[str]:
-    """Ids of resumed requests; to vLLM 0.11.0 each request has a flag instead."""
+    """Return the ids of resumed requests; to vLLM 0.11.0 each request has a flag instead."""
     ids: Collection[str] | None = getattr(cached, "resumed_req_ids", None)
     return set(compress(cached.req_ids, cached.resumed_from_preemption)) if ids is None else ids

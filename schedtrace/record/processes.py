@@ -55,7 +55,7 @@ def pids_within(pid: int) -> list[int]:
 
 
 def above(pid: int) -> list[int]:
-    """The processes above one, the nearest first."""
+    """Return the processes above one, the nearest first."""
     found: list[int] = []
     while pid > 1:
         try:
@@ -67,7 +67,7 @@ def above(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that any thread of this one has started."""
+    """Return the processes that any thread of this one has started."""
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():

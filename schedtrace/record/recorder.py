@@ -322,7 +322,7 @@ class Recorder:
             self._facts_failed(error)
 
     def before_reset(self, scheduler: Any) -> dict[str, int | None]:
-        """What a reset of the prefix cache may take: fields of ``Control``."""
+        """Return what a reset of the prefix cache may take: fields of ``Control``."""
         try:
             return {"running": len(scheduler.running), "prefix_keys": self.facts.prefix_keys}
         except Exception as error:
@@ -376,7 +376,7 @@ class Recorder:
         self.writer.close()
 
     def _end_of_call(self) -> list[Event] | None:
-        """What the marks noted in the call that ends here, None if it was not watched; they rest now."""
+        """Return what the marks noted in the call that ends here, None if not watched; they rest now."""
         watched, self.in_schedule = self.in_schedule, False
         events, self.events = self.events, None
         return events if watched else None

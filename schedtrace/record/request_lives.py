@@ -81,25 +81,25 @@ class RequestLives:
         self._tokens = _Tokens(0)
 
     def get(self, request_id: str) -> RequestLife:
-        """The life of a request."""
+        """Return the life of a request."""
         life = self._lives.get(request_id)
         if life is None:
             life = self._lives[request_id] = RequestLife(None)
         return life
 
     def find(self, request_id: str) -> RequestLife | None:
-        """The life of a request, if it has one."""
+        """Return the life of a request, if it has one."""
         return self._lives.get(request_id)
 
     def arrives(self, arrival: Arrival) -> None:
-        """A request came; another part of a streaming session changes nothing."""
+        """Note that a request came; another part of a streaming session changes nothing."""
         if arrival.streaming_update and arrival.request_id in self._lives:
             return
         self._lives[arrival.request_id] = RequestLife(arrival)
         self.waits(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
-        """A request was there before the first step.
+        """Note that a request was there before the first step.
 
         Args:
             entry: As it is written.
@@ -116,7 +116,7 @@ class RequestLives:
             self.waits(entry.request_id, wanted_tokens)
 
     def leaves(self, finish: Finish) -> None:
-        """A request is done; ``finish`` gets the times of its life."""
+        """Note that a request is done; ``finish`` gets the times of its life."""
         self.runs(finish.request_id)
         life = self._lives.pop(finish.request_id, None)
         if life is None:
@@ -188,7 +188,7 @@ class RequestLives:
             yield request_id, entry
 
     def waits(self, request_id: str, tokens: int) -> None:
-        """A request is in the queue and wants so many tokens."""
+        """Note that a request is in the queue and wants this many tokens."""
         self._waiting_tokens += tokens - self._waiting.get(request_id, 0)
         self._waiting[request_id] = tokens
 
@@ -197,7 +197,7 @@ class RequestLives:
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def waiting_tokens(self, waiting: int) -> int | None:
-        """Tokens that the waiting requests want; None if vLLM's number of them is another one."""
+        """Return the tokens that the waiting requests want; None if vLLM's number of them is another one."""
         return self._waiting_tokens if len(self._waiting) == waiting else None
 
     def got_drafts(self, result: Result, drafts: dict[str, int]) -> None:

@@ -182,16 +182,16 @@ class Writer:
         return bool(self.arrived or self.finished or self._dummies or self._synced or self._controls)
 
     def take_events(self) -> Came:
-        """Everything that came and went since the last call."""
+        """Return everything that came and went since the last call."""
         return Came(*map(_drain, self._came)) if self._anything() else NOBODY
 
     def give_back(self, came: Came) -> None:
-        """Events that were taken for a step that there will not be."""
+        """Give back events that were taken for a step that there will not be."""
         for queue, taken in zip(self._came, came, strict=True):
             queue.extendleft(reversed(taken))
 
     def describe(self, error: BaseException) -> str:
-        """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
+        """Return an error for log and trace; only its kind where ids are hidden: its text may hold one."""
         return type(error).__name__ if self.hash_ids else described(error)
 
     def notice(self, message: str) -> None:
@@ -227,11 +227,11 @@ class Writer:
         return None
 
     def since_anchor(self, ns: int) -> int:
-        """A monotonic time in the trace's microseconds."""
+        """Return a monotonic time in the trace's microseconds."""
         return (ns - self._anchor_ns) // 1000
 
     def from_wall_clock(self, unix_s: float, now_us: int) -> int:
-        """A Unix time in the trace's microseconds, however the wall clock has been set since the trace began.
+        """Convert a Unix time to the trace's microseconds, however the wall clock was set meanwhile.
 
         Args:
             unix_s: A moment ago; one to come was read before the clock was set back.
@@ -261,7 +261,7 @@ class Writer:
         self.working = False
 
     def disown(self) -> None:
-        """In a forked child: the file and its lines are the parent's; nothing is written any more."""
+        """Give up the file in a forked child: it is the parent's, and nothing is written any more."""
         self.working = False
         self._closing = threading.Event()
         self._closing.set()
@@ -320,7 +320,7 @@ class Writer:
         self._write(lines)
 
     def _noted(self) -> list[Notice]:
-        """Notices since the last call; those about the recorder are repeated where a file begins."""
+        """Return the notices since the last call; those about the recorder repeat where a file begins."""
         lines = []
         for noted in _drain(self._notices):
             if isinstance(noted, Notice):
@@ -337,7 +337,7 @@ class Writer:
         return [self._assembler.output(capture, capture.result) for capture in done if capture.result]
 
     def _idle_events(self, *, last: bool) -> list[AnyLine]:
-        """Arrivals and departures that no step has taken along for half a second."""
+        """Return the arrivals and departures that no step has taken along for half a second."""
         now = time.monotonic_ns()
         if self._pending or not (self._dropping or self._anything()):
             self._last_events_ns = now
@@ -350,7 +350,7 @@ class Writer:
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
-        """Raises OSError: the lines cannot be written."""
+        """Write the lines; raise OSError where that fails."""
         if lines and self.flight is not None:
             self.flight.observe(lines)
         if lines:

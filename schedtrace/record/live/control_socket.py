@@ -87,7 +87,7 @@ class ControlSocket:
         self._socket.close()
 
     def disown(self) -> None:
-        """In a forked child: who asks the parent finds nobody once that has ended."""
+        """Close the socket in a forked child: a client of the parent gets no answer once that has ended."""
         self._socket.close()
 
     def _listen(self) -> None:
@@ -156,7 +156,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """A socket there on which somebody listens from the first moment on, and its file.
+    """Return a socket there on which somebody listens from the first moment on, and its file.
 
     Raises:
         OSError: somebody does already, or it cannot be made.
@@ -196,7 +196,7 @@ def _file(path: Path) -> tuple[int, int]:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """What stands before the first newline.
+    """Return what stands before the first newline.
 
     Raises:
         ValueError: nothing does.
@@ -227,7 +227,7 @@ def time_in_workers(*, on: bool) -> None:
 
 
 def stacks_of_workers() -> dict[str, list[str]]:
-    """The stacks of the workers that this process has started, by worker; of a silent one, its state."""
+    """Return the stacks of the workers that this process has started, by worker; else a worker's state."""
     return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 
 
@@ -246,7 +246,7 @@ def _stacks(path: Path) -> list[str]:
 
 
 def _worker_sockets() -> list[Path]:
-    """The sockets of those that this process has started."""
+    """Return the sockets of those that this process has started."""
     mine, found = os.getpid(), []
     for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):

@@ -406,7 +406,7 @@ def _varies(places: list[ThreadPlace]) -> bool:
 
 
 def _tried(lines: Callable[[], list[str]]) -> list[str]:
-    """What cannot be had is left out."""
+    """Return what cannot be had is left out."""
     try:
         return lines()
     except Exception as error:
@@ -460,7 +460,7 @@ class Movement:
         self.circles: dict[str, Circle] = {}
 
     def look(self, scheduler: Any, now_s: float) -> bool:
-        """Whether a step has made progress since the last look: tokens of who runs, or an admission.
+        """Return whether a step has made progress since the last look: tokens of who runs, or an admission.
 
         Preempting and starting again is progress here; ``circling`` tells those who gain nothing by it.
         """
@@ -475,7 +475,7 @@ class Movement:
         return moved or again
 
     def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
-        """The request that was preempted most often for so long, without a token and with nobody's end."""
+        """Return the request preempted most often for so long, without a token or any request's end."""
         found = [
             (one.restarts, request_id)
             for request_id, one in self.circles.items()
@@ -487,7 +487,7 @@ class Movement:
         return request_id, self.circles[request_id]
 
     def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
-        """Whether one of them was preempted once more."""
+        """Return whether one of them was preempted once more."""
         again = False
         for request in preempted:
             preemptions = _preemptions(request)
@@ -523,7 +523,7 @@ def has_work(engine: Any, waiting: Queues) -> bool:
 
 
 def _preemptions(request: Any) -> int:
-    """Counted since vLLM 0.11.2."""
+    """Return the request's preemptions, counted since vLLM 0.11.2."""
     return getattr(request, "num_preemptions", 0)
 
 

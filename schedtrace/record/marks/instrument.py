@@ -63,13 +63,13 @@ def _name(owner: type) -> str:
 
 
 def _asks_super(owner: type) -> bool:
-    """Whether a method of the class can go on with ``super().schedule()``: both names stand in its code."""
+    """Return whether a method of the class can call ``super().schedule()``: both names stand in its code."""
     methods = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
     return any({"super", "schedule"} <= _mentioned(method.__code__) for method in methods)
 
 
 def _mentioned(code: CodeType) -> set[str]:
-    """The names and texts in a function and in the functions within it."""
+    """Return the names and texts in a function and in the functions within it."""
     found = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
     within = [_mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return found.union(*within)
@@ -77,7 +77,7 @@ def _mentioned(code: CodeType) -> set[str]:
 
 @cache
 def _with_marks(owner: type) -> tuple[type | None, range]:
-    """A subclass of ``owner`` with a marked copy of its ``schedule()``, and the numbers of its sites.
+    """Return a subclass of ``owner`` with a marked copy of its ``schedule()``, and the numbers of its sites.
 
     None, and no sites, where it has no exits.
     """
@@ -101,7 +101,7 @@ def _with_marks(owner: type) -> tuple[type | None, range]:
 
 
 def _with_constant(code: CodeType, name: str, value: Any) -> CodeType:
-    """``code`` with the constant ``name`` replaced, in itself and in the functions within it."""
+    """Return ``code`` with the constant ``name`` replaced, in itself and in the functions within it."""
     constants = tuple(
         value
         if isinstance(constant, str) and constant == name

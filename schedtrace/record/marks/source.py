@@ -31,14 +31,14 @@ class Proven:
     """File as it is shown to people: ``vllm/v1/core/sched/scheduler.py``."""
 
     def compiled(self) -> CodeType:
-        """The function's code as ``module`` stands now."""
+        """Return the function's code as ``module`` stands now."""
         path = self.function.__code__.co_filename
         code = compile(self.module, path, "exec", dont_inherit=True)
         return _find(code, self.function.__code__)
 
 
 def prove(function: Any) -> Proven:
-    """The proven source of ``function``.
+    """Return the proven source of ``function``.
 
     Raises:
         UnprovableError: no plain function, decorated, no source, or a source that is not what runs.
@@ -64,7 +64,7 @@ def prove(function: Any) -> Proven:
 
 
 def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
-    """``function`` with other code: the same globals, defaults, closure and names.
+    """Return ``function`` with other code: the same globals, defaults, closure and names.
 
     Raises:
         UnprovableError: ``code`` has other free variables.
@@ -81,7 +81,7 @@ def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
 
 
 def _node(module: ast.Module, function: FunctionType) -> ast.FunctionDef:
-    """The function's definition; all other functions of ``module`` lose their bodies on the way."""
+    """Return the function's definition; all other functions of ``module`` lose their bodies on the way."""
     found = _thin_out(module, function.__code__)
     if len(found) != 1 or found[0].decorator_list:
         msg = f"no undecorated definition of it stands in line {function.__code__.co_firstlineno}"
@@ -108,7 +108,7 @@ def _thin_out(node: ast.AST, code: CodeType) -> list[ast.FunctionDef]:
 
 
 def _find(code: CodeType, wanted: CodeType) -> CodeType:
-    """The code object of the same qualified name and line among the constants of ``code``."""
+    """Return the code object of the same qualified name and line among the constants of ``code``."""
     for constant in code.co_consts:
         if not isinstance(constant, CodeType):
             continue
@@ -137,7 +137,7 @@ _COMPARED = (
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
-    """Whether two code objects do the same on the same lines."""
+    """Return whether two code objects do the same on the same lines."""
     return (
         all(getattr(one, name) == getattr(other, name) for name in _COMPARED)
         and list(one.co_lines()) == list(other.co_lines())
@@ -158,7 +158,7 @@ def _is_set(constant: Any) -> bool:
 
 
 def _shown(function: FunctionType) -> str:
-    """The file without the folders that only this machine has."""
+    """Return the file without the folders that only this machine has."""
     module_file = function.__module__.replace(".", "/") + ".py"
     path = Path(function.__code__.co_filename)
     return module_file if path.as_posix().endswith(module_file) else path.name
