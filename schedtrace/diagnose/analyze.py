@@ -32,7 +32,7 @@ Test = Callable[[Run, list[Finding]], tuple[list[Finding], Tested]]
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
-    """Figures and findings of each run, or of this window of each trace."""
+    """Return the figures and findings of each run, or of this window of each trace."""
     return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
@@ -56,14 +56,14 @@ class Timelines:
         """Begin and end of each engine's recording, on the first trace's clock."""
 
     def at(self, place: int) -> Timeline:
-        """That of the trace at this place."""
+        """Return the timeline of the trace at this place."""
         if self._last is None or self._place != place:
             self._last = None  # before the next one is made
             self._place, self._last = place, self._made(self._run.traces.once(place))
         return self._last
 
     def of_rank(self, rank: int) -> Timeline:
-        """That of this data-parallel rank."""
+        """Return the timeline of this data-parallel rank."""
         return self.at([header.engine_rank for header in self._run.traces.headers].index(rank))
 
     def _made(self, trace: Trace) -> Timeline:
@@ -81,7 +81,7 @@ class Timelines:
         return cut
 
     def require_steps(self) -> None:
-        """Raises UsageError for a window in which no engine began a step or had a request."""
+        """Raise UsageError for a window in which no engine began a step or had a request."""
         if self._window is not None and self._steps and not self._in_window:
             first, last = (us / 1e6 for us in (min(self._times_us), max(self._times_us)))
             msg = (
@@ -92,7 +92,7 @@ class Timelines:
 
 
 def _of_trace(trace: Trace) -> list[Message]:
-    """What is wrong with the file, and the recorder's notices."""
+    """Return what is wrong with the file, and the recorder's notices."""
     notices = [f"{trace.path}: {notice}" for notice in trace.notices]
     return [say("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
 
@@ -100,7 +100,7 @@ def _of_trace(trace: Trace) -> list[Message]:
 def analyze_run(
     run: Run, window: Window | None = None, test: Test | None = None, timelines: Timelines | None = None
 ) -> RunReport:
-    """Figures and findings of one run; its engines one after the other, with one in memory at a time.
+    """Return figures and findings of one run; its engines one after the other, one in memory at a time.
 
     Args:
         run: A run.
@@ -159,7 +159,7 @@ def analyze_run(
 
 
 def all_findings(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[Finding]:
-    """The findings of all engines and those about their ranks, ranked.
+    """Return the findings of all engines and those about their ranks, ranked.
 
     Args:
         engines: What was found in each.
@@ -182,7 +182,7 @@ LIMITS = (
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """The configuration: from the trace's header, and from the manifest where there is one."""
+    """Return the configuration: from the trace's header, and from the manifest where there is one."""
     first, manifest = run.traces[0], run.manifest
     header = first.header
     config: dict[str, Any] = {
@@ -204,7 +204,7 @@ def config_of(run: Run) -> dict[str, Any]:
 
 
 def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
-    """A test for findings at least this severe; for None, one that no finding passes.
+    """Return a test for findings at least this severe; for None, one that no finding passes.
 
     Raises:
         UsageError: there is no such severity.
@@ -220,7 +220,7 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 
 
 def _of_ranks(ranks: Ranks) -> list[Message]:
-    """Ranks in lock-step that have no trace here, and clocks of several hosts."""
+    """Return notices of lock-step ranks that have no trace here, and of clocks of several hosts."""
     problems, found, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing:
         sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."
@@ -239,7 +239,7 @@ def _of_ranks(ranks: Ranks) -> list[Message]:
 
 
 def _of_run(manifest: Manifest | None) -> list[Message]:
-    """How the run ended, and trials that did not begin with an empty prefix cache."""
+    """Return how the run ended, and trials that did not begin with an empty prefix cache."""
     problems: list[Message] = []
     if manifest is None:
         return problems

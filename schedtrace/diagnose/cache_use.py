@@ -8,11 +8,11 @@ import polars as pl
 from schedtrace.timeline.timeline import Timeline, made_once
 
 CHARACTERS = 4
-"""Of ``Arrival.prefix_hashes`` for every full block."""
+"""Characters of ``Arrival.prefix_hashes`` for every full block."""
 
 
 def cache_use(timeline: Timeline) -> pl.DataFrame:
-    """One row per request that was admitted for the first time, in that order.
+    """Return one row per request that was admitted for the first time, in that order.
 
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
@@ -68,7 +68,7 @@ def _admissions(timeline: Timeline) -> pl.DataFrame:
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:
-    """For each prompt, the most leading blocks that it shares with an earlier one.
+    """Count, for each prompt, the most leading blocks that it shares with an earlier one.
 
     In alphabetical order, a prompt shares most with one of its neighbours. Those of the earlier prompts alone
     are its neighbours once all later ones are taken out, so they are taken out from the last to the first.
@@ -89,7 +89,7 @@ def shared_blocks(hashes: list[str]) -> list[int]:
 
 
 def _alike(one: str, other: str) -> int:
-    """Leading blocks that two prompts share."""
+    """Return the leading blocks that two prompts share."""
     least, most = 0, min(len(one), len(other)) // CHARACTERS
     while least < most:
         middle = (least + most + 1) // 2
@@ -105,13 +105,13 @@ STEPS_OF_A_BLOCK = 16
 
 
 def steps_of_a_block(timeline: Timeline) -> int:
-    """Steps in which a decoding request fills one KV block; who lasted no longer did not even do that."""
+    """Return the steps in which a decoding request fills one KV block; a shorter stay fills none."""
     return timeline.header.block_size or STEPS_OF_A_BLOCK
 
 
 @made_once
 def resumptions(timeline: Timeline) -> pl.DataFrame:
-    """One row per preemption in ``schedule()``, in their order.
+    """Return one row per preemption in ``schedule()``, in their order.
 
     Columns: those of ``model.trace.Preemption``, ``step``, ``trial`` and
 

@@ -15,12 +15,12 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def usable_blocks(header: Header) -> int | None:
-    """Blocks that requests can hold: vLLM keeps one as its null block. None where the total is unknown."""
+    """Return the blocks that requests can hold, less vLLM's null block; None where the total is unknown."""
     return None if header.kv_blocks_total is None else header.kv_blocks_total - 1
 
 
 def blocks_needed(header: Header, tokens: int) -> list[int] | None:
-    """Blocks without which a request with so many tokens never runs, by cache group; None: not known."""
+    """Return the blocks that a request of this length needs to run, by cache group; None: not known."""
     need = need_of_engine(header)
     return need.sequence(tokens) if header.cache_groups and need and need.is_bounded else None
 
@@ -39,7 +39,7 @@ def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
 
 
 def longest_sequence(header: Header) -> int | None:
-    """Most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
+    """Return the most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
     usable, length = usable_blocks(header), header.max_model_len
     need = need_of_engine(header)
     if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
@@ -54,7 +54,7 @@ class Need:
     """KV blocks at one refusal: all of one step, so that they add up. None: not recorded."""
 
     held_step: int | None
-    """That step: of the refusal that lasted longest, where holders are recorded; else one that holds as many
+    """Step of the refusal that lasted longest, where holders are recorded; else one that holds as many
     blocks as the median of the refused ones."""
     running: int | None
     blocks_held: int | None
@@ -62,19 +62,20 @@ class Need:
     blocks_needed: int | None
     blocks_total: int | None
     blocks_for_all: int | None
-    """For the most requests that were there at once, as far as seats allow; None: the cache has these."""
+    """Blocks for the most requests that were there at once, as far as seats allow; None: the cache has these.
+    """
     largest_holder: str | None
     largest_holder_blocks: int | None
     set_aside: int
     """Requests that hold blocks and do not run."""
 
     def holdings(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return vars(self)
 
 
 def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
-    """From the refusals in the waiting loop; where there are none, from all steps.
+    """Return the need for KV blocks from refusals in the waiting loop; without any, from all steps.
 
     Args:
         timeline: The engine's.
@@ -117,13 +118,13 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
 
 
 def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps with how many requests were ``set_aside`` after each."""
+    """Return the steps with how many requests were ``set_aside`` after each."""
     aside = timeline.waits.filter(pl.col("set_aside"))
     return at_steps(level(aside, "since_step", "left_step", set_aside=1), steps)
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Blocks for all requests at once: each as long as it got, else as much as was held on average."""
+    """Return the blocks for all requests at once: each as long as it got, else as long as the mean."""
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
     each = timeline.demand.blocks_each or held_each
@@ -134,7 +135,7 @@ def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
 
 
 def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:
-    """Of the refusal that lasted longest, of these steps: the step, who held the most blocks, how many."""
+    """Return the refusal of these steps that lasted longest: its step, who held the most blocks, how many."""
     if "refusals" not in timeline.lists:
         return None, None, None
     rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
@@ -150,7 +151,7 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
 
 
 class GroupUse(msgspec.Struct, kw_only=True):
-    """One KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
+    """KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
 
     kind: str
     """vLLM's class of the group's spec: FullAttention, SlidingWindow, Mamba, ..."""
@@ -166,7 +167,7 @@ class GroupUse(msgspec.Struct, kw_only=True):
 
 
 def group_use(timeline: Timeline) -> list[GroupUse]:
-    """One entry per KV cache group, in vLLM's order; none where no refusal tells who holds what.
+    """Return one entry per KV cache group, in vLLM's order; none where no refusal tells who holds what.
 
     A group of which vLLM had too many blocks to look at is left out.
     """
@@ -203,7 +204,7 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
 
 
 def _holders(timeline: Timeline, refusals: pl.DataFrame) -> pl.DataFrame:
-    """One row per refusal and named holder: ``held``, its ``place`` in it, and ``tokens`` when refused."""
+    """Return one row per refusal and named holder: ``held``, its ``place``, and ``tokens`` when refused."""
     rows = (
         refusals.select("refusal", "step", "held", request_id="holders")
         .with_columns(place=pl.int_ranges(pl.col("request_id").list.len()))

@@ -1,4 +1,4 @@
-"""How long requests took: the one home of TTFT, TPOT, E2E and inter-token latencies, and of distributions."""
+"""Latencies of requests: the one home of TTFT, TPOT, E2E and inter-token latencies, and of distributions."""
 
 import polars as pl
 
@@ -56,7 +56,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
 
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
-    """``request_id`` and ``first_token_us`` of requests that have not ended, as far as they have one."""
+    """Return ``request_id`` and ``first_token_us`` of requests that have not ended, if they have one."""
     if ids.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
@@ -71,7 +71,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
 
 
 def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
-    """Mean and linearly interpolated percentiles of a value over the rows where it is known."""
+    """Return the mean and linearly interpolated percentiles of a value over the rows where it is known."""
     values = frame.select(value.alias("value"))["value"].drop_nulls()
     if values.is_empty():
         return None
@@ -81,7 +81,7 @@ def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
 
 
 def distribution(values: pl.DataFrame) -> Distribution | None:
-    """Of ``us``, in milliseconds, each ``weight`` times; None where there are none.
+    """Return the distribution of ``us``, in ms, each ``weight`` times; None where there are none.
 
     The same as of a list in which each value stands ``weight`` times, without a row for each.
     """
@@ -108,17 +108,17 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
 
 def counted(values: pl.DataFrame) -> pl.DataFrame:
-    """Each ``us`` once, with its whole ``weight``."""
+    """Return each ``us`` once, with its whole ``weight``."""
     return values.drop_nulls().filter(pl.col("weight") > 0).group_by("us").agg(pl.col("weight").sum())
 
 
 def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
-    """A value a row, for ``distribution``."""
+    """Return a value a row, for ``distribution``."""
     return frame.select(us=us.cast(pl.Float64), weight=pl.lit(1, pl.Int64))
 
 
 def inter_token(timeline: Timeline) -> pl.DataFrame:
-    """Times between two outputs of a request, with how many requests had each: ``us`` and ``weight``.
+    """Return the times between two outputs of a request, and how many had each: ``us`` and ``weight``.
 
     Within a stretch of decodes an output follows that of the step before, so the time is the step's and the
     weight the number of such requests: the rows are those of steps and stretches, not of their product.
@@ -141,7 +141,7 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
 
 
 def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
-    """``request_id``, and the places ``first`` and ``last`` of the steps of each stretch that gave a token.
+    """Return ``request_id``, and the places ``first`` and ``last`` of a stretch's steps with a token.
 
     A step gives one if it computes the last token that the request had: of its prompt or, after a preemption,
     the one that it had sampled last. ``opens``: the first of them is the request's first token.
@@ -183,7 +183,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
 
 
 def _last_outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """``request_id`` and ``end``, the place of the step with its last token: a later one was thrown away.
+    """Return ``request_id`` and ``end``, the place of the step with its last token, which is kept.
 
     With steps in flight one more may be scheduled before the token that ends the request is known.
     """

@@ -22,7 +22,7 @@ FEWEST = 8
 BEYOND_FRAC = 0.10
 """An engine that does a tenth less than is offered has a growing backlog; less may be chance."""
 PARTS = 3
-"""Of the time in which requests came: the backlog grows from each to the next."""
+"""Parts of the time in which requests came: the backlog grows from each to the next."""
 GROWS_FRAC = 0.2
 """At least by so much from the second to the last; from an empty engine it grows in the first anyway."""
 BURST = 2
@@ -70,14 +70,14 @@ class OfferedLoad:
 
     @property
     def beyond_frac(self) -> float:
-        """By how much the offered load exceeds what the engine does; 0 where it keeps up."""
+        """Excess of the offered load over what the engine does; 0 where it keeps up."""
         if not self.grows or not self.requests_per_s or not self.served_requests_per_s:
             return 0.0
         return self.requests_per_s / self.served_requests_per_s - 1
 
     @property
     def think_ms(self) -> float | None:
-        """From an answer to the next request of its client, the median."""
+        """Median time from an answer to the next request of its client."""
         return None if self.loop is None or not self.loop.think_us else median(self.loop.think_us) / 1e3
 
     @property
@@ -87,7 +87,7 @@ class OfferedLoad:
 
     @property
     def summary(self) -> Message:
-        """One sentence; nothing where there is no pattern."""
+        """Sentence about the pattern of the load; nothing where there is no pattern."""
         if self.pace == "answers":
             return say("{clients}; the engine {works}.", self)
         if self.pace != "clock":
@@ -137,7 +137,7 @@ class OfferedLoad:
 
 @made_once
 def offered_load(timeline: Timeline) -> OfferedLoad:
-    """The load of one engine, as far as its trace shows it."""
+    """Return the load of one engine, as far as its trace shows it."""
     spent = timeline.engine_states.select(
         LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"),
         LENGTH_US.filter(pl.col("state") != NOT_RECORDED).sum().alias("all"),
@@ -158,7 +158,7 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
 
 
 def came_at_once(timeline: Timeline) -> bool:
-    """Whether nearly all requests of each trial came before its work had really begun.
+    """Return whether nearly all requests of each trial came before its work had really begun.
 
     Of a trace that begins with requests nobody knows when its work began.
     """
@@ -234,14 +234,14 @@ def _by_clock(timeline: Timeline, came: pl.DataFrame, known: pl.DataFrame, worki
 
 
 def _per_s(requests: pl.DataFrame, column: str) -> float | None:
-    """How many came or went a second, from the first of each trial to its last."""
+    """Return how many came or went a second, from the first of each trial to its last."""
     spans = requests.group_by("trial").agg(us=pl.col(column).max() - pl.col(column).min(), more=pl.len() - 1)
     us, more = (int(spans[name].sum()) for name in ("us", "more"))
     return 1e6 * more / us if us and more else None
 
 
 def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
-    """Requests of the fullest step, and the share of the time that the same work takes in such steps."""
+    """Return requests of the fullest step, and the share of the time that such steps need for the work."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)["total_requests"]
     fullest = int(steps.max() or 0)  # type: ignore[arg-type]  # a column of integers
     if timeline.step_time is None or not fullest:
@@ -251,7 +251,7 @@ def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
 
 
 def _backlogs(timeline: Timeline, came: pl.DataFrame) -> tuple[list[float], int]:
-    """Requests in the scheduler: the mean in each part of the time in which they came, and the last count.
+    """Return the backlog: its mean in each part of the time in which requests came, and the last count.
 
     Of the first trial: each begins anew. Without a step in one of the parts the means show no growth.
     """

@@ -28,7 +28,7 @@ _REQUESTS = pl.col("request_ids").explode().drop_nulls().n_unique()
 
 
 def exit_counts(timeline: Timeline) -> pl.DataFrame:
-    """One row per kind of exit of one engine: ``exits``, ``steps``, ``request_ids``, budget ``left``."""
+    """Return a row per kind of exit of an engine: ``exits``, ``steps``, ``request_ids``, budget ``left``."""
     return timeline.exits.group_by(_EXIT).agg(
         pl.col("count").sum().alias("exits"),
         pl.col("step").n_unique().cast(pl.Int64).alias("steps"),
@@ -38,7 +38,7 @@ def exit_counts(timeline: Timeline) -> pl.DataFrame:
 
 
 def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
-    """One row per kind of exit over all engines: refusals first, the most frequent first.
+    """Return one row per kind of exit over all engines: refusals first, the most frequent first.
 
     Args:
         engines: ``exit_counts`` of each engine.
@@ -55,7 +55,7 @@ def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
 
 
 def cap_counts(timeline: Timeline) -> pl.DataFrame:
-    """One row per kind of cap of one engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
+    """Return a row per kind of cap of an engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
 
     And of their steps the budget that was ``left`` in all, and in how many it is ``known``.
     """
@@ -71,7 +71,7 @@ def cap_counts(timeline: Timeline) -> pl.DataFrame:
 
 
 def cap_table(engines: Sequence[pl.DataFrame]) -> list[CapRow]:
-    """One row per kind of cap over all engines, that which withheld most first.
+    """Return one row per kind of cap over all engines, that which withheld most first.
 
     Args:
         engines: ``cap_counts`` of each engine.
@@ -95,7 +95,7 @@ class OneEngine:
     judged: Judged
     unlimited: Unlimited
     problems: list[Message]
-    """That requests were there when its trace began, and where the queue rebuilt from it disagrees with the
+    """Notices that requests were there when its trace began, and where the rebuilt queue disagrees with the
     recorded counts."""
     trials: list[TrialReport]
     request_time: list[RequestTime]
@@ -140,13 +140,13 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
 
 def judge(timeline: Timeline) -> Judged:
-    """What all rules find in one engine."""
+    """Return what all rules find in one engine."""
     found = [finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)]
     return judged(timeline, [allowed(timeline, finding) for finding in found])
 
 
 def _of_begin(timeline: Timeline) -> list[Message]:
-    """Requests that were there when the trace began."""
+    """Return requests that were there when the trace began."""
     if timeline.there_first.is_empty():
         return []
     return [
@@ -160,7 +160,7 @@ def _of_begin(timeline: Timeline) -> list[Message]:
 
 
 def _of_queue(timeline: Timeline) -> list[Message]:
-    """A queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
+    """Return a queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
     problems, wrong = [], timeline.mismatches

@@ -27,9 +27,9 @@ class Judged:
     requests_us: int
     """All its requests' time: what its shares are of."""
     roots: list[Finding]
-    """With their symptoms; smaller ones are folded under larger ones."""
+    """Root causes with their symptoms; smaller ones are folded under larger ones."""
     symptoms: list[Finding]
-    """Of none of these."""
+    """Symptoms of none of these."""
 
 
 def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
@@ -39,7 +39,7 @@ def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
 
 
 def _roots(findings: Sequence[Finding]) -> list[Finding]:
-    """The root causes among these, those that lead first, then by weight."""
+    """Return the root causes among these, those that lead first, then by weight."""
     roots = [finding for finding in findings if finding.is_root]
     return sorted(roots, key=lambda root: (root.place, -_share(root), root.code))
 
@@ -49,7 +49,7 @@ def ranked(
     of_ranks: Sequence[Finding] = (),
     stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Root causes, those that lead first and then by weight, then symptoms of none.
+    """Return the root causes, those that lead first and then by weight, then symptoms of none.
 
     What several engines show is one finding, with the ranks of all. Its shares are of all requests' time on
     all engines; its other figures are of the engine that has most of it.
@@ -102,7 +102,7 @@ def _put_beneath(cause: Finding, root: Finding) -> None:
 
 
 def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
-    """What several engines show once: the first of it, with the ranks and the symptoms of the others.
+    """Return what several engines show once: the first of it, with the ranks and the symptoms of the others.
 
     A second one of the same engine is a symptom of the first if it is a root cause.
     """
@@ -123,7 +123,7 @@ def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
 
 
 def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
-    """The root causes and the other symptoms of all engines, with shares of all requests' time."""
+    """Return the root causes and the other symptoms of all engines, with shares of all requests' time."""
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
     total_us = sum(engine.requests_us for engine in engines)
@@ -170,12 +170,12 @@ def _share(root: Finding) -> float:
 
 
 def _codes(root: Finding) -> set[str]:
-    """Its own, and those of the root causes that were folded under it."""
+    """Return its own, and those of the root causes that were folded under it."""
     return {root.code, *(symptom.code for symptom in root.symptoms)}
 
 
 def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
-    """A smaller wait is a symptom of a larger one for which the same requests waited at least as long."""
+    """Fold smaller waits under a larger one for which the same requests waited at least as long."""
     kept: list[Finding] = []
     for root in roots:
         effect_of = RULES[root.code].symptom_of
@@ -191,7 +191,7 @@ def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
 
 
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
-    """Whether both are about the same resource, or the same requests waited longer for the larger one."""
+    """Return whether both concern the same resource, or the same requests waited longer for the larger."""
     if larger.cause is not None and larger.cause == smaller.cause:
         return not larger.leads or _share(smaller) <= _share(larger)
     charges = [RULES[finding.code].charges for finding in (larger, smaller)]
@@ -209,7 +209,7 @@ def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
 
 
 def _symptom(root: Finding) -> Finding:
-    """A root cause as it stands beneath another."""
+    """Return a root cause as it stands beneath another."""
     return msgspec.structs.replace(root, advice=[], symptoms=[])
 
 
@@ -218,7 +218,7 @@ QUOTED = "share"
 
 
 def of_part(finding: Finding, part: float) -> Finding:
-    """The same finding, its shares as those of a whole of which the engine is this part.
+    """Return the same finding, its shares as those of a whole of which the engine is this part.
 
     The verdict quotes the new share; clauses of it with another share are about one engine, and are left out.
     A verdict that quotes none is about one engine, and names it.
@@ -247,13 +247,13 @@ def add_shares(finding: Finding, other: Finding) -> None:
 
 
 def quotes_share(finding: Finding) -> bool:
-    """Whether its verdict says what share of the requests' time it explains."""
+    """Return whether its verdict says what share of the requests' time it explains."""
     share = finding.share_frac
     return share is not None and finding.verdict.arguments.get(QUOTED) == Share(share)
 
 
 def on_engine(rank: int, sentence: Message) -> Message:
-    """A sentence about one of several engines; nothing if it says nothing."""
+    """Return a sentence about one of several engines; nothing if it says nothing."""
     return say("[{sentence:?}Engine {rank}: {sentence}]", rank=Number(rank), sentence=sentence)
 
 

@@ -1,4 +1,4 @@
-"""Where the value of a setting comes from: given, vLLM's default, or made of other settings."""
+"""Origins of a setting's value: given, vLLM's default, or made of other settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +84,7 @@ GIVEN = "(given)"
 
 
 def with_origin(name: str, value: Any, run: Run) -> EffectiveSetting:
-    """A setting of the run's engines, and what is known of where its value comes from."""
+    """Return a setting of the run's engines with what is known of where its value comes from."""
     given, configured = _given(name, run), configured_by(run)
     if given is None:
         origin, why = _not_given(name, value, run)
@@ -99,12 +99,12 @@ def with_origin(name: str, value: Any, run: Run) -> EffectiveSetting:
 
 
 def configured_by(run: Run) -> Configured | None:
-    """The front end's record of the engines' configuration."""
+    """Return the front end's record of the engines' configuration."""
     return run.front_end.configured if run.front_end else None
 
 
 def _given(name: str, run: Run) -> Any:
-    """What was given for it; None: nothing, or that vLLM choose."""
+    """Return what was given for it; None: nothing, or that vLLM choose."""
     given: dict[str, Any] = {}
     if configured := configured_by(run):
         given = configured.given
@@ -132,7 +132,7 @@ def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
 
 
 def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tuple[Origin, Message]:
-    """One of ``BY_CONTEXT``: the context's default, or what vLLM made of it (``defaults``: perhaps none)."""
+    """Return the origin of one of ``BY_CONTEXT``: the context's default, or what vLLM made of it."""
     others = [
         say("{context:code} {value:n}", context=other, value=default)
         for other, default in defaults.items()
@@ -145,7 +145,7 @@ def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tu
 
 
 def _reserved_for_drafts(header: Header) -> Message:
-    """What speculative decoding takes from a step's tokens; nothing without it."""
+    """Return what speculative decoding takes from a step's tokens; nothing without it."""
     slots = header.settings.get("speculative_config.max_num_new_slots_for_drafting")
     batched, budget = header.scheduler_config.get("max_num_batched_tokens"), header.token_budget
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:
@@ -161,7 +161,7 @@ def _reserved_for_drafts(header: Header) -> Message:
 
 
 def _blocks_from(header: Header) -> Message:
-    """Which setting decided the number of blocks."""
+    """Return which setting decided the number of blocks."""
     names = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     by = next((name for name in names if VALUES[name](header) is not None), None)
     return say("[by {setting:setting}]", setting=by)

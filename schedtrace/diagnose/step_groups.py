@@ -19,11 +19,11 @@ from schedtrace.timeline.timeline import Timeline, made_once
 FEWEST_OF_GROUP = 5
 """Fewer slow steps may share something by chance."""
 FEWEST_OF_REQUEST = 20
-"""Of steps with one request, to compare its first and its last ones with those without it."""
+"""Fewest steps of a request, to compare its first and its last ones with those without it."""
 SLOW_FACTOR = 1.5
 """A half more than expected; a jump between neighbouring batch sizes counts from there, too."""
 QUANTILE = 0.9
-"""So many steps of a group are slower than so many of the others: a clear difference."""
+"""Share of a group's steps that are slower than this share of the rest: a clear difference."""
 MOST_OF_KIND = 3
 """Candidates of one kind that a model is fitted for."""
 WINDOW = 20
@@ -35,7 +35,7 @@ NEAR_TIE = 0.9
 """Another group that explains so much of what the best one does is named, too."""
 
 UNSURE = 0.02
-"""Of the steps of a slowdown: so exactly are its beginning and its end known."""
+"""Share of a slowdown's steps up to which its beginning and its end are known."""
 
 
 class Trait(NamedTuple):
@@ -44,7 +44,7 @@ class Trait(NamedTuple):
     words: str
     """The requests that ask for it."""
     asked: pl.Expr
-    """Of columns of ``Arrival``."""
+    """Expression over columns of ``Arrival``."""
 
 
 TRAITS = {
@@ -66,13 +66,13 @@ class Group:
     kind: str
     """``batch_size``, ``trait``, ``request``, ``mixed``, ``first_steps`` or ``first_use``."""
     members: pl.Series = field(repr=False, compare=False)
-    """Their numbers."""
+    """Numbers of the steps."""
     size: int | None = None
     """``batch_size``: the largest batch below them; ``first_steps``: how many."""
     trait: str | None = None
     """A key of ``TRAITS``."""
     requests: tuple[str, ...] = ()
-    """Those that only these steps scheduled; of a trait, those that have it."""
+    """Requests that only these steps scheduled; of a trait, those that have it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class SlowGroup:
 
 @made_once
 def slow_groups(timeline: Timeline) -> list[SlowGroup]:
-    """Groups that are clearly slow for their size: the one that explains most, then those near it."""
+    """Return groups that are clearly slow for their size: the one that explains most, then those near it."""
     steps = judged_steps(timeline)
     model = fit_step_time(steps)
     if model is None:
@@ -109,7 +109,7 @@ def slow_groups(timeline: Timeline) -> list[SlowGroup]:
 
 
 def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
-    """Whether these steps are slow because the device was for a time: that tells better which ones are."""
+    """Return whether these steps are slow since the device was for a time: that tells better which are."""
     slower = timeline.events.filter(pl.col("kind") == SLOWER)["step"]
     inside = slow.steps["step"].is_in(slower.implode())
     if 2 * inside.sum() <= slow.steps.height:
@@ -121,7 +121,7 @@ def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
-    """Steps whose length and work are known.
+    """Return the steps whose length and work are known.
 
     Without those that recompute, whose work the model lacks, and those for which processors were short.
     """
@@ -138,7 +138,7 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | None:
-    """The group with what its steps should take; None unless it is clearly slow."""
+    """Return the group with what its steps should take; None unless it is clearly slow."""
     inside = pl.col("step").is_in(group.members.implode())
     prefills = steps.group_by(inside.alias("inside")).agg((pl.col("prefill_tokens") > 0).sum() > 0)
     if prefills["prefill_tokens"].sum() == 1:  # the model cannot know what prefill tokens of one side take
@@ -167,7 +167,7 @@ def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | Non
 
 
 def _begins_and_ends_with(members: pl.DataFrame, others: pl.DataFrame) -> bool:
-    """Whether steps get slow when the request comes and fast when it goes, within its trial.
+    """Return whether steps get slow when the request comes and fast when it goes, within its trial.
 
     A machine that is slow for a while does not wait for a request to come and go.
     """
@@ -182,7 +182,7 @@ def _begins_and_ends_with(members: pl.DataFrame, others: pl.DataFrame) -> bool:
 
 
 def _spread(log_factors: pl.Series) -> float:
-    """Mean absolute distance from the median."""
+    """Return the mean absolute distance from the median."""
     return float((log_factors - log_factors.median()).abs().mean() or 0.0)  # type: ignore[arg-type]  # floats
 
 
@@ -197,7 +197,7 @@ def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
 
 
 def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
-    """All steps above a batch size at which decode steps get longer with a jump."""
+    """Return all steps above a batch size at which decode steps get longer with a jump."""
     decodes = steps.filter(pl.col("prefill_tokens") == 0).sort("total_requests", "step")
     sizes, busy = decodes["total_requests"], decodes["busy_us"]
     jumps = []
@@ -225,7 +225,7 @@ def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
 
 
 def _mixed(steps: pl.DataFrame) -> list[Group]:
-    """Steps that prefill and decode, where others only prefill: else the model has no price for both."""
+    """Return steps that prefill and decode, where others only prefill: else the model cannot price both."""
     decodes, prefills = pl.col("decode_tokens") > 0, pl.col("prefill_tokens") > 0
     if steps.filter(prefills & ~decodes).height < FEWEST_OF_GROUP:
         return []
@@ -233,7 +233,7 @@ def _mixed(steps: pl.DataFrame) -> list[Group]:
 
 
 def _first(steps: pl.DataFrame) -> list[Group]:
-    """The first steps of all, and the first of every batch size."""
+    """Return the first steps of all, and the first of every batch size."""
     uses = pl.col("step") == pl.col("step").min().over("total_requests")
     return [
         *(Group("first_steps", steps["step"].head(many), size=many) for many in FIRST_STEPS),
@@ -253,7 +253,7 @@ def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
 
 
 def _requests(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
-    """The requests whose steps are the slowest of all by the common model."""
+    """Return the requests whose steps are the slowest of all by the common model."""
     slowest = _slowest_requests(timeline, steps)
     return [
         Group("request", _steps_with(timeline, steps, pl.Series([name])), requests=(name,))
@@ -262,7 +262,7 @@ def _requests(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
 
 
 def _slowest_requests(timeline: Timeline, steps: pl.DataFrame) -> list[str]:
-    """By how much a split of the steps at their presence explains: n of group * n of others * distance^2."""
+    """Rank requests by what a split at their presence explains: n of group * n of rest * distance^2."""
     sums = steps.select("step", sum=pl.col("log_factor").cum_sum(), number=pl.int_range(1, pl.len() + 1))
     upto = sums.lazy().with_columns(pl.col("step").set_sorted())
     total, many = sums["sum"].last(), sums.height
@@ -297,7 +297,7 @@ def _slowest_requests(timeline: Timeline, steps: pl.DataFrame) -> list[str]:
 
 
 def _steps_with(timeline: Timeline, steps: pl.DataFrame, requests: pl.Series) -> pl.Series:
-    """Numbers of the steps that scheduled one of these requests."""
+    """Return the numbers of the steps that scheduled one of these requests."""
     numbers = (
         timeline.stretches.filter(pl.col("request_id").is_in(requests.implode()))
         .select(step=pl.int_ranges("step", pl.col("last_step") + 1))

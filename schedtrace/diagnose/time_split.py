@@ -1,4 +1,4 @@
-"""Where the requests' time went, as parts that add up: what a report shows first."""
+"""Parts of the requests' time, which add up: what a report shows first."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +19,7 @@ COMPUTING = ("prefill", "decode", "recompute")
 
 
 def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
-    """The parts of all requests' time, the largest first; none without requests.
+    """Return the parts of all requests' time, the largest first; none without requests.
 
     Args:
         engines: ``engine_split`` of each engine.
@@ -37,7 +37,7 @@ def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
 
 
 def engine_split(timeline: Timeline) -> pl.DataFrame:
-    """One row per ``part`` and ``cause`` with its ``us``: waits by what they are charged to.
+    """Return one row per ``part`` and ``cause`` with its ``us``: waits by what they are charged to.
 
     The rest is without the host's time, which is a part of its own.
     """
@@ -83,7 +83,7 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 
 
 def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
-    """The rows from when the engine's process has a request: from then on its thread is what keeps it.
+    """Return the rows from when the engine's process has a request: from then on its thread delays it.
 
     Nothing of them where that is not recorded.
     """
@@ -97,7 +97,7 @@ STRIP_CELLS = 40
 
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
-    """The states and causes of all requests, the longest first; interruptions come before both."""
+    """Return the states and causes of all requests, the longest first; interruptions come before both."""
     states = recorded(timeline.interrupted_states)
     total = int(states.select(LENGTH_US.sum()).item() or 0)
     if not total:
@@ -123,7 +123,7 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
 
 
 def engine_time(timeline: Timeline) -> list[EngineTime]:
-    """The states of the engine that occurred."""
+    """Return the states of the engine that occurred."""
     spent = dict(timeline.engine_states.group_by("state").agg(LENGTH_US.sum().alias("us")).iter_rows())
     busy = sum(us for state, us in spent.items() if state in BUSY)
     return [
@@ -139,7 +139,7 @@ def engine_time(timeline: Timeline) -> list[EngineTime]:
 
 
 def _moments(timeline: Timeline) -> list[int]:
-    """The edges of equal parts of the run's steps."""
+    """Return the edges of equal parts of the run's steps."""
     starts = timeline.steps["start_us"].drop_nulls().to_list()
     cells = min(STRIP_CELLS, len(starts))
     return [starts[cell * len(starts) // cells] for cell in range(cells)] + [timeline.end_us]

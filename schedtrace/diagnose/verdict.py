@@ -37,7 +37,7 @@ PARTS = {
 
 
 def leading(findings: list[Finding], before: str = "") -> list[Finding]:
-    """The root causes that the verdict is about, the first one first; empty: nothing limited the run.
+    """Return the root causes that the verdict is about, the first one first; empty: nothing limited the run.
 
     Args:
         findings: Ranked.
@@ -64,7 +64,7 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
 
 
 def lead_first(findings: list[Finding]) -> list[Finding]:
-    """The findings with the one first that the verdict is about."""
+    """Return the findings with the one first that the verdict is about."""
     lead = leading(findings)[:1]
     return [*lead, *(finding for finding in findings if finding not in lead)]
 
@@ -220,7 +220,7 @@ def _from(root: Finding) -> float:
 
 
 def _lowered(title: Message) -> Message:
-    """A title within a sentence; abbreviations keep their capitals."""
+    """Return a title within a sentence; abbreviations keep their capitals."""
     template = title.template
     if template[1:2].islower():
         template = template[0].lower() + template[1:]
@@ -250,7 +250,7 @@ def _nothing(timeline: Timeline) -> Message:
 
 
 def _all_there(timeline: Timeline, working: pl.DataFrame) -> bool:
-    """Whether the first step of each trial had all of its requests."""
+    """Return whether the first step of each trial had all of its requests."""
     for trial in timeline.trials():
         steps = timeline.trial_rows(working, trial).sort("step")
         came = timeline.trial_rows(timeline.arrivals, trial).height
