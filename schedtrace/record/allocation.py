@@ -208,7 +208,7 @@ def _ask(proven: Proven) -> Any:
 
 
 def _without_effects(statements: list[ast.stmt], *, full_sequence: bool) -> list[ast.stmt]:
-    kept: list[ast.stmt] = []
+    remaining: list[ast.stmt] = []
     for node in statements:
         if isinstance(node, ast.If):
             within = full_sequence or "full_sequence_must_fit" in syntax.names(node.test)
@@ -216,10 +216,10 @@ def _without_effects(statements: list[ast.stmt], *, full_sequence: bool) -> list
             node.orelse = _without_effects(node.orelse, full_sequence=full_sequence)
         if _fails(node):
             computed = ast.Call(ast.Name("locals", ast.Load()), [], [])
-            kept.append(ast.Return(ast.Tuple([ast.Constant(full_sequence), computed], ast.Load())))
+            remaining.append(ast.Return(ast.Tuple([ast.Constant(full_sequence), computed], ast.Load())))
         elif not isinstance(node, ast.Expr):
-            kept.append(node)
-    return kept
+            remaining.append(node)
+    return remaining
 
 
 def _fails(node: ast.AST) -> bool:
@@ -324,7 +324,7 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
     holders = sorted(
         (name for name, blocks in totals.items() if blocks), key=totals.__getitem__, reverse=True
     )
-    largest, others = holders[:MOST_HOLDERS], holders[MOST_HOLDERS:]
+    largest, rest = holders[:MOST_HOLDERS], holders[MOST_HOLDERS:]
     return HeadRefusal(
         request_id=head.request_id,
         blocks_needed=head.needed,
@@ -332,8 +332,8 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
         holders=largest,
         held=[[group.get(name, 0) for name in largest] if group else [] for group in held],
         finished_holders=[name for name in largest if name in head.finished],
-        other_holders=len(others),
-        other_held=[sum(group.get(name, 0) for name in others) for group in held] if others else [],
+        other_holders=len(rest),
+        other_held=[sum(group.get(name, 0) for name in rest) for group in held] if rest else [],
     )
 
 

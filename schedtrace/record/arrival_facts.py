@@ -32,7 +32,7 @@ class Salt:
     def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
         """Return 4 characters a block."""
         key = self._key
-        digests = (hashlib.blake2b(one, digest_size=3, key=key).digest() for one in hashes)
+        digests = (hashlib.blake2b(block_hash, digest_size=3, key=key).digest() for block_hash in hashes)
         return b64encode(b"".join(digests)).decode()
 
 
@@ -85,7 +85,7 @@ class Prefixes:
         if blocks is None:
             return None
         if not isinstance(blocks, _Prompt):
-            return self._salt.hashed_blocks([_as_bytes(one) for one in blocks])
+            return self._salt.hashed_blocks([_as_bytes(block_hash) for block_hash in blocks])
         try:
             return self._salt.hashed_blocks(list(blocks.blocks()))
         except (TypeError, OverflowError):

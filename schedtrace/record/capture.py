@@ -97,8 +97,8 @@ class Synced(NamedTuple):
     go_on: bool
 
 
-class Came(NamedTuple):
-    """What came and went between two calls."""
+class SideEvents(NamedTuple):
+    """Events beside the steps, between two calls: arrivals, ends, and passes of the engine."""
 
     arrived: Sequence[Arrival] = ()
     finished: Sequence[Finish] = ()
@@ -107,7 +107,7 @@ class Came(NamedTuple):
     controls: Sequence[Control] = ()
 
 
-NOBODY = Came()
+NOBODY = SideEvents()
 
 
 class Capture:
@@ -120,7 +120,7 @@ class Capture:
     __slots__ = (
         *("step", "start_ns", "end_ns", "token_budget", "max_num_running_reqs"),
         *("running_before", "running_after", "waiting_before", "waiting_after", "not_ready_after"),
-        *("kv_blocks_total", "free_before", "free_after", "rows", "full", "events", "came"),
+        *("kv_blocks_total", "free_before", "free_after", "rows", "full", "events", "side_events"),
         *("inferred", "preempted", "state", "happened", "ids", "result"),
     )
 
@@ -144,7 +144,7 @@ class Capture:
     """Whether it is time for a line in full."""
     events: list[Event] | None
     """Events that the marks noted; None: the same as in the step before, and the step is steady."""
-    came: Came
+    side_events: SideEvents
     inferred: list[Exit] | None
     """Exits inferred where no mark has noted how the call ended."""
     preempted: Sequence[tuple[Preemption, int]]
@@ -177,7 +177,7 @@ class Dropped(msgspec.Struct, gc=False):
     end_ns: int = 0
     """Monotonic time at which the last of them ended."""
     steps: int = 0
-    came: Came = msgspec.field(default_factory=lambda: Came([], [], [], [], []))
+    side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
     """Requests that the workers did not know: id, computed tokens, start of the step."""
@@ -188,7 +188,9 @@ class Dropped(msgspec.Struct, gc=False):
         """Add another step, which is not going to be written; return its arrivals that are not kept."""
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
-        missing = Came(*(_keep(kept, more) for kept, more in zip(self.came, capture.came, strict=True)))
+        missing = SideEvents(
+            *(_keep(events, more) for events, more in zip(self.side_events, capture.side_events, strict=True))
+        )
         self.missing_arrivals += len(missing.arrived)
         self.missing_finishes += len(missing.finished)
         _keep(self.preempted, capture.preempted)
@@ -198,10 +200,10 @@ class Dropped(msgspec.Struct, gc=False):
         return missing.arrived
 
 
-def _keep(kept: Any, more: Any) -> Any:
+def _keep(events: Any, more: Any) -> Any:
     """Add as many to a list as there is room for; the others."""
-    room = MOST_KEPT - len(kept)
-    kept += more[:room]
+    room = MOST_KEPT - len(events)
+    events += more[:room]
     return more[room:]
 
 
@@ -247,9 +249,9 @@ def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[s
     if sampled_by is not None and len(outputs) == 1 and not output.scheduled_spec_decode_tokens:
         (returned,) = outputs.values()
         lengths = list(map(len, sampled_by.sampled_token_ids))
-        ones = lengths.count(1)
-        if len(returned.outputs) == ones and ones + lengths.count(0) == len(lengths):
-            if ones == len(output.num_scheduled_tokens):
+        single_tokens = lengths.count(1)
+        if len(returned.outputs) == single_tokens and single_tokens + lengths.count(0) == len(lengths):
+            if single_tokens == len(output.num_scheduled_tokens):
                 return ALL
             return list(compress(sampled_by.req_ids, lengths)), None
     every = [output_ for returned in outputs.values() for output_ in returned.outputs]

@@ -78,14 +78,14 @@ def _fields(args: Any) -> dict[str, Any]:
 
 def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:
     """Return what differs from vLLM's default."""
-    given = {}
+    changed = {}
     for field in dataclasses.fields(args):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         if field.name in before and before[field.name] != default:
-            given[field.name] = _shown(before[field.name])
-    return given
+            changed[field.name] = _shown(before[field.name])
+    return changed
 
 
 def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:

@@ -294,13 +294,13 @@ def kv_block_bytes(scheduler: Any) -> int | None:
 def settings(scheduler: Any) -> dict[str, Any]:
     """Return the settings that are on the list and known to this release, ``part.name`` to value."""
     config = scheduler.vllm_config
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part, names in SETTINGS.items():
         if (owner := getattr(config, part, None)) is not None:
-            found |= _values(owner, f"{part}.", names)
-    found |= _values(config, "", OF_CONFIG) | _values(scheduler, "scheduler.", OF_SCHEDULER)
-    found |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
-    return {name: value for name, value in found.items() if value is not None}
+            values |= _values(owner, f"{part}.", names)
+    values |= _values(config, "", OF_CONFIG) | _values(scheduler, "scheduler.", OF_SCHEDULER)
+    values |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _values(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Any]:

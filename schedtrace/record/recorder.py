@@ -72,9 +72,9 @@ class Recorder:
         self._ended_waiting = False
         """Whether they include how its waiting loop ended."""
 
-    def note_present(self, found: QueueCopy) -> None:
+    def note_present(self, queue_copy: QueueCopy) -> None:
         """Note who was there when recording began, before the first step."""
-        self.writer.note_present(PresentRequests(found, self.facts.salt))
+        self.writer.note_present(PresentRequests(queue_copy, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
         """Note the state before the call, and whether it was asked to hold back new prefills."""
@@ -84,7 +84,7 @@ class Recorder:
             call.running_before = running = len(scheduler.running)
             call.waiting_before = waiting = self.num_waiting(scheduler)
             call.free_before = self._free_blocks()
-            call.came = self.writer.take_events()
+            call.side_events = self.writer.take_events()
             call.step = self._steps
             self._steps += 1
             if self._expects_inference:
@@ -188,7 +188,7 @@ class Recorder:
             self._preempted.clear()
             self._steady.forget()
             if events is not None:
-                self.writer.give_back(self._call.came)
+                self.writer.give_back(self._call.side_events)
                 self.writer.notice(f"step {self._call.step} is missing: {self.writer.describe(raised)}")
         except Exception as error:
             self._fail("after schedule()", error)

@@ -23,15 +23,15 @@ class RequestLife:
     """Life of one request."""
 
     __slots__ = (
-        "accepted", "cached", "came", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
+        "accepted", "arrival", "cached", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
         "last_tokens", "lost_tokens", "num_preemptions", "prompt_tokens", "scheduled_us",
         "tokens_before", "unseen",
     )  # fmt: skip
 
-    def __init__(self, came: Arrival | Present | None) -> None:
-        self.came = came
+    def __init__(self, arrival: Arrival | Present | None) -> None:
+        self.arrival = arrival
         """Arrival; None: nobody saw it."""
-        self.prompt_tokens = 0 if came is None else came.prompt_tokens
+        self.prompt_tokens = 0 if arrival is None else arrival.prompt_tokens
         self.has_run = False
         """A step has had it."""
         self.scheduled_us: int | None = None
@@ -121,9 +121,9 @@ class RequestLives:
         life = self._lives.pop(finish.request_id, None)
         if life is None:
             return
-        if life.came is not None:
-            finish.arrived_us = life.came.arrived_us
-            finish.queued_us = life.came.queued_us
+        if life.arrival is not None:
+            finish.arrived_us = life.arrival.arrived_us
+            finish.queued_us = life.arrival.queued_us
         finish.scheduled_us = life.scheduled_us
         finish.first_token_us = life.first_token_us
         finish.last_token_us = None if life.last_tokens is None else life.last_tokens.us
@@ -168,17 +168,17 @@ class RequestLives:
         for _, request_id, tokens in self._rejected:
             if request_id in computed:
                 computed[request_id] -= tokens
-        running = [one for one in (*computed, *self._lives) if one not in self._waiting]
+        running = [name for name in (*computed, *self._lives) if name not in self._waiting]
         preempted = [
-            one for one in reversed(self._waiting) if one in self._lives and self._lives[one].has_run
+            name for name in reversed(self._waiting) if name in self._lives and self._lives[name].has_run
         ]
         for request_id in dict.fromkeys((*running, *preempted, *self._lives)):
             life = self._lives.get(request_id)
-            if life is None or life.came is None:
+            if life is None or life.arrival is None:
                 continue
             waits = request_id in self._waiting
             state: PresentState = "running" if not waits else "preempted" if life.has_run else "waiting"
-            entry = Present(**{name: getattr(life.came, name) for name in _ASKED}, state=state)
+            entry = Present(**{name: getattr(life.arrival, name) for name in _ASKED}, state=state)
             entry.scheduled_us, entry.first_token_us = life.scheduled_us, life.first_token_us
             entry.computed_tokens = (
                 life.computed_tokens if waits else computed.get(request_id, life.computed_tokens)

@@ -85,17 +85,17 @@ def rules(text: str) -> Rules:
     Raises:
         ValueError: it is not understood; the text says what is expected.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for part in [] if text.strip().lower() in switches.NO else text.split(","):
         match = _RULE.fullmatch(part.strip())
         if match is None:
             raise ValueError(RULES_EXPECTED)
         seconds = float(match[3]) * _SECONDS[match[4]]
         if match[1]:
-            found[f"{match[1]}_s"] = seconds
+            fields[f"{match[1]}_s"] = seconds
         else:
-            found["preemptions"] = (int(match[2]), seconds)
-    return Rules(**found)
+            fields["preemptions"] = (int(match[2]), seconds)
+    return Rules(**fields)
 
 
 @dataclass(frozen=True)

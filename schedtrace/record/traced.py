@@ -39,8 +39,8 @@ def hooks_for(base: type) -> list[type]:
     root: type = base
     while "__dict__" not in vars(root) and root.__base__ is not None:
         root = root.__base__
-    always, *others = _hooks(root)
-    hooks = [hook for hook in others if hasattr(base, _METHODS[hook.__name__])]
+    always, *optional = _hooks(root)
+    hooks = [hook for hook in optional if hasattr(base, _METHODS[hook.__name__])]
     return [always, *hooks, *disguises(base, root)]
 
 
@@ -214,7 +214,7 @@ def traced_or_plain(chosen: Any) -> Any:
 
 def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type:
     """Return the traced class; each marked copy of ``schedule()`` precedes its original in the MRO."""
-    own = [] if any(base is made.__base__ for made in instrumented.classes) else [base]
+    own = [] if any(base is marked.__base__ for marked in instrumented.classes) else [base]
 
     def body(namespace: dict[str, Any]) -> None:
         namespace["__module__"] = __name__
@@ -248,11 +248,11 @@ def _chosen_without_option(config: Any) -> Any:
         from vllm.v1.core.sched.scheduler import Scheduler
 
         return AsyncScheduler if config.async_scheduling else Scheduler
-    given, config.scheduler_cls = config.scheduler_cls, None
+    scheduler_cls, config.scheduler_cls = config.scheduler_cls, None
     try:
         return config.get_scheduler_cls()
     finally:
-        config.scheduler_cls = given
+        config.scheduler_cls = scheduler_cls
 
 
 def open_recorder(scheduler: Any) -> None:

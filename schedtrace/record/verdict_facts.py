@@ -21,10 +21,10 @@ from schedtrace.record.vllms_own import is_own, is_own_class
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
     """Return an admission for each of vLLM's ``scheduled_new_reqs`` that was never scheduled before."""
     requests = scheduler.requests
-    found = ((new, requests.get(new.req_id)) for new in new_requests)
+    scheduled = ((new, requests.get(new.req_id)) for new in new_requests)
     return [
         _admission(scheduler, request, new.num_computed_tokens)
-        for new, request in found
+        for new, request in scheduled
         if request is not None and not getattr(request, "num_preemptions", 0)
     ]
 
@@ -65,7 +65,7 @@ def _miss(scheduler: Any, request: Any) -> Miss:
     groups = _searched(scheduler)
     if not groups or not hashes or not is_own(pool):
         return "unknown"
-    by_others = [_cached_by_others(pool, hashes[0], number, one, request) for number, one in groups]
+    by_others = [_cached_by_others(pool, hashes[0], number, manager, request) for number, manager in groups]
     if not any(by_others):
         return "not_cached"
     return "unknown" if all(by_others) else "other_group"
@@ -75,7 +75,7 @@ def _searched(scheduler: Any) -> list[tuple[int, Any]]:
     """Return number and manager of the groups whose first block has the hash that requests carry."""
     size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
     managers = enumerate(managers_of(scheduler.kv_cache_manager))
-    return [(number, one) for number, one in managers if one.block_size == size]
+    return [(number, manager) for number, manager in managers if manager.block_size == size]
 
 
 def _cached_by_others(pool: Any, first: Any, group: int, manager: Any, request: Any) -> bool:
@@ -165,8 +165,10 @@ class StateReader:
         used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
         self._encoder = encoder if used else None
         pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        known = getattr(pool, "cached_block_hash_to_block", None)
-        caches = getattr(pool, "enable_caching", False) and (type(known) is dict or is_own_class(type(known)))
+        block_map = getattr(pool, "cached_block_hash_to_block", None)
+        caches = getattr(pool, "enable_caching", False) and (
+            type(block_map) is dict or is_own_class(type(block_map))
+        )
         self._pool = pool if caches else None
         self.engine: Any = None
         """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
@@ -238,8 +240,8 @@ class SchedulerFacts:
     def arrival(self, request: Any) -> dict[str, Any]:
         """Return the fields of an ``Arrival``, before the request enters the queue."""
         facts = arrival_facts.requested(request) | self.inputs.arrival(request.request_id)
-        if (found := arrival_facts.sibling(request.request_id, self.salt)) is not None:
-            facts["sibling_index"], facts["parent"] = found
+        if (place_and_parent := arrival_facts.sibling(request.request_id, self.salt)) is not None:
+            facts["sibling_index"], facts["parent"] = place_and_parent
         return facts
 
     def leaves(self, finish: Finish) -> None:

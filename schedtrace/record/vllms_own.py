@@ -52,8 +52,8 @@ def is_own(thing: Any) -> bool:
 
 def put_on(thing: Any, name: str) -> Any:
     """Return what stands on an object itself instead of its class's method; None: the class's shows."""
-    found = getattr(thing, name, None)
-    return None if _function(found) is _function(getattr(type(thing), name, None)) else found
+    shown = getattr(thing, name, None)
+    return None if _function(shown) is _function(getattr(type(thing), name, None)) else shown
 
 
 def _function(method: Any) -> Any:
@@ -103,9 +103,9 @@ def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
 @cache
 def _homes() -> tuple[str, ...]:
     """Return the folders of the packages, and the files of Python that give methods to other classes."""
-    found = []
+    paths = []
     for name in (*_PACKAGES, "abc", "dataclasses", "enum", "typing"):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file:
-            found.append(f"{Path(file).parent}/" if file.endswith("__init__.py") else file)
-    return tuple(found)
+            paths.append(f"{Path(file).parent}/" if file.endswith("__init__.py") else file)
+    return tuple(paths)

@@ -30,7 +30,7 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Control, Stalled
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
+from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideEvents, Synced
 from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
 from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
@@ -88,8 +88,8 @@ class Writer:
         self._beside: dict[type, deque[Any]] = {
             DummyPass: self._dummies, Synced: self._synced, Control: self._controls
         }  # fmt: skip
-        self._came: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
-        """In the order of ``Came``."""
+        self._side_events: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
+        """In the order of ``SideEvents``."""
         self._lost_beside = False
         self.prefixes = Prefixes(header.block_size)
         self._anchor_ns = anchor_ns
@@ -181,13 +181,13 @@ class Writer:
     def _anything(self) -> bool:
         return bool(self.arrived or self.finished or self._dummies or self._synced or self._controls)
 
-    def take_events(self) -> Came:
+    def take_events(self) -> SideEvents:
         """Return everything that came and went since the last call."""
-        return Came(*map(_drain, self._came)) if self._anything() else NOBODY
+        return SideEvents(*map(_drain, self._side_events)) if self._anything() else NOBODY
 
-    def give_back(self, came: Came) -> None:
+    def give_back(self, side_events: SideEvents) -> None:
         """Give back events that were taken for a step that there will not be."""
-        for queue, taken in zip(self._came, came, strict=True):
+        for queue, taken in zip(self._side_events, side_events, strict=True):
             queue.extendleft(reversed(taken))
 
     def describe(self, error: BaseException) -> str:
@@ -265,7 +265,7 @@ class Writer:
         self.working = False
         self._closing = threading.Event()
         self._closing.set()
-        for queue in (*self._came, self._pending):
+        for queue in (*self._side_events, self._pending):
             queue.clear()
 
     def _run(self) -> None:
@@ -405,8 +405,8 @@ _writers: WeakSet[Writer] = WeakSet()
 
 
 def _disown() -> None:
-    for one in list(_writers):
-        one.disown()
+    for writer in list(_writers):
+        writer.disown()
 
 
 os.register_at_fork(after_in_child=_disown)

@@ -148,8 +148,8 @@ _sockets: WeakSet[ControlSocket] = WeakSet()
 
 
 def _disown() -> None:
-    for one in list(_sockets):
-        one.disown()
+    for listener in list(_sockets):
+        listener.disown()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -163,19 +163,19 @@ def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
     """
     if _is_alive(path):
         raise OSError(errno.EADDRINUSE, "somebody listens there already", str(path))
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = path.with_name(f"{secrets.token_hex(4)}.new")  # no reader looks at that
     try:
-        made.bind(os.fspath(before))
+        listener.bind(os.fspath(before))
         before.chmod(0o600)
-        made.listen(MOST_AT_ONCE)
+        listener.listen(MOST_AT_ONCE)
         file = _file(before)
         before.replace(path)  # of a process of this number that was killed
     except OSError:
-        made.close()
+        listener.close()
         before.unlink(missing_ok=True)
         raise
-    return made, file
+    return listener, file
 
 
 def _is_alive(path: Path) -> bool:
@@ -209,8 +209,8 @@ def _line(connection: socket.socket) -> bytes:
         if not block:
             break
         read += block
-    line, found, _ = read.partition(b"\n")
-    if not found:
+    line, newline, _ = read.partition(b"\n")
+    if not newline:
         msg = "no whole line was sent"
         raise ValueError(msg)
     return line
@@ -247,9 +247,9 @@ def _stacks(path: Path) -> list[str]:
 
 def _worker_sockets() -> list[Path]:
     """Return the sockets of those that this process has started."""
-    mine, found = os.getpid(), []
+    mine, sockets = os.getpid(), []
     for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):
             if process_state(int(path.stem)).parent == mine:
-                found.append(path)
-    return found
+                sockets.append(path)
+    return sockets

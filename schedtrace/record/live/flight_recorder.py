@@ -220,8 +220,8 @@ class FlightRecorder:
 
     def _happened(self, line: Any) -> str | None:
         get: Callable[[str], Any] = line.get if isinstance(line, dict) else partial(_attribute, line)
-        for one in get("finished") or ():
-            if (broken := self._rules.broken_by(one)) is not None:
+        for finish in get("finished") or ():
+            if (broken := self._rules.broken_by(finish)) is not None:
                 return broken
         if self._rules.preemptions is not None and (preempted := get("preempted")):
             most, within_s = self._rules.preemptions

@@ -312,8 +312,8 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
     free = f"KV blocks: {free_blocks(scheduler.kv_cache_manager):,} of {usable:,} free"
     most = [(name, blocks) for name, blocks in held.most_common(MOST_NAMED) if blocks]
     named = [f"{ids[name]} {blocks:,} ({_state(scheduler, name)})" for name, blocks in most]
-    others = sum(1 for blocks in held.values() if blocks) - len(named)
-    more = f" and {others:,} more" if others > 0 else ""
+    unnamed = sum(1 for blocks in held.values() if blocks) - len(named)
+    more = f" and {unnamed:,} more" if unnamed > 0 else ""
     return [*lines, f"{free}; held by {', '.join(named)}{more}" if named else free]
 
 

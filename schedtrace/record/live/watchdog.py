@@ -466,24 +466,28 @@ class Movement:
         """
         running = list(scheduler.running)
         seen = dict(map(_computed, running))
-        moved = any(self._seen.get(one) != tokens for one, tokens in seen.items())  # mostly the first has
+        moved = any(self._seen.get(name) != tokens for name, tokens in seen.items())  # mostly the first has
         self._seen = seen
         if any(map(_ended_by_itself, self._ran)):
             self.circles.clear()
-        again = self._watch([one for one in (*running, queues.head(scheduler)) if _preemptions(one)], now_s)
+        again = self._watch(
+            [request for request in (*running, queues.head(scheduler)) if _preemptions(request)], now_s
+        )
         self._ran = running if self.circles else []
         return moved or again
 
     def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
         """Return the request preempted most often for so long, without a token or any request's end."""
-        found = [
-            (one.restarts, request_id)
-            for request_id, one in self.circles.items()
-            if one.restarts >= RESTARTS and one.seen_s - one.since_s >= for_s and now_s - one.seen_s < for_s
+        candidates = [
+            (circle.restarts, request_id)
+            for request_id, circle in self.circles.items()
+            if circle.restarts >= RESTARTS
+            and circle.seen_s - circle.since_s >= for_s
+            and now_s - circle.seen_s < for_s
         ]
-        if not found:
+        if not candidates:
             return None
-        request_id = max(found)[1]
+        request_id = max(candidates)[1]
         return request_id, self.circles[request_id]
 
     def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
@@ -499,7 +503,7 @@ class Movement:
             if preemptions - circle.preemptions > circle.restarts:
                 circle.seen_s, circle.restarts, again = now_s, preemptions - circle.preemptions, True
         for request_id in [
-            one for one, circle in self.circles.items() if now_s - circle.seen_s > FORGOTTEN_S
+            name for name, circle in self.circles.items() if now_s - circle.seen_s > FORGOTTEN_S
         ]:
             del self.circles[request_id]
         return again

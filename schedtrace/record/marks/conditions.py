@@ -40,16 +40,16 @@ class DecidedCondition:
     def keep_values(self, place: int) -> None:
         """Have a part keep what it compares, where no part of it may be left out."""
         part, negated = _without_not(self._flagged[place])
-        kept: ast.expr
+        with_values: ast.expr
         match part:
             case ast.Compare(left, [operator], [right]):
                 operands = [self._kept(place, left), self._kept(place, right)]
-                kept = ast.Compare(operands[0], [operator], [operands[1]])
+                with_values = ast.Compare(operands[0], [operator], [operands[1]])
             case ast.BoolOp() | ast.IfExp() | ast.Compare() | ast.NamedExpr():
                 return
             case _:
-                kept = self._kept(place, part)
-        self._flagged[place] = ast.UnaryOp(ast.Not(), kept) if negated else kept
+                with_values = self._kept(place, part)
+        self._flagged[place] = ast.UnaryOp(ast.Not(), with_values) if negated else with_values
 
     def _kept(self, place: int, operand: ast.expr) -> ast.expr:
         if isinstance(operand, ast.Constant | ast.NamedExpr):
@@ -62,10 +62,10 @@ class DecidedCondition:
     def test(self) -> ast.expr:
         """The condition that keeps what is to be told; its truth and its effects are the same."""
         *before, last = self._flagged
-        kept = [self._with_flag(place, part) for place, part in enumerate(before)]
-        if not kept:
+        with_flags = [self._with_flag(place, part) for place, part in enumerate(before)]
+        if not with_flags:
             return last
-        return ast.BoolOp(ast.Or() if self.holds else ast.And(), [*kept, last])
+        return ast.BoolOp(ast.Or() if self.holds else ast.And(), [*with_flags, last])
 
     def _with_flag(self, place: int, part: ast.expr) -> ast.expr:
         false = ast.UnaryOp(ast.Not(), part)
@@ -107,8 +107,8 @@ class DecidedCondition:
         chosen = choices[-1]
         for place in reversed(range(len(choices) - 1)):
             flag = ast.Name(self._flag(place), ast.Load())
-            this, others = choices[place], chosen
-            chosen = ast.IfExp(flag, others, this) if self.holds else ast.IfExp(flag, this, others)
+            this, rest = choices[place], chosen
+            chosen = ast.IfExp(flag, rest, this) if self.holds else ast.IfExp(flag, this, rest)
         return chosen
 
 

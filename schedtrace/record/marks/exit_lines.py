@@ -141,26 +141,29 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
     """Return the cause and its detail; some guards lead to several, and what was noted there decides."""
     cause = site.cause(event.part)
-    found: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
+    cause_and_detail: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
         case guards.NOT_ELIGIBLE:
-            found = _NOT_ELIGIBLE[event.part]
+            cause_and_detail = _NOT_ELIGIBLE[event.part]
         case guards.BLOCKED_STATUS:
-            found = WAITING_STATUS_CAUSES.get(event.status_name or "", Cause.OTHER), event.status_name
+            cause_and_detail = (
+                WAITING_STATUS_CAUSES.get(event.status_name or "", Cause.OTHER),
+                event.status_name,
+            )
         case guards.QUEUE_OR_INPUT_BUDGET | Cause.QUEUE_EMPTY:
-            found = _queue_cause(event)
+            cause_and_detail = _queue_cause(event)
         case guards.ZERO_TOKENS:
             cap = zeroed[1] if zeroed is not None and zeroed[0] == event.request_id else None
-            found = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
+            cause_and_detail = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
             if cap is not None and guards.is_registered(cap):
-                found = cap, None
+                cause_and_detail = cap, None
         case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause_word == "PAUSED_ALL" or cause == Cause.PAUSED:
-            found = Cause.PAUSED, event.pause_word  # that state sets the token budget to 0
+            cause_and_detail = Cause.PAUSED, event.pause_word  # that state sets the token budget to 0
         case Cause.MAX_NUM_SEQS if event.held_back:
-            found = Cause.RANK_BALANCE, None  # the gate takes away the free seats
+            cause_and_detail = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
-            found = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
-    return found
+            cause_and_detail = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
+    return cause_and_detail
 
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:

@@ -248,8 +248,8 @@ def is_registered(word: str) -> bool:
     return any(guard.cause == word for guard in registered_guards().guards)
 
 
-def _checked(given: Iterable[Guard]) -> list[Guard]:
-    guards = list(given)
+def _checked(registered: Iterable[Guard]) -> list[Guard]:
+    guards = list(registered)
     for guard in guards:
         if not isinstance(guard, Guard):
             msg = f"{guard!r} is no Guard"

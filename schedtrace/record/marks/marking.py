@@ -199,9 +199,9 @@ class Marker:
         ``while a and b: body`` becomes ``while a: if b: body; else: mark; break``, with a mark behind it.
         """
         condition = node.test
-        [first, *others] = self._ends(node, loop, "condition", scope, condition)
+        [first, *following] = self._ends(node, loop, "condition", scope, condition)
         decided = self._decided[id(condition)]
-        for place, mark in reversed([*enumerate(others, start=1)]):
+        for place, mark in reversed([*enumerate(following, start=1)]):
             test, leave = syntax.at(condition, decided.tests[place]), syntax.at(condition, ast.Break())
             node.body = [syntax.at(condition, ast.If(test, node.body, [mark, leave]))]
         node.test, node.orelse = syntax.at(condition, decided.tests[0]), [first]
@@ -237,14 +237,14 @@ class Marker:
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
         budget, request = self._budget(scope), self._request_of(scope)
         cause = self._cause_of_exit(test, loop, scope)
-        known = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
+        guarded = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
         if cause == guards.NOT_ELIGIBLE:
             which = _mark_call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
-            return [self._mark(node, known, "exit", budget, request, ast.Constant(None), which)]
+            return [self._mark(node, guarded, "exit", budget, request, ast.Constant(None), which)]
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
-            return [self._mark(node, known, "refused", budget, request, arguments)]
+            return [self._mark(node, guarded, "refused", budget, request, arguments)]
         queue = self._name("request_queue", scope.fresh)
-        site, details = self._with_causes_of_parts(known, test, loop, scope, holds=not negated)
+        site, details = self._with_causes_of_parts(guarded, test, loop, scope, holds=not negated)
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
 
     def _request_of(self, scope: _Scope) -> ast.expr:
@@ -267,7 +267,9 @@ class Marker:
             return replace(site, guard=guard), []
         whole = guards.registered(self._module, syntax.names(test))
         causes = tuple(
-            found if (found := self._cause_of_exit(part, loop, scope)) != Cause.OTHER else whole or found
+            part_cause
+            if (part_cause := self._cause_of_exit(part, loop, scope)) != Cause.OTHER
+            else whole or part_cause
             for part in decided.parts
         )
         return self._with_parts(replace(site, causes=causes), test, decided)
@@ -362,15 +364,15 @@ class Marker:
     def _cap(self, limits: list[_Limit], loop: Loop, scope: _Scope) -> list[ast.stmt]:
         """Return the statements with the number kept before each, and one comparison after the last."""
         now = ast.Name(self._tokens, ast.Load())
-        kept = [BEFORE if not place else f"{BEFORE}_{place}" for place in range(len(limits))]
+        saved_names = [BEFORE if not place else f"{BEFORE}_{place}" for place in range(len(limits))]
         sites = []
         marked: list[ast.stmt] = []
-        for node, name in zip(limits, kept, strict=True):
+        for node, name in zip(limits, saved_names, strict=True):
             cause = guards.cap_of(self._module, loop, syntax.names(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
             marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
         about = [self._budget(scope), self._name(self._request, scope.fresh)]
-        counts = [*(ast.Name(name, ast.Load()) for name in kept), now]
+        counts = [*(ast.Name(name, ast.Load()) for name in saved_names), now]
         first, site = sites[0]
         mark = self._mark(first, site, "cap", *about, *counts)
         for node, site in sites[1:]:

@@ -82,29 +82,29 @@ def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
 
 def _node(module: ast.Module, function: FunctionType) -> ast.FunctionDef:
     """Return the function's definition; all other functions of ``module`` lose their bodies on the way."""
-    found = _thin_out(module, function.__code__)
-    if len(found) != 1 or found[0].decorator_list:
+    definitions = _thin_out(module, function.__code__)
+    if len(definitions) != 1 or definitions[0].decorator_list:
         msg = f"no undecorated definition of it stands in line {function.__code__.co_firstlineno}"
         raise UnprovableError(msg)
-    return found[0]
+    return definitions[0]
 
 
 def _thin_out(node: ast.AST, code: CodeType) -> list[ast.FunctionDef]:
-    found: list[ast.FunctionDef] = []
+    definitions: list[ast.FunctionDef] = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             if isinstance(child, ast.FunctionDef) and (child.lineno, child.name) == (
                 code.co_firstlineno,
                 code.co_name,
             ):
-                found.append(child)
+                definitions.append(child)
             elif child.lineno <= code.co_firstlineno <= (child.end_lineno or 0):
-                found += _thin_out(child, code)
+                definitions += _thin_out(child, code)
             else:
                 child.body = [ast.copy_location(ast.Pass(), child.body[0])]
         elif isinstance(child, ast.stmt | ast.excepthandler):
-            found += _thin_out(child, code)
-    return found
+            definitions += _thin_out(child, code)
+    return definitions
 
 
 def _find(code: CodeType, wanted: CodeType) -> CodeType:
@@ -136,21 +136,23 @@ _COMPARED = (
 )
 
 
-def _same(one: CodeType, other: CodeType) -> bool:
+def _same(first: CodeType, second: CodeType) -> bool:
     """Return whether two code objects do the same on the same lines."""
     return (
-        all(getattr(one, name) == getattr(other, name) for name in _COMPARED)
-        and list(one.co_lines()) == list(other.co_lines())
-        and len(one.co_consts) == len(other.co_consts)
-        and all(map(_same_constant, one.co_consts, other.co_consts))
+        all(getattr(first, name) == getattr(second, name) for name in _COMPARED)
+        and list(first.co_lines()) == list(second.co_lines())
+        and len(first.co_consts) == len(second.co_consts)
+        and all(map(_same_constant, first.co_consts, second.co_consts))
     )
 
 
-def _same_constant(one: Any, other: Any) -> bool:
-    if isinstance(one, CodeType) and isinstance(other, CodeType):
-        return _same(one, other)
+def _same_constant(first: Any, second: Any) -> bool:
+    if isinstance(first, CodeType) and isinstance(second, CodeType):
+        return _same(first, second)
     # 0.0 equals -0.0, and equal sets may be written in different orders
-    return type(one) is type(other) and (repr(one) == repr(other) or (_is_set(one) and one == other))
+    return type(first) is type(second) and (
+        repr(first) == repr(second) or (_is_set(first) and first == second)
+    )
 
 
 def _is_set(constant: Any) -> bool:

@@ -24,16 +24,16 @@ _PURE = (
 
 def names(node: ast.AST) -> frozenset[str]:
     """Return all names, attribute names and numbers (without 0) in a piece of code."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for part in ast.walk(node):
         match part:
             case ast.Name(id=name) | ast.Attribute(attr=name):
-                found.add(name)
+                texts.add(name)
             case ast.Constant(value=int() | float() as number) if number and number is not True:
-                found.add(str(number))
+                texts.add(str(number))
             case _:
                 pass
-    return frozenset(found)
+    return frozenset(texts)
 
 
 def binds(node: ast.AST) -> frozenset[str]:
@@ -46,8 +46,10 @@ def binds(node: ast.AST) -> frozenset[str]:
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             parts = [target]
         case ast.If(body=body, orelse=orelse):
-            ways = [frozenset[str]().union(*map(binds, way)) for way in (body, orelse) if not _leaves(way)]
-            return frozenset.intersection(*ways) if ways else frozenset()
+            bound = [
+                frozenset[str]().union(*map(binds, side)) for side in (body, orelse) if not _leaves(side)
+            ]
+            return frozenset.intersection(*bound) if bound else frozenset()
         case _:
             parts = []
     return frozenset[str]().union(*map(stores, parts))
@@ -153,10 +155,10 @@ def repeated_arguments(call: ast.Call | None) -> ast.expr | None:
     """
     if call is None or not all(map(is_pure, call.args)):
         return None
-    given = [
+    repeatable = [
         (keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg and is_pure(keyword.value)
     ]
-    keywords = ast.Dict([ast.Constant(name) for name, _ in given], [value for _, value in given])
+    keywords = ast.Dict([ast.Constant(name) for name, _ in repeatable], [value for _, value in repeatable])
     return copy.deepcopy(ast.Tuple([ast.Tuple(call.args, ast.Load()), keywords], ast.Load()))
 
 
@@ -202,14 +204,14 @@ def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
 def assigned_from(function: ast.FunctionDef, method: str) -> list[str]:
     """Return the variables that get what ``....method()`` returns, and nothing else."""
     stored = stored_names(function)
-    found: list[str] = []
+    assigned: list[str] = []
     for node in own_nodes(function):
         match node:
             case ast.Assign([ast.Name(name), *_], ast.Call(ast.Attribute(attr=called))) if called == method:
-                found.append(name)
+                assigned.append(name)
             case _:
                 pass
-    return [name for name in dict.fromkeys(found) if stored.count(name) == found.count(name)]
+    return [name for name in dict.fromkeys(assigned) if stored.count(name) == assigned.count(name)]
 
 
 def stored_names(function: ast.FunctionDef) -> list[str]:
@@ -230,7 +232,7 @@ def is_min_of(node: ast.stmt, name: str) -> bool:
     """Return whether it is ``name = min(..., name, ...)``, which never makes the value greater."""
     match node:
         case ast.Assign([ast.Name(target)], ast.Call(ast.Name("min"), arguments, [])) if target == name:
-            return any(isinstance(one, ast.Name) and one.id == name for one in arguments)
+            return any(isinstance(argument, ast.Name) and argument.id == name for argument in arguments)
         case _:
             return False
 
@@ -288,10 +290,10 @@ def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozense
         loop: All values of such a flag are set in it, each right before a ``break``.
         blocks: The variable that holds what ``allocate_slots`` returned.
     """
-    found = list(_flags_before_breaks([loop], blocks, succeeded=None))
+    settings = list(_flags_before_breaks([loop], blocks, succeeded=None))
     stored = stored_names(function)
-    flags_found = [name for name, _ in found]
-    wrong = {name for name, true in found if not true}
+    flags_found = [name for name, _ in settings]
+    wrong = {name for name, true in settings if not true}
     return frozenset(name for name in flags_found if stored.count(name) == flags_found.count(name)) - wrong
 
 
