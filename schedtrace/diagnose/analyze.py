@@ -221,18 +221,18 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 
 def _of_ranks(ranks: Ranks) -> list[Message]:
     """Return notices of lock-step ranks that have no trace here, and of clocks of several hosts."""
-    problems, found, off_us = [], len(ranks.each), ranks.uncertainty_us
+    problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing:
         sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."
-        problems.append(say(sentence, found=found, size=found + ranks.missing))
+        problems.append(say(sentence, found=recorded, size=recorded + ranks.missing))
     if ranks.hosts > 1:
-        known = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
+        difference = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
         problems.append(
             say(
                 "The ranks ran on {hosts:n host} whose clocks may {apart}: no comparison of their "
                 "times is better.",
                 ranks,
-                apart=known or "differ by an unknown time",
+                apart=difference or "differ by an unknown time",
             )
         )
     return problems

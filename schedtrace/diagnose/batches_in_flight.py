@@ -89,7 +89,7 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
         .collect()
     )
     stay = bool(members.height and members["stays"].sum() / members.height >= 0.9)  # noqa: PLR2004  # nearly all
-    found = []
+    rows = []
     for number in range(depth):
         mean = uneven.select(pl.col("sizes").list.get(number).mean()).item()
         names = (
@@ -97,7 +97,7 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
             if stay
             else pl.Series([], dtype=pl.String)
         )
-        found.append(
+        rows.append(
             Cohort(
                 cohort=number,
                 mean_requests=float(mean),
@@ -105,4 +105,4 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
                 requests=names.len(),
             )
         )
-    return found
+    return rows

@@ -80,10 +80,10 @@ def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
         return None
     best: Behind | None = None
     for trait, value, holds in _kinds(requests):
-        found = _behind(requests.with_columns(holds=holds), trait, room)
-        if found is None or found[1] < FOUND_FROM_FRAC * timeline.requests_us:
+        split = _behind(requests.with_columns(holds=holds), trait, room)
+        if split is None or split[1] < FOUND_FROM_FRAC * timeline.requests_us:
             continue
-        waiters, wait_us = found
+        waiters, wait_us = split
         if best is None or wait_us > best.wait_us:
             best = Behind(
                 trait=trait,
@@ -191,15 +191,15 @@ def _long_from(tokens: pl.Series) -> int | None:
 
 def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame, int] | None:
     """Return the waiters behind the requests that hold, and how long they waited in all."""
-    held, others = requests.filter("holds"), requests.filter(~pl.col("holds"))
-    waited_us = int(others["wait_us"].sum())
+    held, rest = requests.filter("holds"), requests.filter(~pl.col("holds"))
+    waited_us = int(rest["wait_us"].sum())
     if held.is_empty() or not waited_us:
         return None
-    larger = float(others["work"].mean() or 0) <= SHORT_FRAC * float(held["work"].mean() or 0)  # type: ignore[arg-type]  # numbers
+    larger = float(rest["work"].mean() or 0) <= SHORT_FRAC * float(held["work"].mean() or 0)  # type: ignore[arg-type]  # numbers
     if not (larger or trait == "at_once"):
         return None
-    there = level(others, "us", pl.col("us") + pl.col("runs_us"), there="demand")
-    waiters = others.join_asof(there, left_on="us", right_on="at").filter(
+    there = level(rest, "us", pl.col("us") + pl.col("runs_us"), there="demand")
+    waiters = rest.join_asof(there, left_on="us", right_on="at").filter(
         (pl.col("there") <= room) & (pl.col("wait_us") > 0)
     )
     wait_us = int(waiters["wait_us"].sum())
@@ -214,12 +214,12 @@ def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Findin
     Its advice comes first where it concerns more of the requests' time than the limit's own would gain; no
     gain can be stated for it.
     """
-    said = sentence(behind)
+    who_waited = sentence(behind)
     leads = behind.of_wait_frac >= MOST_FRAC
     changed = msgspec.structs.replace(
         finding,
-        verdict=said if leads else finding.verdict,
-        holder=finding.verdict if leads else said,
+        verdict=who_waited if leads else finding.verdict,
+        holder=finding.verdict if leads else who_waited,
         advice=[*finding.advice, _advice(timeline, behind)],
     )
     if finding.gain is None or finding.gain.saved_frac < behind.share_frac:

@@ -34,7 +34,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .join(_admissions(timeline), on="request_id", how="left")
         .sort("at")
     )
-    known = rows["prefix_hashes"].is_not_null().any()
+    has_hashes = rows["prefix_hashes"].is_not_null().any()
     blocks = (
         rows.group_by("trial", maintain_order=True)
         .agg("at", pl.col("prefix_hashes").fill_null(""))
@@ -47,7 +47,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .select("at", "blocks")
     )
     most = (pl.col("prompt_tokens") - 1) // size * size
-    shareable = pl.min_horizontal(pl.col("blocks") * size, most) if known else pl.lit(None, pl.Int64)
+    shareable = pl.min_horizontal(pl.col("blocks") * size, most) if has_hashes else pl.lit(None, pl.Int64)
     return (
         rows.join(blocks, on="at", how="left", maintain_order="left")
         .with_columns(
@@ -74,26 +74,26 @@ def shared_blocks(hashes: list[str]) -> list[int]:
     are its neighbours once all later ones are taken out, so they are taken out from the last to the first.
     """
     order = sorted(range(len(hashes)), key=hashes.__getitem__)
-    alike = [0, *(_alike(hashes[one], hashes[other]) for one, other in pairwise(order)), 0]
-    place = {one: at for at, one in enumerate(order, start=1)}
+    alike = [0, *(_alike(hashes[prompt], hashes[neighbour]) for prompt, neighbour in pairwise(order)), 0]
+    place = {prompt: at for at, prompt in enumerate(order, start=1)}
     before, after = list(range(-1, len(order) + 1)), list(range(1, len(order) + 3))
     with_before = [0, *alike[:-1], 0]  # at a place: what it shares with the one before it
-    found = [0] * len(hashes)
-    for one in reversed(range(len(hashes))):
-        at = place[one]
+    shared = [0] * len(hashes)
+    for prompt in reversed(range(len(hashes))):
+        at = place[prompt]
         previous, following = before[at], after[at]
-        found[one] = max(with_before[at], with_before[following])
+        shared[prompt] = max(with_before[at], with_before[following])
         with_before[following] = min(with_before[at], with_before[following])
         after[previous], before[following] = following, previous
-    return found
+    return shared
 
 
-def _alike(one: str, other: str) -> int:
+def _alike(first: str, second: str) -> int:
     """Return the leading blocks that two prompts share."""
-    least, most = 0, min(len(one), len(other)) // CHARACTERS
+    least, most = 0, min(len(first), len(second)) // CHARACTERS
     while least < most:
         middle = (least + most + 1) // 2
-        if one[: middle * CHARACTERS] == other[: middle * CHARACTERS]:
+        if first[: middle * CHARACTERS] == second[: middle * CHARACTERS]:
             least = middle
         else:
             most = middle - 1

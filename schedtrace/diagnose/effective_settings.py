@@ -182,18 +182,18 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
         engines: What each used, to say it of a limit; none: only where it comes from.
     """
     header = run.traces[0].header
-    found = []
+    settings = []
     for name, value_of in VALUES.items():
         value = value_of(header)
         if name == "data_parallel_size" and value is not None:  # independent ranks know of themselves only
             value = max(value, run.engines)
         if _is_plain(value):
-            found.append(with_origin(name, value, run))
-    for setting in found:
+            settings.append(with_origin(name, value, run))
+    for setting in settings:
         inert = why_inert(setting, header, configured_by(run))
         setting.inert = bool(inert)
         setting.explanation = joined([setting.explanation, inert, used(setting, engines)], "; ")
-    return [setting for setting in found if _says_something(setting, header)]
+    return [setting for setting in settings if _says_something(setting, header)]
 
 
 def _is_plain(value: Any) -> bool:
@@ -225,20 +225,20 @@ def without_followed(findings: list[Finding], settings: Sequence[EffectiveSettin
         settings: The run's.
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
-    found = [_without(finding, overridden) for finding in findings]
-    return sorted(found, key=lambda finding: finding.place)
+    changed = [_without(finding, overridden) for finding in findings]
+    return sorted(changed, key=lambda finding: finding.place)
 
 
 def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Finding:
-    kept = [advice for advice in finding.advice if not _was_given(advice, overridden)]
-    if len(kept) == len(finding.advice):
+    remaining = [advice for advice in finding.advice if not _was_given(advice, overridden)]
+    if len(remaining) == len(finding.advice):
         return finding
     first = finding.advice[0]
     return msgspec.structs.replace(
         finding,
-        advice=kept,
-        gain=finding.gain if first in kept else None,
-        refuted=finding.refuted if kept else [*finding.refuted, _why(overridden[str(first.setting)])],
+        advice=remaining,
+        gain=finding.gain if first in remaining else None,
+        refuted=finding.refuted if remaining else [*finding.refuted, _why(overridden[str(first.setting)])],
     )
 
 

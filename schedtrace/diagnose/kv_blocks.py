@@ -102,18 +102,18 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
     step, holder, blocks = _longest_refusal(timeline, seen["step"])
     at = seen if step is None else seen.filter(pl.col("step") == step)
     at = at.drop_nulls("held").sort("held", "blocks_needed", "step")
-    one = at.row((at.height - 1) // 2, named=True) if at.height else {}
+    row = at.row((at.height - 1) // 2, named=True) if at.height else {}
     return Need(
-        held_step=one.get("step"),
-        running=one.get("num_running_after"),
-        blocks_held=one.get("held"),
-        blocks_free=one.get("free"),
-        blocks_needed=one.get("blocks_needed"),
+        held_step=row.get("step"),
+        running=row.get("num_running_after"),
+        blocks_held=row.get("held"),
+        blocks_free=row.get("free"),
+        blocks_needed=row.get("blocks_needed"),
         blocks_total=timeline.header.kv_blocks_total,
         blocks_for_all=_for_all(timeline, held_each),
         largest_holder=holder,
         largest_holder_blocks=blocks,
-        set_aside=one.get("set_aside", 0),
+        set_aside=row.get("set_aside", 0),
     )
 
 
@@ -141,12 +141,12 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
     rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
     last = pl.lit(timeline.steps["step"].max())
     lasted = pl.col("step").shift(-1).fill_null(last) - pl.col("step")
-    known = rows.with_columns(lasted=lasted).filter(
+    with_holders = rows.with_columns(lasted=lasted).filter(
         (pl.col("holders").list.len() > 0) & pl.col("step").is_in(steps.implode())
     )
-    if known.is_empty():
+    if with_holders.is_empty():
         return None, None, None
-    longest = known.sort("lasted", "step", descending=[True, False]).row(0, named=True)
+    longest = with_holders.sort("lasted", "step", descending=[True, False]).row(0, named=True)
     return longest["step"], longest["holders"][0], sum(group[0] for group in longest["held"] if group)
 
 
@@ -177,7 +177,7 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
     refusals = refusals.filter(pl.col("holders").list.len() > 0).with_row_index("refusal")
     holders = _holders(timeline, refusals)
     total = timeline.header.kv_blocks_total
-    found = []
+    uses = []
     for number, group in enumerate(timeline.header.cache_groups):
         held = _number(pl.col("held"), number).list.get(pl.col("place"), null_on_oob=True)
         of_group = holders.with_columns(
@@ -185,13 +185,15 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
         ).drop_nulls(["blocks", "need"])
         if of_group.is_empty():
             continue
-        others = pl.when(pl.col("other_holders") > 0).then(_number(pl.col("other_held"), number)).otherwise(0)
+        unnamed = (
+            pl.when(pl.col("other_holders") > 0).then(_number(pl.col("other_held"), number)).otherwise(0)
+        )
         all_held = refusals.select(
-            blocks=_number(pl.col("held"), number).list.sum() + others,
+            blocks=_number(pl.col("held"), number).list.sum() + unnamed,
             known=_number(pl.col("held"), number).list.len() > 0,
         )
         taken = all_held.filter("known")["blocks"].mean()
-        found.append(
+        uses.append(
             GroupUse(
                 kind=group.kind,
                 block_size=group.block_size,
@@ -200,7 +202,7 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
                 share_of_pool=float(taken) / total if taken is not None and total else None,  # type: ignore[arg-type]  # integers
             )
         )
-    return found
+    return uses
 
 
 def _holders(timeline: Timeline, refusals: pl.DataFrame) -> pl.DataFrame:

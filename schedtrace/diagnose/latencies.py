@@ -85,10 +85,10 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
     The same as of a list in which each value stands ``weight`` times, without a row for each.
     """
-    known = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
-    if known.is_empty():
+    rows = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
+    if rows.is_empty():
         return None
-    us, passed = known["us"].cast(pl.Float64), known["passed"].to_numpy()
+    us, passed = rows["us"].cast(pl.Float64), rows["passed"].to_numpy()
     count = int(passed[-1])
 
     def quantile(part: float) -> float:
@@ -96,7 +96,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
         low, high = (us[int(passed.searchsorted(at, side="right"))] for at in (int(place), -(-place // 1)))
         return float(low + (place - int(place)) * (high - low)) / 1e3
 
-    total_us = sum((us * known["weight"]).to_list())
+    total_us = sum((us * rows["weight"]).to_list())
     return Distribution(
         count=count,
         mean=total_us / count / 1e3,
@@ -157,21 +157,21 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
     if ids is not None:
         stretches = stretches.filter(pl.col("request_id").is_in(ids.implode()))
     lost = pl.col("lost_tokens")
-    known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
+    tokens_known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
     each = pl.col("scheduled_tokens").clip(1)
-    silent = (-(-(known - pl.col("computed_tokens")) // each) - 1).clip(0)
+    silent = (-(-(tokens_known - pl.col("computed_tokens")) // each) - 1).clip(0)
     of_prompt = pl.col("computed_tokens") + pl.col("silent") * each < pl.col("prompt_tokens")
-    found = (
+    outputs = (
         with_work(timeline, stretches.collect())
         .drop_nulls("prompt_tokens")
         .with_columns(silent=silent)
         .filter(pl.col("step") + pl.col("silent") <= pl.col("last_step"))
         .sort("request_id", "step", maintain_order=True)
     )
-    found = place_of(found, steps, "step", "first")
+    outputs = place_of(outputs, steps, "step", "first")
     length = pl.col("last_step") - pl.col("step")
     return (
-        found.join(_last_outputs(timeline, steps), on="request_id", how="left", maintain_order="left")
+        outputs.join(_last_outputs(timeline, steps), on="request_id", how="left", maintain_order="left")
         .select(
             "request_id",
             opens=of_prompt & (lost < pl.col("prompt_tokens")),

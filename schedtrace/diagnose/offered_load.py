@@ -143,18 +143,18 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
         LENGTH_US.filter(pl.col("state") != NOT_RECORDED).sum().alias("all"),
     ).row(0)
     working = 1 - spent[0] / spent[1] if spent[1] else 0.0
-    known = _requests(timeline)
-    came = known.filter("came").drop("came")
+    requests = _requests(timeline)
+    arrived = requests.filter("came").drop("came")
     if timeline.closed_workload or came_at_once(timeline):
         return OfferedLoad("at_once", working)
-    largest = max(known.partition_by("trial"), key=lambda rows: rows.height, default=known)
+    largest = max(requests.partition_by("trial"), key=lambda rows: rows.height, default=requests)
     if timeline.requests_missing or largest.height < FEWEST:
         return OfferedLoad("unknown", working)
     loop = closed_loop(largest["came_us"].to_list(), largest["gone_us"].to_list())
     if loop is not None:
         latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
         return OfferedLoad("answers", working, loop=loop, latency_ms=latency_us / 1e3)
-    return _by_clock(timeline, came, known, working)
+    return _by_clock(timeline, arrived, requests, working)
 
 
 def came_at_once(timeline: Timeline) -> bool:
@@ -164,10 +164,10 @@ def came_at_once(timeline: Timeline) -> bool:
     """
     if timeline.present.height:
         return False
-    came = timeline.arrivals.filter(~pl.col("streaming_update"))
+    first_parts = timeline.arrivals.filter(~pl.col("streaming_update"))
     early = []
     for trial in timeline.trials():
-        steps, arrivals = timeline.trial_rows(timeline.steps, trial), timeline.trial_rows(came, trial)
+        steps, arrivals = timeline.trial_rows(timeline.steps, trial), timeline.trial_rows(first_parts, trial)
         if steps.is_empty() or arrivals.is_empty():
             continue
         done = steps["start_us"][int(DONE_FRAC * (steps.height - 1))]
@@ -204,16 +204,18 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _by_clock(timeline: Timeline, came: pl.DataFrame, known: pl.DataFrame, working: float) -> OfferedLoad:
-    ended = known.filter("answered")
-    offered, served = _per_s(came, "came_us"), _per_s(ended, "gone_us")
+def _by_clock(
+    timeline: Timeline, arrived: pl.DataFrame, requests: pl.DataFrame, working: float
+) -> OfferedLoad:
+    ended = requests.filter("answered")
+    offered, served = _per_s(arrived, "came_us"), _per_s(ended, "gone_us")
     if offered is None or served is None:
         return OfferedLoad("unknown", working)
-    each = came["tokens"].mean()
+    each = arrived["tokens"].mean()
     done = timeline.steps.select(pl.col("used_tokens").sum() - pl.col("recomputed_tokens").fill_null(0).sum())
-    parts, backlog = _backlogs(timeline, came)
+    parts, backlog = _backlogs(timeline, arrived)
     fullest, at_fullest = _at_fullest(timeline, working)
-    in_order = came.sort("came_us").with_columns(gone=pl.col("gone_us").cum_max().shift(1))
+    in_order = arrived.sort("came_us").with_columns(gone=pl.col("gone_us").cum_max().shift(1))
     periods = 1 + in_order.filter(pl.col("came_us") > pl.col("gone")).height
     return OfferedLoad(
         "clock",
@@ -227,7 +229,7 @@ def _by_clock(timeline: Timeline, came: pl.DataFrame, known: pl.DataFrame, worki
         and parts[-1] > (1 + GROWS_FRAC) * parts[1],
         backlog=backlog,
         busy_periods=periods,
-        requests_per_busy_period=came.height / periods,
+        requests_per_busy_period=arrived.height / periods,
         fullest=fullest,
         at_fullest_frac=at_fullest,
     )
@@ -250,14 +252,14 @@ def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
     return fullest, working * (1 - min(1.0, saved_us / timeline.busy_us))
 
 
-def _backlogs(timeline: Timeline, came: pl.DataFrame) -> tuple[list[float], int]:
+def _backlogs(timeline: Timeline, arrived: pl.DataFrame) -> tuple[list[float], int]:
     """Return the backlog: its mean in each part of the time in which requests came, and the last count.
 
     Of the first trial: each begins anew. Without a step in one of the parts the means show no growth.
     """
-    first = came.filter(pl.col("trial").eq_missing(pl.lit(came["trial"][0])))
+    first = arrived.filter(pl.col("trial").eq_missing(pl.lit(arrived["trial"][0])))
     begin, end = int(first["came_us"].min()), int(first["came_us"].max())  # type: ignore[arg-type]  # integers
-    there = timeline.trial_rows(timeline.steps, came["trial"][0]).filter(
+    there = timeline.trial_rows(timeline.steps, arrived["trial"][0]).filter(
         pl.col("start_us").is_between(begin, end)
     )
     each = there.select(

@@ -141,8 +141,10 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
 def judge(timeline: Timeline) -> Judged:
     """Return what all rules find in one engine."""
-    found = [finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)]
-    return judged(timeline, [allowed(timeline, finding) for finding in found])
+    findings = [
+        finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)
+    ]
+    return judged(timeline, [allowed(timeline, finding) for finding in findings])
 
 
 def _of_begin(timeline: Timeline) -> list[Message]:

@@ -78,7 +78,7 @@ def ranked(
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
     """Move a wait beneath uneven ranks if most of it was while another rank had room."""
     ranks = getattr(uneven.evidence, "ranks", [])
-    own = next((one for one in ranks if one.rank == root.engine_rank), None)
+    own = next((figures for figures in ranks if figures.rank == root.engine_rank), None)
     if own is None or root.leads or not RULES[root.code].charges:
         return False
     if own.avoidable_ms < MOST_OF_IT * own.waited_ms or not own.avoidable_ms:
@@ -106,11 +106,11 @@ def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
 
     A second one of the same engine is a symptom of the first if it is a root cause.
     """
-    kept: list[Finding] = []
+    distinct: list[Finding] = []
     for finding in findings:
         finding.engine_ranks = finding.engine_ranks or [finding.engine_rank]
-        of_kind = [one for one in kept if (one.code, one.cause) == (finding.code, finding.cause)]
-        new = next((one for one in of_kind if not {*finding.engine_ranks} <= {*one.engine_ranks}), None)
+        of_kind = [same for same in distinct if (same.code, same.cause) == (finding.code, finding.cause)]
+        new = next((same for same in of_kind if not {*finding.engine_ranks} <= {*same.engine_ranks}), None)
         if new is not None:
             add_shares(new, finding)
             new.engine_ranks = sorted({*new.engine_ranks, *finding.engine_ranks})
@@ -118,8 +118,8 @@ def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
         elif of_kind and finding.is_root:
             of_kind[0].symptoms = _one_of_each_kind([*of_kind[0].symptoms, _symptom(finding)])
         else:
-            kept.append(finding)
-    return kept
+            distinct.append(finding)
+    return distinct
 
 
 def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
@@ -138,16 +138,16 @@ def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
 
 def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
     """Put each symptom among these beneath the first of its root causes; returns those without one."""
-    others = []
+    unplaced = []
     for symptom in (finding for finding in findings if not finding.is_root):
         causes = {*KINDS[symptom.code].symptom_of}
         root = next((root for root in roots if _codes(root) & causes), None)
         if root is None:
             keeps = KINDS[symptom.code].holds_up
-            others.append(symptom if keeps else msgspec.structs.replace(symptom, severity="info"))
+            unplaced.append(symptom if keeps else msgspec.structs.replace(symptom, severity="info"))
         else:
             root.symptoms = [*root.symptoms, symptom]
-    return others
+    return unplaced
 
 
 def _specific_first(roots: list[Finding]) -> list[Finding]:
@@ -176,18 +176,19 @@ def _codes(root: Finding) -> set[str]:
 
 def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
     """Fold smaller waits under a larger one for which the same requests waited at least as long."""
-    kept: list[Finding] = []
+    remaining: list[Finding] = []
     for root in roots:
         effect_of = RULES[root.code].symptom_of
-        causes = [other for other in roots if other.code in effect_of and _share(other) >= _share(root)]
+        causes = [cause for cause in roots if cause.code in effect_of and _share(cause) >= _share(root)]
         larger = next(
-            (other for other in [*causes, *kept] if other in causes or _explains(timeline, other, root)), None
+            (cause for cause in [*causes, *remaining] if cause in causes or _explains(timeline, cause, root)),
+            None,
         )
         if larger is None:
-            kept.append(root)
+            remaining.append(root)
         else:
             larger.symptoms = [*larger.symptoms, _symptom(root)]
-    return kept
+    return remaining
 
 
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
@@ -237,12 +238,12 @@ def of_part(finding: Finding, part: float) -> Finding:
     return scaled
 
 
-def add_shares(finding: Finding, other: Finding) -> None:
-    """Add those of the same finding on another engine; both are of the whole."""
-    if finding.share_frac is not None and other.share_frac is not None:
-        _set_share(finding, min(1.0, finding.share_frac + other.share_frac))
-    if finding.gain is not None and other.gain is not None:
-        saved = finding.gain.saved_frac + other.gain.saved_frac
+def add_shares(finding: Finding, counterpart: Finding) -> None:
+    """Add the shares of the same finding on another engine; both are of the whole."""
+    if finding.share_frac is not None and counterpart.share_frac is not None:
+        _set_share(finding, min(1.0, finding.share_frac + counterpart.share_frac))
+    if finding.gain is not None and counterpart.gain is not None:
+        saved = finding.gain.saved_frac + counterpart.gain.saved_frac
         finding.gain = _saving(finding.gain, min(1.0, saved))
 
 

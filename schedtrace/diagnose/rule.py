@@ -19,7 +19,7 @@ class Threshold(NamedTuple):
     """A share of something, without which a rule finds nothing: one step can bring a run across it."""
 
     least_frac: float
-    found: Callable[[Finding], float | None]
+    share: Callable[[Finding], float | None]
     """The share that a finding was found for; None: it was found for something else."""
 
 
@@ -66,9 +66,9 @@ class Rule(Generic[Seen]):
 
     def __call__(self, seen: Seen) -> list[Finding]:
         """Return its findings in one engine's timeline, or in all ranks of a run."""
-        found = [*self.find(seen)]
-        for finding in found:
+        findings = [*self.find(seen)]
+        for finding in findings:
             finding.code = self.code
             for advice in finding.advice:
                 advice.proven = (finding.cause, advice.setting) in self.proven
-        return found
+        return findings

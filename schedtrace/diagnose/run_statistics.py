@@ -91,19 +91,19 @@ def engine_sums(timeline: Timeline) -> EngineSums:
 
 def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     """Return the fields of ``Outcomes``: requests by how they ended for the last time."""
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
-    known = pl.concat([timeline.present.select("request_id"), came]).unique()
+    arrived = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
+    requests = pl.concat([timeline.present.select("request_id"), arrived]).unique()
     last = timeline.finishes.unique("request_id", keep="last")
-    left = timeline.gone.join(known, on="request_id", how="semi")
+    left = timeline.gone.join(requests, on="request_id", how="semi")
     well = last["status"].is_in(FINISHED)
     itself = (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
     aborted = (last["status"] == "ABORTED") & ~itself
     return {
-        "arrived": came.height,
+        "arrived": arrived.height,
         "finished": int(well.sum()),
         "aborted": int(aborted.sum()),
         "errored": last.height - int(well.sum()) - int(aborted.sum()),
-        "unfinished": known.join(last, on="request_id", how="anti")
+        "unfinished": requests.join(last, on="request_id", how="anti")
         .join(left, on="request_id", how="anti")
         .height,
         "unrecorded": left.height,
@@ -150,17 +150,17 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
         return {}
     asked = timeline.known_requests.filter(~pl.col("streaming_update"))
     new = timeline.admitted.filter(pl.col("phase") == "new")
-    known = asked.join(new, on="request_id").select(
+    prompts = asked.join(new, on="request_id").select(
         prompt=pl.col("prompt_tokens").cast(pl.Int64), hit=pl.col("computed_tokens").cast(pl.Int64)
     )
     names = ["local_tokens", "external_tokens"]
     sources = timeline.lists.get("admitted", pl.LazyFrame(schema=names)).select(names).collect()
     return {
         "enabled": int(bool(timeline.header.enable_prefix_caching)),
-        "requests": known.height,
-        "requests_with_hit": known.filter(pl.col("hit") > 0).height,
-        "prompt_tokens": int(known["prompt"].sum()),
-        "hit_tokens": int(known["hit"].sum()),
+        "requests": prompts.height,
+        "requests_with_hit": prompts.filter(pl.col("hit") > 0).height,
+        "prompt_tokens": int(prompts["prompt"].sum()),
+        "hit_tokens": int(prompts["hit"].sum()),
         "local_tokens": _recorded(sources, "local_tokens"),
         "external_tokens": _recorded(sources, "external_tokens"),
     }
@@ -342,8 +342,8 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
 def _at_a_time(engines: Sequence[EngineSums], time: str) -> float | None:
     """Return the mean number of requests over each engine's busy time, from these two sums."""
     counts = [engine.counts for engine in engines]
-    known = [(one[time] or 0) / busy for one in counts if (busy := one["busy_us"])]
-    return sum(known) if known else None
+    means = [(sums[time] or 0) / busy for sums in counts if (busy := sums["busy_us"])]
+    return sum(means) if means else None
 
 
 def _mean(parts: Sequence[tuple[float, int]]) -> float | None:

@@ -99,13 +99,13 @@ def slow_groups(timeline: Timeline) -> list[SlowGroup]:
         return []
     steps = steps.with_columns(log_factor=(pl.col("busy_us") / model.predicted()).log())
     spread = _spread(steps["log_factor"])
-    found = [
+    groups = [
         slow
         for group in _candidates(timeline, steps)
         if (slow := _judged(group, steps, spread)) is not None and not _of_slowdown(timeline, slow)
     ]
-    found.sort(key=lambda slow: -slow.explained)
-    return [slow for slow in found if slow.explained >= NEAR_TIE * found[0].explained]
+    groups.sort(key=lambda slow: -slow.explained)
+    return [slow for slow in groups if slow.explained >= NEAR_TIE * groups[0].explained]
 
 
 def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
@@ -143,35 +143,35 @@ def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | Non
     prefills = steps.group_by(inside.alias("inside")).agg((pl.col("prefill_tokens") > 0).sum() > 0)
     if prefills["prefill_tokens"].sum() == 1:  # the model cannot know what prefill tokens of one side take
         steps = steps.filter(pl.col("prefill_tokens") == 0)
-    others, members = steps.filter(~inside), steps.filter(inside)
-    if members.height < FEWEST_OF_GROUP or others.height < FEWEST_STEPS:
+    rest, members = steps.filter(~inside), steps.filter(inside)
+    if members.height < FEWEST_OF_GROUP or rest.height < FEWEST_STEPS:
         return None
-    rough = nearly_predicted(others, members)
+    rough = nearly_predicted(rest, members)
     if rough is not None and median(members["busy_us"] / rough) < ROUGHLY_SLOW_FACTOR:
         return None  # nine tenths of the groups need no fit that outliers do not rule
-    model = fit_step_time(others)
+    model = fit_step_time(rest)
     if model is None:
         return None
     expected = model.predicted().alias("expected_us")
     members = members.with_columns(expected).with_columns(factor=pl.col("busy_us") / pl.col("expected_us"))
-    others = others.with_columns(factor=pl.col("busy_us") / expected)
-    of_others = others["factor"]
+    rest = rest.with_columns(factor=pl.col("busy_us") / expected)
+    of_others = rest["factor"]
     factor, high = median(members["factor"]), of_others.quantile(QUANTILE)
     low = members["factor"].quantile(1 - QUANTILE)
     if factor < SLOW_FACTOR or low is None or high is None or low <= high:
         return None
-    if group.kind == "request" and not _begins_and_ends_with(members, others):
+    if group.kind == "request" and not _begins_and_ends_with(members, rest):
         return None
-    left = _spread(members["factor"].log()) * members.height + _spread(of_others.log()) * others.height
+    left = _spread(members["factor"].log()) * members.height + _spread(of_others.log()) * rest.height
     return SlowGroup(group, members, factor, 1 - left / steps.height / spread, model.error_frac)
 
 
-def _begins_and_ends_with(members: pl.DataFrame, others: pl.DataFrame) -> bool:
+def _begins_and_ends_with(members: pl.DataFrame, rest: pl.DataFrame) -> bool:
     """Return whether steps get slow when the request comes and fast when it goes, within its trial.
 
     A machine that is slow for a while does not wait for a request to come and go.
     """
-    trial = others.filter(pl.col("trial").eq_missing(pl.lit(members["trial"][0])))
+    trial = rest.filter(pl.col("trial").eq_missing(pl.lit(members["trial"][0])))
     before = trial.filter(pl.col("step") < members["step"].min()).tail(WINDOW)["factor"]
     after = trial.filter(pl.col("step") > members["step"].max()).head(WINDOW)["factor"]
     sides = ((before, members["factor"].head(WINDOW)), (after, members["factor"].tail(WINDOW)))

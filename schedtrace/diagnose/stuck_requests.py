@@ -109,7 +109,7 @@ def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
     if usable is None or blocks_needed(timeline.header, 1) is None:
         return []
     prompts = asked.select("request_id", "prompt_tokens").iter_rows()
-    return [one for one, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
+    return [name for name, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
 
 
 def _last_scheduled(timeline: Timeline) -> pl.DataFrame:
@@ -193,14 +193,14 @@ def _with_first_step(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
 
 def _ready(timeline: Timeline) -> pl.DataFrame:
     """Return ``request_id``, ``own`` (the cause that is over) and ``ready_us``."""
-    found = [pl.DataFrame(schema={"request_id": pl.String, "own": pl.String, "ready_us": pl.Int64})]
+    frames = [pl.DataFrame(schema={"request_id": pl.String, "own": pl.String, "ready_us": pl.Int64})]
     if "grammars" in timeline.lists:
         compiled = timeline.lists["grammars"].filter(~pl.col("failed"))
-        found.append(_latest(compiled, Cause.GRAMMAR_PENDING, "compiled_us"))
+        frames.append(_latest(compiled, Cause.GRAMMAR_PENDING, "compiled_us"))
     if "kv_loads" in timeline.lists:
         arrived = timeline.lists["kv_loads"].filter(pl.col("event") == "arrived")
-        found.append(_latest(arrived, Cause.REMOTE_KV_PENDING, "at_us"))
-    return pl.concat(found)
+        frames.append(_latest(arrived, Cause.REMOTE_KV_PENDING, "at_us"))
+    return pl.concat(frames)
 
 
 def _latest(rows: pl.LazyFrame, cause: Cause, ready: str) -> pl.DataFrame:
@@ -250,7 +250,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     )
     fruitless = restarted & (pl.col("end") - pl.col("high") <= GAIN_FRAC * pl.col("again"))
     left = timeline.finishes.filter(~pl.col("status").is_in(GONE))
-    found = (
+    restarting = (
         attempts.group_by("request_id", maintain_order=True)
         .agg(
             pl.col("trial").first(),
@@ -269,7 +269,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
         .with_columns(unfinished=~pl.col("request_id").is_in(left["request_id"].implode()))
         .sort("recomputed_tokens", descending=True, maintain_order=True)
     )
-    mine = pl.col("request_id").is_in(found["request_id"].implode())
-    others = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
-    alone = pl.lit(value=True) if others is None else pl.col("first_step") > others
-    return found.with_columns(hopeless=pl.col("unfinished") & alone)
+    mine = pl.col("request_id").is_in(restarting["request_id"].implode())
+    last_of_rest = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
+    alone = pl.lit(value=True) if last_of_rest is None else pl.col("first_step") > last_of_rest
+    return restarting.with_columns(hopeless=pl.col("unfinished") & alone)

@@ -84,10 +84,10 @@ def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
 def lives(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
     """Return when each request was in the scheduler, as much of it as lies between two moments."""
     there = trace.present.select("request_id", queued_us="at_us")
-    came = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
+    begun = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
     ended = trace.finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
     return (
-        came.group_by("request_id")
+        begun.group_by("request_id")
         .agg(begin_us=pl.col("queued_us").min())
         .join(ended, on="request_id", how="left")
         .select(begin_us="begin_us", end_us=pl.col("end_us").fill_null(end_us))
@@ -104,7 +104,7 @@ def counted_time(run: RunReport) -> Message:
     trials = [trial for trial in run.trials if trial.throughput_s]
     counted = sum({trial.trial: trial.throughput_s or 0.0 for trial in trials}.values())
     lasted = sum(
-        max((one.duration_s or 0.0 for one in trials if one.trial == number), default=0.0)
+        max((report.duration_s or 0.0 for report in trials if report.trial == number), default=0.0)
         for number in {trial.trial for trial in trials}
     )
     busy = max((_busy_s(run, rank) for rank in {trial.engine_rank for trial in trials}), default=0.0)

@@ -47,12 +47,12 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     own = computing | next_step
     taken = pl.when(own).then(overlap_us(states, timeline.host_spans))
     on_its_way = pl.col("state") == "front_end"
-    kept = pl.when(on_its_way).then(overlap_us(_at_the_engine(timeline, states), timeline.host_spans))
+    delayed = pl.when(on_its_way).then(overlap_us(_at_the_engine(timeline, states), timeline.host_spans))
     starved = pl.when(own).then(starved_us(timeline.events, states)).otherwise(0)
-    states = states.with_columns(lost_us=pl.coalesce(taken, kept, 0), starved_us=starved)
+    states = states.with_columns(lost_us=pl.coalesce(taken, delayed, 0), starved_us=starved)
     host = pl.when(computing).then(pl.max_horizontal("host_us", "lost_us")).otherwise(0)
     none = pl.lit(None, pl.String)
-    others = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
+    rest = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
     charged = timeline.charges.filter(pl.col("state") != "recompute")
     of_charge = pl.when(pl.col("charge").is_in([*CHARGES])).then("cause").otherwise("charge")
     interrupted = pl.col("charge") == INTERRUPTED
@@ -68,7 +68,7 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
             cause=pl.when(of_kv).then(pl.lit(str(Cause.KV_BLOCKS))).otherwise("cause"),
             us="time_us",
         ),
-        others.select(
+        rest.select(
             part=pl.when(next_step).then("cause").otherwise("state"),
             cause=none,
             us=LENGTH_US - pl.max_horizontal(host, "lost_us") - pl.col("starved_us"),
@@ -104,11 +104,11 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
         return []
     moments = _moments(timeline)
     everything = _between(states, moments)
-    found = []
+    times = []
     for (state, cause), rows in states.group_by("state", "cause", maintain_order=True):
         time_us = int(rows.select(LENGTH_US.sum()).item())
         parts = zip(_between(rows, moments), everything, strict=True)
-        found.append(
+        times.append(
             RequestTime(
                 engine_rank=timeline.rank,
                 state=str(state),
@@ -119,7 +119,7 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
                 strip=[part / whole if whole else 0.0 for part, whole in parts],
             )
         )
-    return sorted(found, key=lambda share: (-share.time_ms, share.state, share.cause or ""))
+    return sorted(times, key=lambda share: (-share.time_ms, share.state, share.cause or ""))
 
 
 def engine_time(timeline: Timeline) -> list[EngineTime]:

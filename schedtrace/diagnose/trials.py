@@ -98,14 +98,18 @@ def _report(
         seconds: That count for throughput where it did not; None: there are none.
     """
     first = timelines[0]
-    finishes = _together([one.trial_rows(one.finishes, trial) for one in timelines])  # times only differ
-    steps = _together([_on_clock_of(first, one, one.trial_rows(one.steps, trial)) for one in timelines])
+    finishes = _together([timeline.trial_rows(timeline.finishes, trial) for timeline in timelines])
+    steps = _together(
+        [_on_clock_of(first, timeline, timeline.trial_rows(timeline.steps, trial)) for timeline in timelines]
+    )
     working = steps.filter(pl.col("total_requests") > 0)
-    begins = trial is not None or all(one.begins for one in timelines)
+    begins = trial is not None or all(timeline.begins for timeline in timelines)
     begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
-    latencies = _together([one.trial_rows(request_latencies(one), trial) for one in timelines])
-    queued = _together([one.trial_rows(queue_times(one, one.request_states), trial) for one in timelines])
+    latencies = _together([timeline.trial_rows(request_latencies(timeline), trial) for timeline in timelines])
+    queued = _together(
+        [timeline.trial_rows(queue_times(timeline, timeline.request_states), trial) for timeline in timelines]
+    )
     lives = Fact.LIVES in first.facts
     report = TrialReport(
         trial=trial,

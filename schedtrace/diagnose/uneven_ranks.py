@@ -237,14 +237,14 @@ def _lockstep_frac(ranks: Ranks) -> float | None:
 
 def _why(figures: list[RankFigures], rank: int) -> str:
     """Return why this rank has more to do than the others."""
-    own = next(one for one in figures if one.rank == rank)
-    others = [one for one in figures if one.rank != rank]
-    mean = sum(one.requests for one in others) / len(others)
+    own = next(figure for figure in figures if figure.rank == rank)
+    rest = [figure for figure in figures if figure.rank != rank]
+    mean = sum(figure.requests for figure in rest) / len(rest)
     if own.requests > LARGER * mean:
         return "client" if own.chosen >= MOST_CHOSEN * own.requests else "requests"
     for name in ("mean_prompt_tokens", "mean_output_tokens"):
         own_length = getattr(own, name)
-        lengths = [length for one in others if (length := getattr(one, name)) is not None]
+        lengths = [length for figure in rest if (length := getattr(figure, name)) is not None]
         if own_length is not None and lengths and own_length > LARGER * sum(lengths) / len(lengths):
             return "lengths"
     return "unknown"

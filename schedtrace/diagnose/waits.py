@@ -84,5 +84,5 @@ def steps_inside(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
 
 def mean(rows: pl.DataFrame, value: pl.Expr) -> float | None:
     """Return the mean over the rows that have it."""
-    found = rows.select(value.cast(pl.Float64).mean()).item()
-    return None if found is None else float(found)
+    average = rows.select(value.cast(pl.Float64).mean()).item()
+    return None if average is None else float(average)

@@ -396,7 +396,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
     def every_finding(self) -> list[Finding]:
         """Return the root causes, each followed by its symptoms, and symptoms of none."""
-        return [one for finding in self.findings for one in (finding, *finding.symptoms)]
+        return [listed for finding in self.findings for listed in (finding, *finding.symptoms)]
 
 
 class Report(msgspec.Struct, kw_only=True):
