@@ -62,12 +62,12 @@ class Timelines:
             self._place, self._last = place, self._made(self._run.traces.once(place))
         return self._last
 
-    def of_rank(self, rank: int) -> Timeline:
+    def rank_timeline(self, rank: int) -> Timeline:
         """Return the timeline of this data-parallel rank."""
         return self.at([header.engine_rank for header in self._run.traces.headers].index(rank))
 
     def _made(self, trace: Trace) -> Timeline:
-        self.problems = _of_trace(trace)
+        self.problems = _trace_problems(trace)
         timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
         timeline.offset_us = offset(trace.header, self._run.traces.headers[0]).us
         if self._window is None:
@@ -91,7 +91,7 @@ class Timelines:
             raise UsageError(msg)
 
 
-def _of_trace(trace: Trace) -> list[Message]:
+def _trace_problems(trace: Trace) -> list[Message]:
     """Return what is wrong with the file, and the recorder's notices."""
     notices = [f"{trace.path}: {notice}" for notice in trace.notices]
     return [say("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
@@ -121,7 +121,7 @@ def analyze_run(
     trials = [report for engine in engines for report in engine.trials]
     if run.engines > 1:
         over_all_engines(trials, counted_s(engine.sums.spans for engine in engines))
-    ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
+    ranks = Ranks([engine.rank for engine in engines], timelines.rank_timeline)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
     findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
@@ -138,7 +138,7 @@ def analyze_run(
         path=str(run.path),
         label=run.label,
         config=config_of(run),
-        problems=[*of_files, *of_traces, *of_queues, *_of_ranks(ranks), *_of_run(run.manifest)],
+        problems=[*of_files, *of_traces, *of_queues, *_rank_problems(ranks), *_run_problems(run.manifest)],
         verdict=verdict([engine.unlimited for engine in engines], findings, split),
         time_split=split,
         trials=trials,
@@ -219,7 +219,7 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
     return lambda finding: Severity[finding.severity.upper()] >= least
 
 
-def _of_ranks(ranks: Ranks) -> list[Message]:
+def _rank_problems(ranks: Ranks) -> list[Message]:
     """Return notices of lock-step ranks that have no trace here, and of clocks of several hosts."""
     problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing:
@@ -238,7 +238,7 @@ def _of_ranks(ranks: Ranks) -> list[Message]:
     return problems
 
 
-def _of_run(manifest: Manifest | None) -> list[Message]:
+def _run_problems(manifest: Manifest | None) -> list[Message]:
     """Return how the run ended, and trials that did not begin with an empty prefix cache."""
     problems: list[Message] = []
     if manifest is None:

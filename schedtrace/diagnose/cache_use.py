@@ -100,13 +100,13 @@ def _alike(first: str, second: str) -> int:
     return least
 
 
-STEPS_OF_A_BLOCK = 16
+STEPS_PER_BLOCK = 16
 """vLLM's block size on GPUs, where the trace does not tell it."""
 
 
-def steps_of_a_block(timeline: Timeline) -> int:
+def steps_per_block(timeline: Timeline) -> int:
     """Return the steps in which a decoding request fills one KV block; a shorter stay fills none."""
-    return timeline.header.block_size or STEPS_OF_A_BLOCK
+    return timeline.header.block_size or STEPS_PER_BLOCK
 
 
 @made_once
@@ -116,7 +116,7 @@ def resumptions(timeline: Timeline) -> pl.DataFrame:
     Columns: those of ``model.trace.Preemption``, ``step``, ``trial`` and
 
     * ``lasted_steps``: steps since the request was last admitted; null where that is not in the trace,
-    * ``cycle``: at most ``steps_of_a_block``,
+    * ``cycle``: at most ``steps_per_block``,
     * ``resumed_step``: the step that admitted it again; null if none did before it ended or the trace did,
     * ``found_tokens``: of ``lost_tokens``, those it found in a cache then; null with ``resumed_step``,
     * ``away_us``: from the start of the step that preempted it to that of ``resumed_step``, or to its end, or
@@ -155,7 +155,7 @@ def resumptions(timeline: Timeline) -> pl.DataFrame:
             ),
             away_us=pl.coalesce("resumed_us", "finished_us", pl.lit(end_us)) - pl.col("start_us"),
         )
-        .with_columns(cycle=(pl.col("lasted_steps") <= steps_of_a_block(timeline)).fill_null(value=False))
+        .with_columns(cycle=(pl.col("lasted_steps") <= steps_per_block(timeline)).fill_null(value=False))
         .sort("at")
         .drop("at", "admitted_step", "computed_tokens", "resumed_us", "finished_us")
     )

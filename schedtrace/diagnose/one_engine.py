@@ -133,7 +133,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
         use=use_of(timeline),
-        problems=[*_of_begin(timeline), *_of_queue(timeline)],
+        problems=[*_begin_problems(timeline), *_queue_problems(timeline)],
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
@@ -147,7 +147,7 @@ def judge(timeline: Timeline) -> Judged:
     return judged(timeline, [allowed(timeline, finding) for finding in findings])
 
 
-def _of_begin(timeline: Timeline) -> list[Message]:
+def _begin_problems(timeline: Timeline) -> list[Message]:
     """Return requests that were there when the trace began."""
     if timeline.there_first.is_empty():
         return []
@@ -161,7 +161,7 @@ def _of_begin(timeline: Timeline) -> list[Message]:
     ]
 
 
-def _of_queue(timeline: Timeline) -> list[Message]:
+def _queue_problems(timeline: Timeline) -> list[Message]:
     """Return a queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []

@@ -65,14 +65,14 @@ def ranked(
     run_others = _placed(run_roots, of_ranks)
     of_code = {root.code: root for root in run_roots}
     uneven, stall = of_code.get(rank_imbalance.RULE.code), of_code.get(prefill_stall.RULE.code)
-    roots, symptoms = _of_run(engines)
+    roots, symptoms = _pooled_findings(engines)
     roots = [
         root
         for root in _roots(roots)
         if not (uneven is not None and _for_want_of_balance(uneven, root))
         and not (stall is not None and _slow_for_others(stall, root, stalled))
     ]
-    return [*_one_of_each_kind(_roots([*roots, *run_roots])), *_one_of_each_kind([*run_others, *symptoms])]
+    return [*_distinct(_roots([*roots, *run_roots])), *_distinct([*run_others, *symptoms])]
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
@@ -98,10 +98,10 @@ def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozen
 
 def _put_beneath(cause: Finding, root: Finding) -> None:
     """Make a root cause, with its symptoms, a symptom of another; what it advises would treat an effect."""
-    cause.symptoms = _one_of_each_kind([*cause.symptoms, *root.symptoms, _symptom(root)])
+    cause.symptoms = _distinct([*cause.symptoms, *root.symptoms, _symptom(root)])
 
 
-def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
+def _distinct(findings: list[Finding]) -> list[Finding]:
     """Return what several engines show once: the first of it, with the ranks and the symptoms of the others.
 
     A second one of the same engine is a symptom of the first if it is a root cause.
@@ -114,15 +114,15 @@ def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
         if new is not None:
             add_shares(new, finding)
             new.engine_ranks = sorted({*new.engine_ranks, *finding.engine_ranks})
-            new.symptoms = _one_of_each_kind([*new.symptoms, *finding.symptoms])
+            new.symptoms = _distinct([*new.symptoms, *finding.symptoms])
         elif of_kind and finding.is_root:
-            of_kind[0].symptoms = _one_of_each_kind([*of_kind[0].symptoms, _symptom(finding)])
+            of_kind[0].symptoms = _distinct([*of_kind[0].symptoms, _symptom(finding)])
         else:
             distinct.append(finding)
     return distinct
 
 
-def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
+def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
     """Return the root causes and the other symptoms of all engines, with shares of all requests' time."""
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
@@ -131,8 +131,8 @@ def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
     symptoms: list[Finding] = []
     for engine in engines:
         part = engine.requests_us / total_us if total_us else 1.0
-        roots += [of_part(finding, part) for finding in engine.roots]
-        symptoms += [of_part(finding, part) for finding in engine.symptoms]
+        roots += [share_scaled(finding, part) for finding in engine.roots]
+        symptoms += [share_scaled(finding, part) for finding in engine.symptoms]
     return roots, symptoms
 
 
@@ -218,7 +218,7 @@ QUOTED = "share"
 """The argument of a verdict that is the finding's ``share_frac``."""
 
 
-def of_part(finding: Finding, part: float) -> Finding:
+def share_scaled(finding: Finding, part: float) -> Finding:
     """Return the same finding, its shares as those of a whole of which the engine is this part.
 
     The verdict quotes the new share; clauses of it with another share are about one engine, and are left out.
@@ -228,7 +228,7 @@ def of_part(finding: Finding, part: float) -> Finding:
     scaled = msgspec.structs.replace(
         finding,
         gain=_saving(gain, gain.saved_frac * part) if gain else None,
-        symptoms=[of_part(symptom, part) for symptom in finding.symptoms],
+        symptoms=[share_scaled(symptom, part) for symptom in finding.symptoms],
     )
     if share is not None and quotes_share(finding):
         _set_share(scaled, share * part)

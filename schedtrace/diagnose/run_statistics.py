@@ -237,16 +237,16 @@ def _added(engines: Sequence[EngineSums]) -> dict[str, int]:
 
 
 def _latency(requests: pl.DataFrame) -> list[ClassLatency]:
-    rows = [_of_class("all", "", requests)]
+    rows = [_class_latency("all", "", requests)]
     for by in ("priority", "lora"):
         classes = requests.partition_by(by, as_dict=True)
         if len(classes) > 1 or (by == "lora" and requests["lora"].null_count() < requests.height):
             ordered = sorted(classes.items(), key=lambda item: (item[0][0] is not None, item[0][0]))
-            rows += [_of_class(by, "" if key is None else str(key), rows_) for (key,), rows_ in ordered]
+            rows += [_class_latency(by, "" if key is None else str(key), rows_) for (key,), rows_ in ordered]
     return rows
 
 
-def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
+def _class_latency(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
     own_us = int(requests["own_us"].sum())
     return ClassLatency(
         by=by,
@@ -314,7 +314,7 @@ def _engines(engines: Sequence[EngineSums], ranks: Ranks) -> list[EngineFigures]
         if ranks.loads is not None:
             _at_the_same_time(ranks.loads, figures)
     if ranks.lockstep:
-        _of_lockstep(ranks, figures)
+        _add_lockstep(ranks, figures)
     return figures
 
 
@@ -363,7 +363,7 @@ def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
         row.mean_waiting = sum(waiting for _, waiting in own)
 
 
-def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
+def _add_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
     """Set the dummy batches by the common step counter, and what ranks waited for others' prefills."""
     dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
     stalls = ranks.prefill_stalls

@@ -60,7 +60,7 @@ TRAITS = {
 
 
 @dataclass(frozen=True)
-class Group:
+class StepGroup:
     """Steps that share something."""
 
     kind: str
@@ -79,7 +79,7 @@ class Group:
 class SlowGroup:
     """A group whose steps take longer than their work explains."""
 
-    group: Group
+    group: StepGroup
     steps: pl.DataFrame
     """``step``, ``trial``, ``total_requests``, ``busy_us``, ``expected_us`` and ``factor`` of each."""
     factor: float
@@ -102,13 +102,13 @@ def slow_groups(timeline: Timeline) -> list[SlowGroup]:
     groups = [
         slow
         for group in _candidates(timeline, steps)
-        if (slow := _judged(group, steps, spread)) is not None and not _of_slowdown(timeline, slow)
+        if (slow := _judged(group, steps, spread)) is not None and not _is_slowdown(timeline, slow)
     ]
     groups.sort(key=lambda slow: -slow.explained)
     return [slow for slow in groups if slow.explained >= NEAR_TIE * groups[0].explained]
 
 
-def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
+def _is_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
     """Return whether these steps are slow since the device was for a time: that tells better which are."""
     slower = timeline.events.filter(pl.col("kind") == SLOWER)["step"]
     inside = slow.steps["step"].is_in(slower.implode())
@@ -137,7 +137,7 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | None:
+def _judged(group: StepGroup, steps: pl.DataFrame, spread: float) -> SlowGroup | None:
     """Return the group with what its steps should take; None unless it is clearly slow."""
     inside = pl.col("step").is_in(group.members.implode())
     prefills = steps.group_by(inside.alias("inside")).agg((pl.col("prefill_tokens") > 0).sum() > 0)
@@ -186,7 +186,7 @@ def _spread(log_factors: pl.Series) -> float:
     return float((log_factors - log_factors.median()).abs().mean() or 0.0)  # type: ignore[arg-type]  # floats
 
 
-def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[StepGroup]:
     return [
         *_traits(timeline, steps),
         *_batch_sizes(steps),
@@ -196,7 +196,7 @@ def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
     ]
 
 
-def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
+def _batch_sizes(steps: pl.DataFrame) -> list[StepGroup]:
     """Return all steps above a batch size at which decode steps get longer with a jump."""
     decodes = steps.filter(pl.col("prefill_tokens") == 0).sort("total_requests", "step")
     sizes, busy = decodes["total_requests"], decodes["busy_us"]
@@ -219,44 +219,44 @@ def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
     seen = steps["total_requests"].unique()  # those of steps with a prefill, too
     below = [int(seen.filter(seen < above).max() or 0) for _, _, above in largest]  # type: ignore[arg-type]  # integers
     return [
-        Group("batch_size", steps.filter(pl.col("total_requests") > size)["step"], size=size)
+        StepGroup("batch_size", steps.filter(pl.col("total_requests") > size)["step"], size=size)
         for size in below
     ]
 
 
-def _mixed(steps: pl.DataFrame) -> list[Group]:
+def _mixed(steps: pl.DataFrame) -> list[StepGroup]:
     """Return steps that prefill and decode, where others only prefill: else the model cannot price both."""
     decodes, prefills = pl.col("decode_tokens") > 0, pl.col("prefill_tokens") > 0
     if steps.filter(prefills & ~decodes).height < FEWEST_OF_GROUP:
         return []
-    return [Group("mixed", steps.filter(prefills & decodes)["step"])]
+    return [StepGroup("mixed", steps.filter(prefills & decodes)["step"])]
 
 
-def _first(steps: pl.DataFrame) -> list[Group]:
+def _first(steps: pl.DataFrame) -> list[StepGroup]:
     """Return the first steps of all, and the first of every batch size."""
     uses = pl.col("step") == pl.col("step").min().over("total_requests")
     return [
-        *(Group("first_steps", steps["step"].head(many), size=many) for many in FIRST_STEPS),
-        Group("first_use", steps.filter(uses)["step"]),
+        *(StepGroup("first_steps", steps["step"].head(many), size=many) for many in FIRST_STEPS),
+        StepGroup("first_use", steps.filter(uses)["step"]),
     ]
 
 
-def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[StepGroup]:
     groups = []
     for trait, (_, has_it) in TRAITS.items():
         asked = timeline.known_requests.filter(has_it)["request_id"]
         if asked.is_empty():
             continue
         members = _steps_with(timeline, steps, asked)
-        groups.append(Group("trait", members, trait=trait, requests=tuple(asked)))
+        groups.append(StepGroup("trait", members, trait=trait, requests=tuple(asked)))
     return groups
 
 
-def _requests(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+def _requests(timeline: Timeline, steps: pl.DataFrame) -> list[StepGroup]:
     """Return the requests whose steps are the slowest of all by the common model."""
     slowest = _slowest_requests(timeline, steps)
     return [
-        Group("request", _steps_with(timeline, steps, pl.Series([name])), requests=(name,))
+        StepGroup("request", _steps_with(timeline, steps, pl.Series([name])), requests=(name,))
         for name in slowest
     ]
 

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.cache_use import steps_of_a_block
+from schedtrace.diagnose.cache_use import steps_per_block
 from schedtrace.diagnose.kv_blocks import blocks_needed, usable_blocks
 from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
@@ -228,7 +228,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
     Rejected drafts are taken back too, but never so many. Tokens found in a cache are not recomputed.
     """
-    block = steps_of_a_block(timeline)
+    block = steps_per_block(timeline)
     steps = pl.col("last_step") - pl.col("step") + 1
     end = pl.col("computed_tokens") + steps * pl.col("scheduled_tokens").fill_null(0) - pl.col("draft_tokens")
     falls = pl.col("computed_tokens") + block < pl.col("end").shift(1).over("request_id")

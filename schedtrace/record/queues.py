@@ -40,8 +40,8 @@ def know_queues() -> None:
         return
     methods = ("peek_request", "pop_request", "__bool__", "__len__")
     readers = {
-        module.FCFSRequestQueue: Reader(deque.__len__, _first_of_deque, _listed_deque, list),
-        module.PriorityRequestQueue: Reader(_length_of_heap, _first_of_heap, _listed_heap, _sorted_entries),
+        module.FCFSRequestQueue: Reader(deque.__len__, _deque_head, _listed_deque, list),
+        module.PriorityRequestQueue: Reader(_heap_length, _heap_head, _listed_heap, _sorted_entries),
     }
     READERS.update(
         (kind, reader)
@@ -50,7 +50,7 @@ def know_queues() -> None:
     )
 
 
-def _first_of_deque(queue: Any) -> Any:
+def _deque_head(queue: Any) -> Any:
     return deque.__getitem__(queue, 0)
 
 
@@ -58,11 +58,11 @@ def _listed_deque(queue: Any) -> list[Any]:
     return list(deque.__iter__(queue))
 
 
-def _length_of_heap(queue: Any) -> int:
+def _heap_length(queue: Any) -> int:
     return list.__len__(queue._heap)
 
 
-def _first_of_heap(queue: Any) -> Any:
+def _heap_head(queue: Any) -> Any:
     return _request_in(list.__getitem__(queue._heap, 0))
 
 

@@ -100,7 +100,7 @@ class Recorder:
         """Note what the call decided; reads the state right away, since it changes after this."""
         end_ns = self.clock()
         try:
-            events = self._end_of_call()
+            events = self._end_call()
             if events is None:
                 return
             capture = self._call
@@ -183,7 +183,7 @@ class Recorder:
     def schedule_raised(self, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
         try:
-            events = self._end_of_call()
+            events = self._end_call()
             self._inference.release()
             self._preempted.clear()
             self._steady.forget()
@@ -375,7 +375,7 @@ class Recorder:
         self.active = False
         self.writer.close()
 
-    def _end_of_call(self) -> list[Event] | None:
+    def _end_call(self) -> list[Event] | None:
         """Return what the marks noted in the call that ends here, None if not watched; they rest now."""
         watched, self.in_schedule = self.in_schedule, False
         events, self.events = self.events, None

@@ -226,7 +226,7 @@ def time_in_workers(*, on: bool) -> None:
             ask(path, AskTimes(on=on), Done, MOST_S)
 
 
-def stacks_of_workers() -> dict[str, list[str]]:
+def worker_stacks() -> dict[str, list[str]]:
     """Return the stacks of the workers that this process has started, by worker; else a worker's state."""
     return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 

@@ -52,13 +52,13 @@ class ThreadPlace(NamedTuple):
     """Whether a KV connector's code is on the stack."""
 
 
-def place_of_thread(thread_id: int) -> ThreadPlace | None:
+def thread_place(thread_id: int) -> ThreadPlace | None:
     """Return where a thread of this process is; None: it has ended."""
     frame = sys._current_frames().get(thread_id)
-    return None if frame is None else place_of_frame(frame)
+    return None if frame is None else frame_place(frame)
 
 
-def place_of_frame(frame: FrameType) -> ThreadPlace:
+def frame_place(frame: FrameType) -> ThreadPlace:
     """Return where the thread is whose innermost frame this is."""
     stack: list[tuple[str, int, str]] = []
     walked: FrameType | None = frame

@@ -22,15 +22,15 @@ from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
 from schedtrace.record import queues
-from schedtrace.record.live.control_socket import stacks_of_workers
+from schedtrace.record.live.control_socket import worker_stacks
 from schedtrace.record.live.stall_causes import (
     StallCause,
     ThreadPlace,
     holders,
     is_paused,
-    place_of_thread,
     stacks_here,
     stall,
+    thread_place,
 )
 from schedtrace.record.log import logger
 from schedtrace.record.queues import Queues
@@ -332,7 +332,7 @@ def make_watchdog(
         if seconds is None:
             return None
         watchdog = Watchdog(
-            engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids, note=note
+            engine, lambda: thread_place(thread), causes, seconds, snapshot, ids=ids, note=note
         )
         watchdog.start()
     except Exception as error:
@@ -346,7 +346,7 @@ def _as_the_server_asks() -> WrittenIds:
 
 
 def _all_stacks() -> dict[str, list[str]]:
-    return {"engine": stacks_here().splitlines(), **stacks_of_workers()}
+    return {"engine": stacks_here().splitlines(), **worker_stacks()}
 
 
 _LINE_NUMBER = re.compile(r", line \d+ ")

@@ -203,7 +203,7 @@ _CAPPING_HELPERS = {
 """Methods of vLLM's scheduler that return a smaller number of tokens."""
 
 
-def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
+def exit_cause(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
     """Return the cause of a ``break`` or ``continue``; ``Cause.OTHER`` where its guard is not known.
 
     Args:
@@ -215,7 +215,7 @@ def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> st
     return registered(module, names) or _first(_EXITS, loop, names, enclosing)
 
 
-def cause_of_end(module: str, loop: Loop, names: Names) -> str:
+def end_cause(module: str, loop: Loop, names: Names) -> str:
     """Return the cause where this part of a loop's condition, or of the gate before a loop, is false."""
     return registered(module, names) or _first(_ENDS, loop, names, frozenset())
 

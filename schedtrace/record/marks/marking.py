@@ -236,7 +236,7 @@ class Marker:
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
         budget, request = self._budget(scope), self._request_of(scope)
-        cause = self._cause_of_exit(test, loop, scope)
+        cause = self._exit_cause(test, loop, scope)
         guarded = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
         if cause == guards.NOT_ELIGIBLE:
             which = _mark_call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
@@ -244,7 +244,7 @@ class Marker:
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
             return [self._mark(node, guarded, "refused", budget, request, arguments)]
         queue = self._name("request_queue", scope.fresh)
-        site, details = self._with_causes_of_parts(guarded, test, loop, scope, holds=not negated)
+        site, details = self._with_part_causes(guarded, test, loop, scope, holds=not negated)
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
 
     def _request_of(self, scope: _Scope) -> ast.expr:
@@ -253,7 +253,7 @@ class Marker:
         name = next((name for name in (self._request, *self._peeked) if name in bound), "")
         return self._name(name, bound)
 
-    def _with_causes_of_parts(
+    def _with_part_causes(
         self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
     ) -> tuple[Site, list[ast.expr]]:
         """Return a site whose condition has parts that are told apart, and what the mark gets for that."""
@@ -268,7 +268,7 @@ class Marker:
         whole = guards.registered(self._module, syntax.names(test))
         causes = tuple(
             part_cause
-            if (part_cause := self._cause_of_exit(part, loop, scope)) != Cause.OTHER
+            if (part_cause := self._exit_cause(part, loop, scope)) != Cause.OTHER
             else whole or part_cause
             for part in decided.parts
         )
@@ -289,12 +289,12 @@ class Marker:
         arguments = [decided.which, decided.values] if any(decided.operands) else [decided.which]
         return replace(site, parts=tuple(texts), operands=decided.operands), arguments
 
-    def _cause_of_exit(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
+    def _exit_cause(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
         enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
         names = syntax.names(test)
         if outcomes := names & self._outcomes:
             names = names - outcomes | {"new_blocks"}
-        return guards.cause_of_exit(self._module, loop, names, enclosing)
+        return guards.exit_cause(self._module, loop, names, enclosing)
 
     def _end(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
@@ -324,7 +324,7 @@ class Marker:
         decided = self._decide(condition, holds=False)
         if decided is None:
             return site, [], (ast.Constant(None), ast.Constant(None))
-        causes = tuple(guards.cause_of_end(self._module, loop, syntax.names(part)) for part in decided.parts)
+        causes = tuple(guards.end_cause(self._module, loop, syntax.names(part)) for part in decided.parts)
         return (
             *self._with_parts(replace(site, causes=causes), condition, decided),
             syntax.next_in_line(decided.parts[0]),
