@@ -84,7 +84,7 @@ def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
     """Return the largest share of these findings; None: unknown, or there is no finding."""
     if threshold is None:
         return None
-    fracs = [threshold.found(finding) for finding in findings]
+    fracs = [threshold.share(finding) for finding in findings]
     return max((frac for frac in fracs if frac is not None), default=None)
 
 

@@ -32,7 +32,7 @@ Test = Callable[[Run, list[Finding]], tuple[list[Finding], Tested]]
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
-    """Figures and findings of each run, or of this window of each trace."""
+    """Return the figures and findings of each run, or of this window of each trace."""
     return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
@@ -56,18 +56,18 @@ class Timelines:
         """Begin and end of each engine's recording, on the first trace's clock."""
 
     def at(self, place: int) -> Timeline:
-        """That of the trace at this place."""
+        """Return the timeline of the trace at this place."""
         if self._last is None or self._place != place:
             self._last = None  # before the next one is made
             self._place, self._last = place, self._made(self._run.traces.once(place))
         return self._last
 
-    def of_rank(self, rank: int) -> Timeline:
-        """That of this data-parallel rank."""
+    def rank_timeline(self, rank: int) -> Timeline:
+        """Return the timeline of this data-parallel rank."""
         return self.at([header.engine_rank for header in self._run.traces.headers].index(rank))
 
     def _made(self, trace: Trace) -> Timeline:
-        self.problems = _of_trace(trace)
+        self.problems = _trace_problems(trace)
         timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
         timeline.offset_us = offset(trace.header, self._run.traces.headers[0]).us
         if self._window is None:
@@ -81,7 +81,7 @@ class Timelines:
         return cut
 
     def require_steps(self) -> None:
-        """Raises UsageError for a window in which no engine began a step or had a request."""
+        """Raise UsageError for a window in which no engine began a step or had a request."""
         if self._window is not None and self._steps and not self._in_window:
             first, last = (us / 1e6 for us in (min(self._times_us), max(self._times_us)))
             msg = (
@@ -91,8 +91,8 @@ class Timelines:
             raise UsageError(msg)
 
 
-def _of_trace(trace: Trace) -> list[Message]:
-    """What is wrong with the file, and the recorder's notices."""
+def _trace_problems(trace: Trace) -> list[Message]:
+    """Return what is wrong with the file, and the recorder's notices."""
     notices = [f"{trace.path}: {notice}" for notice in trace.notices]
     return [say("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
 
@@ -100,7 +100,7 @@ def _of_trace(trace: Trace) -> list[Message]:
 def analyze_run(
     run: Run, window: Window | None = None, test: Test | None = None, timelines: Timelines | None = None
 ) -> RunReport:
-    """Figures and findings of one run; its engines one after the other, with one in memory at a time.
+    """Return figures and findings of one run; its engines one after the other, one in memory at a time.
 
     Args:
         run: A run.
@@ -121,7 +121,7 @@ def analyze_run(
     trials = [report for engine in engines for report in engine.trials]
     if run.engines > 1:
         over_all_engines(trials, counted_s(engine.sums.spans for engine in engines))
-    ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
+    ranks = Ranks([engine.rank for engine in engines], timelines.rank_timeline)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
     findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
@@ -138,7 +138,7 @@ def analyze_run(
         path=str(run.path),
         label=run.label,
         config=config_of(run),
-        problems=[*of_files, *of_traces, *of_queues, *_of_ranks(ranks), *_of_run(run.manifest)],
+        problems=[*of_files, *of_traces, *of_queues, *_rank_problems(ranks), *_run_problems(run.manifest)],
         verdict=verdict([engine.unlimited for engine in engines], findings, split),
         time_split=split,
         trials=trials,
@@ -159,7 +159,7 @@ def analyze_run(
 
 
 def all_findings(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[Finding]:
-    """The findings of all engines and those about their ranks, ranked.
+    """Return the findings of all engines and those about their ranks, ranked.
 
     Args:
         engines: What was found in each.
@@ -182,7 +182,7 @@ LIMITS = (
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """The configuration: from the trace's header, and from the manifest where there is one."""
+    """Return the configuration: from the trace's header, and from the manifest where there is one."""
     first, manifest = run.traces[0], run.manifest
     header = first.header
     config: dict[str, Any] = {
@@ -204,7 +204,7 @@ def config_of(run: Run) -> dict[str, Any]:
 
 
 def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
-    """A test for findings at least this severe; for None, one that no finding passes.
+    """Return a test for findings at least this severe; for None, one that no finding passes.
 
     Raises:
         UsageError: there is no such severity.
@@ -219,27 +219,27 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
     return lambda finding: Severity[finding.severity.upper()] >= least
 
 
-def _of_ranks(ranks: Ranks) -> list[Message]:
-    """Ranks in lock-step that have no trace here, and clocks of several hosts."""
-    problems, found, off_us = [], len(ranks.each), ranks.uncertainty_us
+def _rank_problems(ranks: Ranks) -> list[Message]:
+    """Return notices of lock-step ranks that have no trace here, and of clocks of several hosts."""
+    problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing:
         sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."
-        problems.append(say(sentence, found=found, size=found + ranks.missing))
+        problems.append(say(sentence, found=recorded, size=recorded + ranks.missing))
     if ranks.hosts > 1:
-        known = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
+        difference = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
         problems.append(
             say(
                 "The ranks ran on {hosts:n host} whose clocks may {apart}: no comparison of their "
                 "times is better.",
                 ranks,
-                apart=known or "differ by an unknown time",
+                apart=difference or "differ by an unknown time",
             )
         )
     return problems
 
 
-def _of_run(manifest: Manifest | None) -> list[Message]:
-    """How the run ended, and trials that did not begin with an empty prefix cache."""
+def _run_problems(manifest: Manifest | None) -> list[Message]:
+    """Return how the run ended, and trials that did not begin with an empty prefix cache."""
     problems: list[Message] = []
     if manifest is None:
         return problems

@@ -17,7 +17,7 @@ NAMED = 10
 
 
 class Cohort(msgspec.Struct, kw_only=True):
-    """One batch in flight, over the time."""
+    """Batch in flight, over the time."""
 
     cohort: int
     """Number of its steps modulo the batches in flight."""
@@ -30,7 +30,7 @@ class Cohort(msgspec.Struct, kw_only=True):
 
 
 def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:
-    """Groups of ``depth`` steps that follow each other, without prefill and with a request for every batch.
+    """Return groups of ``depth`` successive steps, without prefill and with a request for every batch.
 
     Columns: ``step`` (the first), ``trial``, ``sizes`` (requests of each step), ``requests``, ``largest``,
     ``best`` (the largest if they were even) and ``cycle_us``, from the output before it to its last one.
@@ -60,7 +60,7 @@ def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:
 
 
 def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
-    """How long uneven cycles would take with even batches, as a share of what they take.
+    """Estimate how long uneven cycles would take with even batches, as a share of what they take.
 
     A stage takes longer for a larger batch, and no batch comes back before it went through all stages: so a
     cycle is as long as its largest batch takes. A line through the lengths of cycles over their largest
@@ -79,7 +79,7 @@ def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
 
 
 def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort]:
-    """The batches in flight during these cycles; requests only if nearly all of them stay in one batch."""
+    """Return the batches in flight in these cycles; requests only if nearly all of them stay in one batch."""
     members = (
         timeline.stretches.group_by("request_id", maintain_order=True)
         .agg(
@@ -89,7 +89,7 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
         .collect()
     )
     stay = bool(members.height and members["stays"].sum() / members.height >= 0.9)  # noqa: PLR2004  # nearly all
-    found = []
+    rows = []
     for number in range(depth):
         mean = uneven.select(pl.col("sizes").list.get(number).mean()).item()
         names = (
@@ -97,7 +97,7 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
             if stay
             else pl.Series([], dtype=pl.String)
         )
-        found.append(
+        rows.append(
             Cohort(
                 cohort=number,
                 mean_requests=float(mean),
@@ -105,4 +105,4 @@ def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort
                 requests=names.len(),
             )
         )
-    return found
+    return rows

@@ -1,4 +1,4 @@
-"""Who waited behind whom: requests that would have been served at once, had another kind not been there.
+"""Requests that waited behind others: they would have been served at once, had another kind not been there.
 
 Kinds differ by what is known of requests: whether they came at once, their adapter, priority, API server,
 prefix or size. A load of one kind has no such split, and neither has one whose kinds ask for about as much.
@@ -24,13 +24,13 @@ from schedtrace.timeline.unrecorded import recorded
 
 FEWEST_AT_ONCE = 8
 DENSER = 10
-"""So many times as close together as all arrivals: of a Poisson stream, eight never are."""
+"""Factor by which requests come closer together than all arrivals: of a Poisson stream, eight never do."""
 LEAST_FRAC = 0.1
 """A group with an adapter, a priority, ... is a kind if a tenth of the requests has it."""
 MOST_FRAC = 0.8
-"""So much of what the waiters waited was behind the others."""
+"""Least share of the waiters' waiting time that they spent behind the holders."""
 HALF = 0.5
-"""They spent more than half of their time on it."""
+"""Least share of their whole time that the waiters spent behind the holders."""
 
 ROOM: dict[str, Callable[[Timeline], int]] = {
     str(Cause.MAX_NUM_SEQS): lambda timeline: timeline.seats,
@@ -44,27 +44,27 @@ OF_SIZE = ("prompt_tokens", "output_tokens")
 
 @dataclass(frozen=True)
 class Behind:
-    """One kind of requests that waited behind another."""
+    """Requests of a kind that waited behind another kind."""
 
     trait: str
     """What the holders have in common: ``at_once``, or one of ``OF_KIND`` and ``OF_SIZE``."""
     value: str | int | None
-    """Of ``OF_KIND``: which one; else None."""
+    """The value of a trait of ``OF_KIND``; else None."""
     waiters: int
     wait_us: int
-    """Of all waiters, behind the holders."""
+    """Time of all waiters behind the holders."""
     of_wait_frac: float
-    """Of all time that requests waited for this limit."""
+    """Share of all time that requests waited for this limit."""
     share_frac: float
-    """Of all requests' time."""
+    """Share of all requests' time."""
     holders: int
     waiter_tokens: float
-    """Of a prompt, at the median."""
+    """Prompt tokens of a waiter, at the median."""
     holder_tokens: float
 
 
 def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
-    """The split by which the presence of one kind explains most waiting of the other; None: there is none.
+    """Return the split by which one kind's presence explains most waiting of the other; None: there is none.
 
     The waiters are few or small enough that they would have been served at once without the holders: when
     each came, those of its kind that came before it and had not had their time yet left room for it. The
@@ -80,10 +80,10 @@ def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
         return None
     best: Behind | None = None
     for trait, value, holds in _kinds(requests):
-        found = _behind(requests.with_columns(holds=holds), trait, room)
-        if found is None or found[1] < FOUND_FROM_FRAC * timeline.requests_us:
+        split = _behind(requests.with_columns(holds=holds), trait, room)
+        if split is None or split[1] < FOUND_FROM_FRAC * timeline.requests_us:
             continue
-        waiters, wait_us = found
+        waiters, wait_us = split
         if best is None or wait_us > best.wait_us:
             best = Behind(
                 trait=trait,
@@ -100,7 +100,7 @@ def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
 
 
 def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFrame:
-    """Columns: the traits; ``us`` (arrival), ``wait_us``, ``life_us``, ``runs_us`` and ``work``; ``demand``.
+    """Return requests: their traits, ``us`` (arrival), ``wait_us``, ``life_us``, ``runs_us``, ``demand``.
 
     ``demand`` is what it takes of the limit for ``runs_us``, ``work`` what it asks for as a whole.
     """
@@ -143,7 +143,7 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
 
 
 def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.Series]]:
-    """Trait, value, and which requests have it."""
+    """Yield the trait, value, and which requests have it."""
     yield "at_once", None, _came_at_once(requests)
     for trait in OF_KIND:
         counts = requests[trait].value_counts().sort("count", trait, descending=[True, False])
@@ -161,7 +161,7 @@ def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.S
 
 
 def _came_at_once(requests: pl.DataFrame) -> pl.Series:
-    """Requests that one step saw first, and that came far closer together than requests do on average."""
+    """Return requests that one step saw first, and that came far closer together than on average."""
     us = pl.col("us").max() - pl.col("us").min()
     usual_us = requests.select(us / pl.len()).item()
     groups = requests.group_by("seen").agg(
@@ -171,7 +171,7 @@ def _came_at_once(requests: pl.DataFrame) -> pl.Series:
 
 
 def _long_from(tokens: pl.Series) -> int | None:
-    """The smallest of the large ones, where sizes are of two kinds; None where they are not."""
+    """Return the smallest of the large ones, where sizes are of two kinds; None where they are not."""
     values = tokens.drop_nulls().sort()
     logs = values.cast(pl.Float64).clip(1).log()
     cuts = pl.DataFrame({"at": pl.int_range(1, values.len(), eager=True), "value": values[1:]}).filter(
@@ -190,16 +190,16 @@ def _long_from(tokens: pl.Series) -> int | None:
 
 
 def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame, int] | None:
-    """The waiters behind the requests that hold, and how long they waited in all."""
-    held, others = requests.filter("holds"), requests.filter(~pl.col("holds"))
-    waited_us = int(others["wait_us"].sum())
+    """Return the waiters behind the requests that hold, and how long they waited in all."""
+    held, rest = requests.filter("holds"), requests.filter(~pl.col("holds"))
+    waited_us = int(rest["wait_us"].sum())
     if held.is_empty() or not waited_us:
         return None
-    larger = float(others["work"].mean() or 0) <= SHORT_FRAC * float(held["work"].mean() or 0)  # type: ignore[arg-type]  # numbers
+    larger = float(rest["work"].mean() or 0) <= SHORT_FRAC * float(held["work"].mean() or 0)  # type: ignore[arg-type]  # numbers
     if not (larger or trait == "at_once"):
         return None
-    there = level(others, "us", pl.col("us") + pl.col("runs_us"), there="demand")
-    waiters = others.join_asof(there, left_on="us", right_on="at").filter(
+    there = level(rest, "us", pl.col("us") + pl.col("runs_us"), there="demand")
+    waiters = rest.join_asof(there, left_on="us", right_on="at").filter(
         (pl.col("there") <= room) & (pl.col("wait_us") > 0)
     )
     wait_us = int(waiters["wait_us"].sum())
@@ -209,17 +209,17 @@ def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame
 
 
 def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Finding:
-    """The finding with who waited behind whom: its holder, or its verdict where that is most of the wait.
+    """Add who waited behind whom to the finding: as its holder, or as its verdict if it is most of the wait.
 
     Its advice comes first where it concerns more of the requests' time than the limit's own would gain; no
     gain can be stated for it.
     """
-    said = sentence(behind)
+    who_waited = sentence(behind)
     leads = behind.of_wait_frac >= MOST_FRAC
     changed = msgspec.structs.replace(
         finding,
-        verdict=said if leads else finding.verdict,
-        holder=finding.verdict if leads else said,
+        verdict=who_waited if leads else finding.verdict,
+        holder=finding.verdict if leads else who_waited,
         advice=[*finding.advice, _advice(timeline, behind)],
     )
     if finding.gain is None or finding.gain.saved_frac < behind.share_frac:
@@ -229,7 +229,7 @@ def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Findin
 
 
 def sentence(behind: Behind) -> Message:
-    """``24 shorter requests waited 2.7 s on average behind 80 that came at once (...)``."""
+    """Return ``24 shorter requests waited 2.7 s on average behind 80 that came at once (...)``."""
     shorter = behind.waiter_tokens <= SHORT_FRAC * behind.holder_tokens
     return say(
         "{waiters} waited {time:us} on average behind {holders:n} {kind}"

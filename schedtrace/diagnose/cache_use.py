@@ -8,11 +8,11 @@ import polars as pl
 from schedtrace.timeline.timeline import Timeline, made_once
 
 CHARACTERS = 4
-"""Of ``Arrival.prefix_hashes`` for every full block."""
+"""Characters of ``Arrival.prefix_hashes`` for every full block."""
 
 
 def cache_use(timeline: Timeline) -> pl.DataFrame:
-    """One row per request that was admitted for the first time, in that order.
+    """Return one row per request that was admitted for the first time, in that order.
 
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
@@ -34,7 +34,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .join(_admissions(timeline), on="request_id", how="left")
         .sort("at")
     )
-    known = rows["prefix_hashes"].is_not_null().any()
+    has_hashes = rows["prefix_hashes"].is_not_null().any()
     blocks = (
         rows.group_by("trial", maintain_order=True)
         .agg("at", pl.col("prefix_hashes").fill_null(""))
@@ -47,7 +47,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .select("at", "blocks")
     )
     most = (pl.col("prompt_tokens") - 1) // size * size
-    shareable = pl.min_horizontal(pl.col("blocks") * size, most) if known else pl.lit(None, pl.Int64)
+    shareable = pl.min_horizontal(pl.col("blocks") * size, most) if has_hashes else pl.lit(None, pl.Int64)
     return (
         rows.join(blocks, on="at", how="left", maintain_order="left")
         .with_columns(
@@ -68,55 +68,55 @@ def _admissions(timeline: Timeline) -> pl.DataFrame:
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:
-    """For each prompt, the most leading blocks that it shares with an earlier one.
+    """Count, for each prompt, the most leading blocks that it shares with an earlier one.
 
     In alphabetical order, a prompt shares most with one of its neighbours. Those of the earlier prompts alone
     are its neighbours once all later ones are taken out, so they are taken out from the last to the first.
     """
     order = sorted(range(len(hashes)), key=hashes.__getitem__)
-    alike = [0, *(_alike(hashes[one], hashes[other]) for one, other in pairwise(order)), 0]
-    place = {one: at for at, one in enumerate(order, start=1)}
+    alike = [0, *(_alike(hashes[prompt], hashes[neighbour]) for prompt, neighbour in pairwise(order)), 0]
+    place = {prompt: at for at, prompt in enumerate(order, start=1)}
     before, after = list(range(-1, len(order) + 1)), list(range(1, len(order) + 3))
     with_before = [0, *alike[:-1], 0]  # at a place: what it shares with the one before it
-    found = [0] * len(hashes)
-    for one in reversed(range(len(hashes))):
-        at = place[one]
+    shared = [0] * len(hashes)
+    for prompt in reversed(range(len(hashes))):
+        at = place[prompt]
         previous, following = before[at], after[at]
-        found[one] = max(with_before[at], with_before[following])
+        shared[prompt] = max(with_before[at], with_before[following])
         with_before[following] = min(with_before[at], with_before[following])
         after[previous], before[following] = following, previous
-    return found
+    return shared
 
 
-def _alike(one: str, other: str) -> int:
-    """Leading blocks that two prompts share."""
-    least, most = 0, min(len(one), len(other)) // CHARACTERS
+def _alike(first: str, second: str) -> int:
+    """Return the leading blocks that two prompts share."""
+    least, most = 0, min(len(first), len(second)) // CHARACTERS
     while least < most:
         middle = (least + most + 1) // 2
-        if one[: middle * CHARACTERS] == other[: middle * CHARACTERS]:
+        if first[: middle * CHARACTERS] == second[: middle * CHARACTERS]:
             least = middle
         else:
             most = middle - 1
     return least
 
 
-STEPS_OF_A_BLOCK = 16
+STEPS_PER_BLOCK = 16
 """vLLM's block size on GPUs, where the trace does not tell it."""
 
 
-def steps_of_a_block(timeline: Timeline) -> int:
-    """Steps in which a decoding request fills one KV block; who lasted no longer did not even do that."""
-    return timeline.header.block_size or STEPS_OF_A_BLOCK
+def steps_per_block(timeline: Timeline) -> int:
+    """Return the steps in which a decoding request fills one KV block; a shorter stay fills none."""
+    return timeline.header.block_size or STEPS_PER_BLOCK
 
 
 @made_once
 def resumptions(timeline: Timeline) -> pl.DataFrame:
-    """One row per preemption in ``schedule()``, in their order.
+    """Return one row per preemption in ``schedule()``, in their order.
 
     Columns: those of ``model.trace.Preemption``, ``step``, ``trial`` and
 
     * ``lasted_steps``: steps since the request was last admitted; null where that is not in the trace,
-    * ``cycle``: at most ``steps_of_a_block``,
+    * ``cycle``: at most ``steps_per_block``,
     * ``resumed_step``: the step that admitted it again; null if none did before it ended or the trace did,
     * ``found_tokens``: of ``lost_tokens``, those it found in a cache then; null with ``resumed_step``,
     * ``away_us``: from the start of the step that preempted it to that of ``resumed_step``, or to its end, or
@@ -155,7 +155,7 @@ def resumptions(timeline: Timeline) -> pl.DataFrame:
             ),
             away_us=pl.coalesce("resumed_us", "finished_us", pl.lit(end_us)) - pl.col("start_us"),
         )
-        .with_columns(cycle=(pl.col("lasted_steps") <= steps_of_a_block(timeline)).fill_null(value=False))
+        .with_columns(cycle=(pl.col("lasted_steps") <= steps_per_block(timeline)).fill_null(value=False))
         .sort("at")
         .drop("at", "admitted_step", "computed_tokens", "resumed_us", "finished_us")
     )

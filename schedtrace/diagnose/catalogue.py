@@ -12,10 +12,10 @@ CATALOGUE_SCHEMA_VERSION = 1
 
 
 class FindingKind(msgspec.Struct, kw_only=True):
-    """One rule."""
+    """Rule, as a list of the rules shows it."""
 
     code: str
-    """As in a report; takes ``analyze --only`` and ``--ignore``."""
+    """Name in a report; takes ``analyze --only`` and ``--ignore``."""
     summary: str
     """What it means when this is found."""
     needs: list[str]
@@ -30,7 +30,7 @@ class Catalogue(msgspec.Struct, kw_only=True):
 
 
 def catalogue() -> Catalogue:
-    """Every rule, in the order in which ``analyze`` judges them."""
+    """Return every rule, in the order in which ``analyze`` judges them."""
     kinds = [
         FindingKind(code=rule.code, summary=rule.summary, needs=sorted(rule.needs)) for rule in KINDS.values()
     ]
@@ -38,7 +38,7 @@ def catalogue() -> Catalogue:
 
 
 def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
-    """The codes to report: those of ``only`` (all, if there are none) without those of ``ignore``.
+    """Return the codes to report: those of ``only`` (all, if there are none) without those of ``ignore``.
 
     Raises:
         UsageError: there is no such code.
@@ -86,13 +86,13 @@ MOST_CODES = 3
 
 
 def listed(codes: list[str]) -> str:
-    """The first codes, and how many more there are."""
+    """Return the first codes, and how many more there are."""
     more = len(codes) - MOST_CODES
     return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _kept(findings: list[Finding], codes: frozenset[str]) -> Iterator[Finding]:
-    """Those with these codes; the symptoms of one that is left out stand in its place."""
+    """Yield the findings with these codes; the symptoms of one that is left out stand in its place."""
     for finding in findings:
         symptoms = [*_kept(finding.symptoms, codes)]
         if finding.code in codes:

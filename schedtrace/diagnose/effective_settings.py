@@ -22,13 +22,13 @@ LOCAL_INTERVAL_SINCE = (0, 33)
 
 
 def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:
-    """Why this setting has no effect; nothing where it has one, is at its default, or is switched off."""
+    """Return why it has no effect; nothing where it has one, is at its default, or is switched off."""
     check = _CHECKS.get(setting.name)
     return check(setting, header, configured) if check and setting.origin != "overridden" else NOTHING
 
 
 def _partial_prefills(setting: EffectiveSetting, _: Header, __: Configured | None) -> Message:
-    """No release's V1 scheduler reads them; vLLM 0.27 removed them."""
+    """Explain that no release's V1 scheduler reads them, and that vLLM 0.27 removed them."""
     return NOTHING if setting.value == 1 else say("vLLM's V1 scheduler does not read it")
 
 
@@ -46,14 +46,14 @@ def _adaptive(setting: EffectiveSetting, header: Header, _: Configured | None) -
 
 
 def _active(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    """``max_num_active_seqs`` replaces ``max_num_seqs`` as the limit only where it is smaller."""
+    """Explain that ``max_num_active_seqs`` replaces ``max_num_seqs`` only where it is smaller."""
     if setting.value != header.scheduler_config.get("max_num_seqs"):
         return NOTHING
     return say("no effect: {setting:setting} is the same", setting="max_num_seqs")
 
 
 def _watermark(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    """vLLM reserves ``int(watermark * blocks)``."""
+    """Explain a watermark without effect: vLLM reserves ``int(watermark * blocks)``."""
     value, blocks = setting.value, header.kv_blocks_total
     if not isinstance(value, int | float) or not value or blocks is None or int(value * blocks) > 0:
         return NOTHING
@@ -61,7 +61,7 @@ def _watermark(setting: EffectiveSetting, header: Header, _: Configured | None) 
 
 
 def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    """Ranks that schedule by themselves have ``data_parallel_size`` 1 in their configuration."""
+    """Explain an interval without effect: a rank that schedules alone has ``data_parallel_size`` 1."""
     release = _release(header.vllm_version)
     in_lock_step = header.data_parallel_size is None or header.data_parallel_size > 1
     if setting.value == 1 or in_lock_step or release is None or release >= LOCAL_INTERVAL_SINCE:
@@ -70,7 +70,7 @@ def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -
 
 
 def _queued(_: EffectiveSetting, __: Header, configured: Configured | None) -> Message:
-    """``LLM`` never asks ``AsyncLLM.check_admission``."""
+    """Explain why ``LLM`` is not limited by it: it never asks ``AsyncLLM.check_admission``."""
     if configured is None or configured.usage_context != OFFLINE_CONTEXT:
         return NOTHING
     return say("no effect offline: only a server's front end checks it")
@@ -83,7 +83,7 @@ def _utilization(setting: EffectiveSetting, header: Header, __: Configured | Non
 
 
 def _release(version: str) -> tuple[int, int] | None:
-    """``0.32.0+cpu`` to (0, 32); None for what is no version."""
+    """Return (0, 32) of ``0.32.0+cpu``; None for what is no version."""
     try:
         major, minor = version.split(".")[:2]
         return int(major), int(minor)
@@ -118,17 +118,17 @@ class Use:
     """The most that one engine used, and how long one looked."""
 
     steps: int
-    """That scheduled something."""
+    """Steps that scheduled something."""
     most_tokens: int
-    """In one step."""
+    """Most tokens in one step."""
     most_running: int
-    """Requests at once."""
+    """Most requests at once."""
     admitted: int
     cached_tokens: int
 
 
 def use_of(timeline: Timeline) -> Use | None:
-    """None where the record does not tell."""
+    """Return what the engine used; None where the record does not tell."""
     if not {Fact.QUEUE, Fact.CONFIG} <= timeline.facts:
         return None
     steps = timeline.steps
@@ -146,7 +146,7 @@ def use_of(timeline: Timeline) -> Use | None:
 
 
 def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    """What the run used of this setting, over all engines; nothing where there is too little to say it."""
+    """Return what the run used of this setting, over all engines; nothing where too little is recorded."""
     if not engines:
         return NOTHING
     if setting.name == "max_num_batched_tokens":
@@ -166,7 +166,7 @@ def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
 
 
 def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:
-    """The share of a limit that was used at most, if it is little and the run long enough to say so."""
+    """Return the share of a limit that was used at most, if little and the run long enough to say so."""
     limit = setting.value
     if not isinstance(limit, int) or not limit or sum(engine.steps for engine in engines) < FEWEST_STEPS:
         return None
@@ -174,7 +174,7 @@ def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> flo
 
 
 def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveSetting]:
-    """The settings of a run's engines, which are the same for all ranks, in the order of ``VALUES``.
+    """Return the settings of a run's engines, which are the same for all ranks, in the order of ``VALUES``.
 
     Args:
         run: With the front end's record, or without: then the origin is known only of what the manifest says
@@ -182,29 +182,29 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
         engines: What each used, to say it of a limit; none: only where it comes from.
     """
     header = run.traces[0].header
-    found = []
+    settings = []
     for name, value_of in VALUES.items():
         value = value_of(header)
         if name == "data_parallel_size" and value is not None:  # independent ranks know of themselves only
             value = max(value, run.engines)
         if _is_plain(value):
-            found.append(with_origin(name, value, run))
-    for setting in found:
+            settings.append(with_origin(name, value, run))
+    for setting in settings:
         inert = why_inert(setting, header, configured_by(run))
         setting.inert = bool(inert)
         setting.explanation = joined([setting.explanation, inert, used(setting, engines)], "; ")
-    return [setting for setting in found if _says_something(setting, header)]
+    return [setting for setting in settings if _says_something(setting, header)]
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a header's value is known, and one that vLLM can have written."""
+    """Return whether a header's value is known, and one that vLLM can have written."""
     if isinstance(value, list):
         return all(type(size) is int for size in value)
     return isinstance(value, bool | int | float | str)
 
 
 def _says_something(setting: EffectiveSetting, header: Header) -> bool:
-    """False for an empty list, a second name of the same limit, and what another setting has replaced."""
+    """Return False for an empty list, a limit's second name, and what another setting has replaced."""
     if setting.value == []:
         return False
     if setting.origin not in {"default", "derived", "unknown"}:
@@ -215,7 +215,7 @@ def _says_something(setting: EffectiveSetting, header: Header) -> bool:
 
 
 def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
-    """The findings without advice to give what was given and overridden, ranked anew.
+    """Take out the advice to set what was set and overridden; return the findings ranked anew.
 
     A finding whose first advice goes loses its gain with it, since that is what this advice would gain; its
     ``refuted`` says why if no advice is left.
@@ -225,20 +225,20 @@ def without_followed(findings: list[Finding], settings: Sequence[EffectiveSettin
         settings: The run's.
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
-    found = [_without(finding, overridden) for finding in findings]
-    return sorted(found, key=lambda finding: finding.place)
+    changed = [_without(finding, overridden) for finding in findings]
+    return sorted(changed, key=lambda finding: finding.place)
 
 
 def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Finding:
-    kept = [advice for advice in finding.advice if not _was_given(advice, overridden)]
-    if len(kept) == len(finding.advice):
+    remaining = [advice for advice in finding.advice if not _was_given(advice, overridden)]
+    if len(remaining) == len(finding.advice):
         return finding
     first = finding.advice[0]
     return msgspec.structs.replace(
         finding,
-        advice=kept,
-        gain=finding.gain if first in kept else None,
-        refuted=finding.refuted if kept else [*finding.refuted, _why(overridden[str(first.setting)])],
+        advice=remaining,
+        gain=finding.gain if first in remaining else None,
+        refuted=finding.refuted if remaining else [*finding.refuted, _why(overridden[str(first.setting)])],
     )
 
 

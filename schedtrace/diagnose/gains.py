@@ -27,7 +27,7 @@ THERE = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
 
 
 def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
-    """In output tokens per second if between so much of the engine's busy time is saved; see ``_gain``."""
+    """Return the gain in output tokens per second if this much of the engine's busy time is saved."""
     busy_us = timeline.busy_us
     if not 0 < most_us < busy_us:
         return None
@@ -36,7 +36,7 @@ def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain
 
 
 def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | None:
-    """None where the bounds are further apart than ``WIDEST_FRAC``, or it may be none."""
+    """Return the gain; None where the bounds are further apart than ``WIDEST_FRAC``, or it may be none."""
     if high - low > WIDEST_FRAC or low <= 0 <= high:
         return None
     return Gain(
@@ -50,7 +50,7 @@ def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | 
 
 
 def host_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
-    """If between so much of the time that the device waits for the host were hidden.
+    """Estimate the gain if between these two times that the device waits for the host were hidden.
 
     Where the engine does not set the pace, that is a shorter time per output token. At most, steps get
     shorter once more: requests that leave sooner are fewer at once (Little's law).
@@ -68,7 +68,7 @@ def host_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | Non
 def with_more_running(
     timeline: Timeline, waits: Charged, most: pl.Expr, *, recomputed_tokens: int = 0
 ) -> Gain | None:
-    """If as many of the requests that waited had run, too, as a wider limit allows.
+    """Estimate the gain if as many of the waiting requests had run, too, as a wider limit allows.
 
     Args:
         timeline: The engine's trace.
@@ -99,7 +99,7 @@ def with_more_running(
 
 
 def _longest(timeline: Timeline) -> int:
-    """Steps of the request that had most of them, added up over the trials."""
+    """Return the steps of the request that had most of them, added up over the trials."""
     of_trial = timeline.known_requests.select("request_id", "trial")
     each = timeline.stretches.group_by("request_id").agg(
         (pl.col("last_step") - pl.col("step") + 1).sum().alias("steps")
@@ -109,7 +109,7 @@ def _longest(timeline: Timeline) -> int:
 
 
 def _least_step_us(model: StepTime) -> pl.Expr:
-    """What a step took besides its requests, at most the model's base.
+    """Return what a step took besides its requests, at most the model's base.
 
     A device may hide the work of few decodes: each is taken to cost what a prefill token costs.
     """
@@ -123,19 +123,19 @@ def _least_step_us(model: StepTime) -> pl.Expr:
 
 
 def most_step_us(timeline: Timeline) -> float | None:
-    """What a step costs at most, whatever it computes: the largest base, and all of the host's time."""
+    """Return what a step costs at most, whatever it computes: the largest base, and all host time."""
     model, steps = timeline.step_time, timeline.steps.filter(RAN > 0).height
     return model.most_base_us + host_us(timeline) / steps if model is not None and steps else None
 
 
 def host_us(timeline: Timeline) -> int:
-    """The engine's time in which its device did not work although somebody was there."""
+    """Return the engine's time in which its device did not work although somebody was there."""
     host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle", NOT_RECORDED]))
     return int(host.select(LENGTH_US.sum()).item())
 
 
 def sets_pace(timeline: Timeline) -> bool:
-    """Whether the engine decides when a load is done: all came at once, or each right after an answer.
+    """Return whether the engine decides when a load is done: all came at once, or each right after an answer.
 
     Else a client's times decide how much is produced, and a wider limit brings answers sooner, not more.
     """
@@ -146,5 +146,5 @@ def sets_pace(timeline: Timeline) -> bool:
 
 
 def peak_requests(timeline: Timeline) -> int:
-    """Most requests in the scheduler after a step."""
+    """Return the most requests in the scheduler after a step."""
     return timeline.demand.requests or 1

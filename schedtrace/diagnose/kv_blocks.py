@@ -15,12 +15,12 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def usable_blocks(header: Header) -> int | None:
-    """Blocks that requests can hold: vLLM keeps one as its null block. None where the total is unknown."""
+    """Return the blocks that requests can hold, less vLLM's null block; None where the total is unknown."""
     return None if header.kv_blocks_total is None else header.kv_blocks_total - 1
 
 
 def blocks_needed(header: Header, tokens: int) -> list[int] | None:
-    """Blocks without which a request with so many tokens never runs, by cache group; None: not known."""
+    """Return the blocks that a request of this length needs to run, by cache group; None: not known."""
     need = need_of_engine(header)
     return need.sequence(tokens) if header.cache_groups and need and need.is_bounded else None
 
@@ -39,7 +39,7 @@ def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
 
 
 def longest_sequence(header: Header) -> int | None:
-    """Most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
+    """Return the most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
     usable, length = usable_blocks(header), header.max_model_len
     need = need_of_engine(header)
     if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
@@ -54,7 +54,7 @@ class Need:
     """KV blocks at one refusal: all of one step, so that they add up. None: not recorded."""
 
     held_step: int | None
-    """That step: of the refusal that lasted longest, where holders are recorded; else one that holds as many
+    """Step of the refusal that lasted longest, where holders are recorded; else one that holds as many
     blocks as the median of the refused ones."""
     running: int | None
     blocks_held: int | None
@@ -62,19 +62,20 @@ class Need:
     blocks_needed: int | None
     blocks_total: int | None
     blocks_for_all: int | None
-    """For the most requests that were there at once, as far as seats allow; None: the cache has these."""
+    """Blocks for the most requests that were there at once, as far as seats allow; None: the cache has these.
+    """
     largest_holder: str | None
     largest_holder_blocks: int | None
     set_aside: int
     """Requests that hold blocks and do not run."""
 
     def holdings(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return vars(self)
 
 
 def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
-    """From the refusals in the waiting loop; where there are none, from all steps.
+    """Return the need for KV blocks from refusals in the waiting loop; without any, from all steps.
 
     Args:
         timeline: The engine's.
@@ -101,29 +102,29 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
     step, holder, blocks = _longest_refusal(timeline, seen["step"])
     at = seen if step is None else seen.filter(pl.col("step") == step)
     at = at.drop_nulls("held").sort("held", "blocks_needed", "step")
-    one = at.row((at.height - 1) // 2, named=True) if at.height else {}
+    row = at.row((at.height - 1) // 2, named=True) if at.height else {}
     return Need(
-        held_step=one.get("step"),
-        running=one.get("num_running_after"),
-        blocks_held=one.get("held"),
-        blocks_free=one.get("free"),
-        blocks_needed=one.get("blocks_needed"),
+        held_step=row.get("step"),
+        running=row.get("num_running_after"),
+        blocks_held=row.get("held"),
+        blocks_free=row.get("free"),
+        blocks_needed=row.get("blocks_needed"),
         blocks_total=timeline.header.kv_blocks_total,
         blocks_for_all=_for_all(timeline, held_each),
         largest_holder=holder,
         largest_holder_blocks=blocks,
-        set_aside=one.get("set_aside", 0),
+        set_aside=row.get("set_aside", 0),
     )
 
 
 def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps with how many requests were ``set_aside`` after each."""
+    """Return the steps with how many requests were ``set_aside`` after each."""
     aside = timeline.waits.filter(pl.col("set_aside"))
     return at_steps(level(aside, "since_step", "left_step", set_aside=1), steps)
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Blocks for all requests at once: each as long as it got, else as much as was held on average."""
+    """Return the blocks for all requests at once: each as long as it got, else as long as the mean."""
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
     each = timeline.demand.blocks_each or held_each
@@ -134,23 +135,23 @@ def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
 
 
 def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:
-    """Of the refusal that lasted longest, of these steps: the step, who held the most blocks, how many."""
+    """Return the refusal of these steps that lasted longest: its step, who held the most blocks, how many."""
     if "refusals" not in timeline.lists:
         return None, None, None
     rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
     last = pl.lit(timeline.steps["step"].max())
     lasted = pl.col("step").shift(-1).fill_null(last) - pl.col("step")
-    known = rows.with_columns(lasted=lasted).filter(
+    with_holders = rows.with_columns(lasted=lasted).filter(
         (pl.col("holders").list.len() > 0) & pl.col("step").is_in(steps.implode())
     )
-    if known.is_empty():
+    if with_holders.is_empty():
         return None, None, None
-    longest = known.sort("lasted", "step", descending=[True, False]).row(0, named=True)
+    longest = with_holders.sort("lasted", "step", descending=[True, False]).row(0, named=True)
     return longest["step"], longest["holders"][0], sum(group[0] for group in longest["held"] if group)
 
 
 class GroupUse(msgspec.Struct, kw_only=True):
-    """One KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
+    """KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
 
     kind: str
     """vLLM's class of the group's spec: FullAttention, SlidingWindow, Mamba, ..."""
@@ -166,7 +167,7 @@ class GroupUse(msgspec.Struct, kw_only=True):
 
 
 def group_use(timeline: Timeline) -> list[GroupUse]:
-    """One entry per KV cache group, in vLLM's order; none where no refusal tells who holds what.
+    """Return one entry per KV cache group, in vLLM's order; none where no refusal tells who holds what.
 
     A group of which vLLM had too many blocks to look at is left out.
     """
@@ -176,7 +177,7 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
     refusals = refusals.filter(pl.col("holders").list.len() > 0).with_row_index("refusal")
     holders = _holders(timeline, refusals)
     total = timeline.header.kv_blocks_total
-    found = []
+    uses = []
     for number, group in enumerate(timeline.header.cache_groups):
         held = _number(pl.col("held"), number).list.get(pl.col("place"), null_on_oob=True)
         of_group = holders.with_columns(
@@ -184,13 +185,15 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
         ).drop_nulls(["blocks", "need"])
         if of_group.is_empty():
             continue
-        others = pl.when(pl.col("other_holders") > 0).then(_number(pl.col("other_held"), number)).otherwise(0)
+        unnamed = (
+            pl.when(pl.col("other_holders") > 0).then(_number(pl.col("other_held"), number)).otherwise(0)
+        )
         all_held = refusals.select(
-            blocks=_number(pl.col("held"), number).list.sum() + others,
+            blocks=_number(pl.col("held"), number).list.sum() + unnamed,
             known=_number(pl.col("held"), number).list.len() > 0,
         )
         taken = all_held.filter("known")["blocks"].mean()
-        found.append(
+        uses.append(
             GroupUse(
                 kind=group.kind,
                 block_size=group.block_size,
@@ -199,11 +202,11 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
                 share_of_pool=float(taken) / total if taken is not None and total else None,  # type: ignore[arg-type]  # integers
             )
         )
-    return found
+    return uses
 
 
 def _holders(timeline: Timeline, refusals: pl.DataFrame) -> pl.DataFrame:
-    """One row per refusal and named holder: ``held``, its ``place`` in it, and ``tokens`` when refused."""
+    """Return one row per refusal and named holder: ``held``, its ``place``, and ``tokens`` when refused."""
     rows = (
         refusals.select("refusal", "step", "held", request_id="holders")
         .with_columns(place=pl.int_ranges(pl.col("request_id").list.len()))

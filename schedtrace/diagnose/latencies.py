@@ -1,4 +1,4 @@
-"""How long requests took: the one home of TTFT, TPOT, E2E and inter-token latencies, and of distributions."""
+"""Latencies of requests: the one home of TTFT, TPOT, E2E and inter-token latencies, and of distributions."""
 
 import polars as pl
 
@@ -56,7 +56,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
 
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
-    """``request_id`` and ``first_token_us`` of requests that have not ended, as far as they have one."""
+    """Return ``request_id`` and ``first_token_us`` of requests that have not ended, if they have one."""
     if ids.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
@@ -71,7 +71,7 @@ def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
 
 
 def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
-    """Mean and linearly interpolated percentiles of a value over the rows where it is known."""
+    """Return the mean and linearly interpolated percentiles of a value over the rows where it is known."""
     values = frame.select(value.alias("value"))["value"].drop_nulls()
     if values.is_empty():
         return None
@@ -81,14 +81,14 @@ def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
 
 
 def distribution(values: pl.DataFrame) -> Distribution | None:
-    """Of ``us``, in milliseconds, each ``weight`` times; None where there are none.
+    """Return the distribution of ``us``, in ms, each ``weight`` times; None where there are none.
 
     The same as of a list in which each value stands ``weight`` times, without a row for each.
     """
-    known = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
-    if known.is_empty():
+    rows = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
+    if rows.is_empty():
         return None
-    us, passed = known["us"].cast(pl.Float64), known["passed"].to_numpy()
+    us, passed = rows["us"].cast(pl.Float64), rows["passed"].to_numpy()
     count = int(passed[-1])
 
     def quantile(part: float) -> float:
@@ -96,7 +96,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
         low, high = (us[int(passed.searchsorted(at, side="right"))] for at in (int(place), -(-place // 1)))
         return float(low + (place - int(place)) * (high - low)) / 1e3
 
-    total_us = sum((us * known["weight"]).to_list())
+    total_us = sum((us * rows["weight"]).to_list())
     return Distribution(
         count=count,
         mean=total_us / count / 1e3,
@@ -108,17 +108,17 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
 
 def counted(values: pl.DataFrame) -> pl.DataFrame:
-    """Each ``us`` once, with its whole ``weight``."""
+    """Return each ``us`` once, with its whole ``weight``."""
     return values.drop_nulls().filter(pl.col("weight") > 0).group_by("us").agg(pl.col("weight").sum())
 
 
 def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
-    """A value a row, for ``distribution``."""
+    """Return a value a row, for ``distribution``."""
     return frame.select(us=us.cast(pl.Float64), weight=pl.lit(1, pl.Int64))
 
 
 def inter_token(timeline: Timeline) -> pl.DataFrame:
-    """Times between two outputs of a request, with how many requests had each: ``us`` and ``weight``.
+    """Return the times between two outputs of a request, and how many had each: ``us`` and ``weight``.
 
     Within a stretch of decodes an output follows that of the step before, so the time is the step's and the
     weight the number of such requests: the rows are those of steps and stretches, not of their product.
@@ -141,7 +141,7 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
 
 
 def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
-    """``request_id``, and the places ``first`` and ``last`` of the steps of each stretch that gave a token.
+    """Return ``request_id``, and the places ``first`` and ``last`` of a stretch's steps with a token.
 
     A step gives one if it computes the last token that the request had: of its prompt or, after a preemption,
     the one that it had sampled last. ``opens``: the first of them is the request's first token.
@@ -157,21 +157,21 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
     if ids is not None:
         stretches = stretches.filter(pl.col("request_id").is_in(ids.implode()))
     lost = pl.col("lost_tokens")
-    known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
+    tokens_known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
     each = pl.col("scheduled_tokens").clip(1)
-    silent = (-(-(known - pl.col("computed_tokens")) // each) - 1).clip(0)
+    silent = (-(-(tokens_known - pl.col("computed_tokens")) // each) - 1).clip(0)
     of_prompt = pl.col("computed_tokens") + pl.col("silent") * each < pl.col("prompt_tokens")
-    found = (
+    outputs = (
         with_work(timeline, stretches.collect())
         .drop_nulls("prompt_tokens")
         .with_columns(silent=silent)
         .filter(pl.col("step") + pl.col("silent") <= pl.col("last_step"))
         .sort("request_id", "step", maintain_order=True)
     )
-    found = place_of(found, steps, "step", "first")
+    outputs = place_of(outputs, steps, "step", "first")
     length = pl.col("last_step") - pl.col("step")
     return (
-        found.join(_last_outputs(timeline, steps), on="request_id", how="left", maintain_order="left")
+        outputs.join(_last_outputs(timeline, steps), on="request_id", how="left", maintain_order="left")
         .select(
             "request_id",
             opens=of_prompt & (lost < pl.col("prompt_tokens")),
@@ -183,7 +183,7 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
 
 
 def _last_outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """``request_id`` and ``end``, the place of the step with its last token: a later one was thrown away.
+    """Return ``request_id`` and ``end``, the place of the step with its last token, which is kept.
 
     With steps in flight one more may be scheduled before the token that ends the request is known.
     """

@@ -22,7 +22,7 @@ FEWEST = 8
 BEYOND_FRAC = 0.10
 """An engine that does a tenth less than is offered has a growing backlog; less may be chance."""
 PARTS = 3
-"""Of the time in which requests came: the backlog grows from each to the next."""
+"""Parts of the time in which requests came: the backlog grows from each to the next."""
 GROWS_FRAC = 0.2
 """At least by so much from the second to the last; from an empty engine it grows in the first anyway."""
 BURST = 2
@@ -70,14 +70,14 @@ class OfferedLoad:
 
     @property
     def beyond_frac(self) -> float:
-        """By how much the offered load exceeds what the engine does; 0 where it keeps up."""
+        """Excess of the offered load over what the engine does; 0 where it keeps up."""
         if not self.grows or not self.requests_per_s or not self.served_requests_per_s:
             return 0.0
         return self.requests_per_s / self.served_requests_per_s - 1
 
     @property
     def think_ms(self) -> float | None:
-        """From an answer to the next request of its client, the median."""
+        """Median time from an answer to the next request of its client."""
         return None if self.loop is None or not self.loop.think_us else median(self.loop.think_us) / 1e3
 
     @property
@@ -87,7 +87,7 @@ class OfferedLoad:
 
     @property
     def summary(self) -> Message:
-        """One sentence; nothing where there is no pattern."""
+        """Sentence about the pattern of the load; nothing where there is no pattern."""
         if self.pace == "answers":
             return say("{clients}; the engine {works}.", self)
         if self.pace != "clock":
@@ -137,37 +137,37 @@ class OfferedLoad:
 
 @made_once
 def offered_load(timeline: Timeline) -> OfferedLoad:
-    """The load of one engine, as far as its trace shows it."""
+    """Return the load of one engine, as far as its trace shows it."""
     spent = timeline.engine_states.select(
         LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"),
         LENGTH_US.filter(pl.col("state") != NOT_RECORDED).sum().alias("all"),
     ).row(0)
     working = 1 - spent[0] / spent[1] if spent[1] else 0.0
-    known = _requests(timeline)
-    came = known.filter("came").drop("came")
+    requests = _requests(timeline)
+    arrived = requests.filter("came").drop("came")
     if timeline.closed_workload or came_at_once(timeline):
         return OfferedLoad("at_once", working)
-    largest = max(known.partition_by("trial"), key=lambda rows: rows.height, default=known)
+    largest = max(requests.partition_by("trial"), key=lambda rows: rows.height, default=requests)
     if timeline.requests_missing or largest.height < FEWEST:
         return OfferedLoad("unknown", working)
     loop = closed_loop(largest["came_us"].to_list(), largest["gone_us"].to_list())
     if loop is not None:
         latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
         return OfferedLoad("answers", working, loop=loop, latency_ms=latency_us / 1e3)
-    return _by_clock(timeline, came, known, working)
+    return _by_clock(timeline, arrived, requests, working)
 
 
 def came_at_once(timeline: Timeline) -> bool:
-    """Whether nearly all requests of each trial came before its work had really begun.
+    """Return whether nearly all requests of each trial came before its work had really begun.
 
     Of a trace that begins with requests nobody knows when its work began.
     """
     if timeline.present.height:
         return False
-    came = timeline.arrivals.filter(~pl.col("streaming_update"))
+    first_parts = timeline.arrivals.filter(~pl.col("streaming_update"))
     early = []
     for trial in timeline.trials():
-        steps, arrivals = timeline.trial_rows(timeline.steps, trial), timeline.trial_rows(came, trial)
+        steps, arrivals = timeline.trial_rows(timeline.steps, trial), timeline.trial_rows(first_parts, trial)
         if steps.is_empty() or arrivals.is_empty():
             continue
         done = steps["start_us"][int(DONE_FRAC * (steps.height - 1))]
@@ -204,16 +204,18 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _by_clock(timeline: Timeline, came: pl.DataFrame, known: pl.DataFrame, working: float) -> OfferedLoad:
-    ended = known.filter("answered")
-    offered, served = _per_s(came, "came_us"), _per_s(ended, "gone_us")
+def _by_clock(
+    timeline: Timeline, arrived: pl.DataFrame, requests: pl.DataFrame, working: float
+) -> OfferedLoad:
+    ended = requests.filter("answered")
+    offered, served = _per_s(arrived, "came_us"), _per_s(ended, "gone_us")
     if offered is None or served is None:
         return OfferedLoad("unknown", working)
-    each = came["tokens"].mean()
+    each = arrived["tokens"].mean()
     done = timeline.steps.select(pl.col("used_tokens").sum() - pl.col("recomputed_tokens").fill_null(0).sum())
-    parts, backlog = _backlogs(timeline, came)
+    parts, backlog = _backlogs(timeline, arrived)
     fullest, at_fullest = _at_fullest(timeline, working)
-    in_order = came.sort("came_us").with_columns(gone=pl.col("gone_us").cum_max().shift(1))
+    in_order = arrived.sort("came_us").with_columns(gone=pl.col("gone_us").cum_max().shift(1))
     periods = 1 + in_order.filter(pl.col("came_us") > pl.col("gone")).height
     return OfferedLoad(
         "clock",
@@ -227,21 +229,21 @@ def _by_clock(timeline: Timeline, came: pl.DataFrame, known: pl.DataFrame, worki
         and parts[-1] > (1 + GROWS_FRAC) * parts[1],
         backlog=backlog,
         busy_periods=periods,
-        requests_per_busy_period=came.height / periods,
+        requests_per_busy_period=arrived.height / periods,
         fullest=fullest,
         at_fullest_frac=at_fullest,
     )
 
 
 def _per_s(requests: pl.DataFrame, column: str) -> float | None:
-    """How many came or went a second, from the first of each trial to its last."""
+    """Return how many came or went a second, from the first of each trial to its last."""
     spans = requests.group_by("trial").agg(us=pl.col(column).max() - pl.col(column).min(), more=pl.len() - 1)
     us, more = (int(spans[name].sum()) for name in ("us", "more"))
     return 1e6 * more / us if us and more else None
 
 
 def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
-    """Requests of the fullest step, and the share of the time that the same work takes in such steps."""
+    """Return requests of the fullest step, and the share of the time that such steps need for the work."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)["total_requests"]
     fullest = int(steps.max() or 0)  # type: ignore[arg-type]  # a column of integers
     if timeline.step_time is None or not fullest:
@@ -250,14 +252,14 @@ def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
     return fullest, working * (1 - min(1.0, saved_us / timeline.busy_us))
 
 
-def _backlogs(timeline: Timeline, came: pl.DataFrame) -> tuple[list[float], int]:
-    """Requests in the scheduler: the mean in each part of the time in which they came, and the last count.
+def _backlogs(timeline: Timeline, arrived: pl.DataFrame) -> tuple[list[float], int]:
+    """Return the backlog: its mean in each part of the time in which requests came, and the last count.
 
     Of the first trial: each begins anew. Without a step in one of the parts the means show no growth.
     """
-    first = came.filter(pl.col("trial").eq_missing(pl.lit(came["trial"][0])))
+    first = arrived.filter(pl.col("trial").eq_missing(pl.lit(arrived["trial"][0])))
     begin, end = int(first["came_us"].min()), int(first["came_us"].max())  # type: ignore[arg-type]  # integers
-    there = timeline.trial_rows(timeline.steps, came["trial"][0]).filter(
+    there = timeline.trial_rows(timeline.steps, arrived["trial"][0]).filter(
         pl.col("start_us").is_between(begin, end)
     )
     each = there.select(

@@ -29,7 +29,7 @@ _REQUESTS = pl.col("request_ids").explode().drop_nulls().n_unique()
 
 
 def exit_counts(timeline: Timeline) -> pl.DataFrame:
-    """One row per kind of exit of one engine: ``exits``, ``steps``, ``request_ids``, budget ``left``."""
+    """Return a row per kind of exit of an engine: ``exits``, ``steps``, ``request_ids``, budget ``left``."""
     return timeline.exits.group_by(_EXIT).agg(
         pl.col("count").sum().alias("exits"),
         pl.col("step").n_unique().cast(pl.Int64).alias("steps"),
@@ -39,7 +39,7 @@ def exit_counts(timeline: Timeline) -> pl.DataFrame:
 
 
 def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
-    """One row per kind of exit over all engines: refusals first, the most frequent first.
+    """Return one row per kind of exit over all engines: refusals first, the most frequent first.
 
     Args:
         engines: ``exit_counts`` of each engine.
@@ -56,7 +56,7 @@ def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
 
 
 def cap_counts(timeline: Timeline) -> pl.DataFrame:
-    """One row per kind of cap of one engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
+    """Return a row per kind of cap of an engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
 
     And of their steps the budget that was ``left`` in all, and in how many it is ``known``.
     """
@@ -72,7 +72,7 @@ def cap_counts(timeline: Timeline) -> pl.DataFrame:
 
 
 def cap_table(engines: Sequence[pl.DataFrame]) -> list[CapRow]:
-    """One row per kind of cap over all engines, that which withheld most first.
+    """Return one row per kind of cap over all engines, that which withheld most first.
 
     Args:
         engines: ``cap_counts`` of each engine.
@@ -96,7 +96,7 @@ class OneEngine:
     judged: Judged
     unlimited: Unlimited
     problems: list[Message]
-    """That requests were there when its trace began, and where the queue rebuilt from it disagrees with the
+    """Notices that requests were there when its trace began, and where the rebuilt queue disagrees with the
     recorded counts."""
     trials: list[TrialReport]
     request_time: list[RequestTime]
@@ -135,14 +135,14 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
         use=use_of(timeline),
-        problems=[*_of_begin(timeline), *_of_queue(timeline), *findings.problems],
+        problems=[*_begin_problems(timeline), *_queue_problems(timeline), *findings.problems],
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
 
 
 def judge(timeline: Timeline) -> Judged:
-    """What all rules find in one engine."""
+    """Return what all rules find in one engine."""
     rules = [rule for rule in RULES.values() if rule.needs <= timeline.facts]
     own = [finding for rule in rules if rule.code not in FROM_PACKAGES for finding in rule(timeline)]
     more, problems = package_findings(timeline, [rule for rule in rules if rule.code in FROM_PACKAGES])
@@ -150,8 +150,8 @@ def judge(timeline: Timeline) -> Judged:
     return replace(result, problems=problems)
 
 
-def _of_begin(timeline: Timeline) -> list[Message]:
-    """Requests that were there when the trace began."""
+def _begin_problems(timeline: Timeline) -> list[Message]:
+    """Return requests that were there when the trace began."""
     if timeline.there_first.is_empty():
         return []
     return [
@@ -164,8 +164,8 @@ def _of_begin(timeline: Timeline) -> list[Message]:
     ]
 
 
-def _of_queue(timeline: Timeline) -> list[Message]:
-    """A queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
+def _queue_problems(timeline: Timeline) -> list[Message]:
+    """Return a queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
     problems, wrong = [], timeline.mismatches

@@ -27,7 +27,7 @@ class Judged:
     requests_us: int
     """All its requests' time: what its shares are of."""
     roots: list[Finding]
-    """With their symptoms; smaller ones are folded under larger ones."""
+    """Root causes with their symptoms; smaller ones are folded under larger ones."""
     symptoms: list[Finding]
     """Symptoms of none of these."""
     problems: list[Message] = field(default_factory=list)
@@ -41,7 +41,7 @@ def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
 
 
 def _roots(findings: Sequence[Finding]) -> list[Finding]:
-    """The root causes among these, those that lead first, then by weight."""
+    """Return the root causes among these, those that lead first, then by weight."""
     roots = [finding for finding in findings if finding.is_root]
     return sorted(roots, key=lambda root: (root.place, -_share(root), root.code))
 
@@ -51,7 +51,7 @@ def ranked(
     of_ranks: Sequence[Finding] = (),
     stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Root causes, those that lead first and then by weight, then symptoms of none.
+    """Return the root causes, those that lead first and then by weight, then symptoms of none.
 
     What several engines show is one finding, with the ranks of all. Its shares are of all requests' time on
     all engines; its other figures are of the engine that has most of it.
@@ -67,20 +67,20 @@ def ranked(
     run_others = _placed(run_roots, of_ranks)
     of_code = {root.code: root for root in run_roots}
     uneven, stall = of_code.get(rank_imbalance.RULE.code), of_code.get(prefill_stall.RULE.code)
-    roots, symptoms = _of_run(engines)
+    roots, symptoms = _pooled_findings(engines)
     roots = [
         root
         for root in _roots(roots)
         if not (uneven is not None and _for_want_of_balance(uneven, root))
         and not (stall is not None and _slow_for_others(stall, root, stalled))
     ]
-    return [*_one_of_each_kind(_roots([*roots, *run_roots])), *_one_of_each_kind([*run_others, *symptoms])]
+    return [*_distinct(_roots([*roots, *run_roots])), *_distinct([*run_others, *symptoms])]
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
     """Move a wait beneath uneven ranks if most of it was while another rank had room."""
     ranks = getattr(uneven.evidence, "ranks", [])
-    own = next((one for one in ranks if one.rank == root.engine_rank), None)
+    own = next((figures for figures in ranks if figures.rank == root.engine_rank), None)
     if own is None or root.leads or not RULES[root.code].charges:
         return False
     if own.avoidable_ms < MOST_OF_IT * own.waited_ms or not own.avoidable_ms:
@@ -100,32 +100,32 @@ def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozen
 
 def _put_beneath(cause: Finding, root: Finding) -> None:
     """Make a root cause, with its symptoms, a symptom of another; what it advises would treat an effect."""
-    cause.symptoms = _one_of_each_kind([*cause.symptoms, *root.symptoms, _symptom(root)])
+    cause.symptoms = _distinct([*cause.symptoms, *root.symptoms, _symptom(root)])
 
 
-def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
-    """What several engines show once: the first of it, with the ranks and the symptoms of the others.
+def _distinct(findings: list[Finding]) -> list[Finding]:
+    """Return what several engines show once: the first of it, with the ranks and the symptoms of the others.
 
     A second one of the same engine is a symptom of the first if it is a root cause.
     """
-    kept: list[Finding] = []
+    distinct: list[Finding] = []
     for finding in findings:
         finding.engine_ranks = finding.engine_ranks or [finding.engine_rank]
-        of_kind = [one for one in kept if (one.code, one.cause) == (finding.code, finding.cause)]
-        new = next((one for one in of_kind if not {*finding.engine_ranks} <= {*one.engine_ranks}), None)
+        of_kind = [same for same in distinct if (same.code, same.cause) == (finding.code, finding.cause)]
+        new = next((same for same in of_kind if not {*finding.engine_ranks} <= {*same.engine_ranks}), None)
         if new is not None:
             add_shares(new, finding)
             new.engine_ranks = sorted({*new.engine_ranks, *finding.engine_ranks})
-            new.symptoms = _one_of_each_kind([*new.symptoms, *finding.symptoms])
+            new.symptoms = _distinct([*new.symptoms, *finding.symptoms])
         elif of_kind and finding.is_root:
-            of_kind[0].symptoms = _one_of_each_kind([*of_kind[0].symptoms, _symptom(finding)])
+            of_kind[0].symptoms = _distinct([*of_kind[0].symptoms, _symptom(finding)])
         else:
-            kept.append(finding)
-    return kept
+            distinct.append(finding)
+    return distinct
 
 
-def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
-    """The root causes and the other symptoms of all engines, with shares of all requests' time."""
+def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
+    """Return the root causes and the other symptoms of all engines, with shares of all requests' time."""
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
     total_us = sum(engine.requests_us for engine in engines)
@@ -133,23 +133,23 @@ def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
     symptoms: list[Finding] = []
     for engine in engines:
         part = engine.requests_us / total_us if total_us else 1.0
-        roots += [of_part(finding, part) for finding in engine.roots]
-        symptoms += [of_part(finding, part) for finding in engine.symptoms]
+        roots += [share_scaled(finding, part) for finding in engine.roots]
+        symptoms += [share_scaled(finding, part) for finding in engine.symptoms]
     return roots, symptoms
 
 
 def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
     """Put each symptom among these beneath the first of its root causes; returns those without one."""
-    others = []
+    unplaced = []
     for symptom in (finding for finding in findings if not finding.is_root):
         causes = {*KINDS[symptom.code].symptom_of}
         root = next((root for root in roots if _codes(root) & causes), None)
         if root is None:
             keeps = KINDS[symptom.code].holds_up
-            others.append(symptom if keeps else msgspec.structs.replace(symptom, severity="info"))
+            unplaced.append(symptom if keeps else msgspec.structs.replace(symptom, severity="info"))
         else:
             root.symptoms = [*root.symptoms, symptom]
-    return others
+    return unplaced
 
 
 def _specific_first(roots: list[Finding]) -> list[Finding]:
@@ -172,28 +172,29 @@ def _share(root: Finding) -> float:
 
 
 def _codes(root: Finding) -> set[str]:
-    """Its own, and those of the root causes that were folded under it."""
+    """Return its own, and those of the root causes that were folded under it."""
     return {root.code, *(symptom.code for symptom in root.symptoms)}
 
 
 def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
-    """A smaller wait is a symptom of a larger one for which the same requests waited at least as long."""
-    kept: list[Finding] = []
+    """Fold smaller waits under a larger one for which the same requests waited at least as long."""
+    remaining: list[Finding] = []
     for root in roots:
         effect_of = RULES[root.code].symptom_of
-        causes = [other for other in roots if other.code in effect_of and _share(other) >= _share(root)]
+        causes = [cause for cause in roots if cause.code in effect_of and _share(cause) >= _share(root)]
         larger = next(
-            (other for other in [*causes, *kept] if other in causes or _explains(timeline, other, root)), None
+            (cause for cause in [*causes, *remaining] if cause in causes or _explains(timeline, cause, root)),
+            None,
         )
         if larger is None:
-            kept.append(root)
+            remaining.append(root)
         else:
             larger.symptoms = [*larger.symptoms, _symptom(root)]
-    return kept
+    return remaining
 
 
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
-    """Whether both are about the same resource, or the same requests waited longer for the larger one."""
+    """Return whether both concern the same resource, or the same requests waited longer for the larger."""
     if larger.cause is not None and larger.cause == smaller.cause:
         return not larger.leads or _share(smaller) <= _share(larger)
     charges = [RULES[finding.code].charges for finding in (larger, smaller)]
@@ -211,7 +212,7 @@ def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
 
 
 def _symptom(root: Finding) -> Finding:
-    """A root cause as it stands beneath another."""
+    """Return a root cause as it stands beneath another."""
     return msgspec.structs.replace(root, advice=[], symptoms=[])
 
 
@@ -219,8 +220,8 @@ QUOTED = "share"
 """The argument of a verdict that is the finding's ``share_frac``."""
 
 
-def of_part(finding: Finding, part: float) -> Finding:
-    """The same finding, its shares as those of a whole of which the engine is this part.
+def share_scaled(finding: Finding, part: float) -> Finding:
+    """Return the same finding, its shares as those of a whole of which the engine is this part.
 
     The verdict quotes the new share; clauses of it with another share are about one engine, and are left out.
     A verdict that quotes none is about one engine, and names it.
@@ -229,7 +230,7 @@ def of_part(finding: Finding, part: float) -> Finding:
     scaled = msgspec.structs.replace(
         finding,
         gain=_saving(gain, gain.saved_frac * part) if gain else None,
-        symptoms=[of_part(symptom, part) for symptom in finding.symptoms],
+        symptoms=[share_scaled(symptom, part) for symptom in finding.symptoms],
     )
     if share is not None and quotes_share(finding):
         _set_share(scaled, share * part)
@@ -239,23 +240,23 @@ def of_part(finding: Finding, part: float) -> Finding:
     return scaled
 
 
-def add_shares(finding: Finding, other: Finding) -> None:
-    """Add those of the same finding on another engine; both are of the whole."""
-    if finding.share_frac is not None and other.share_frac is not None:
-        _set_share(finding, min(1.0, finding.share_frac + other.share_frac))
-    if finding.gain is not None and other.gain is not None:
-        saved = finding.gain.saved_frac + other.gain.saved_frac
+def add_shares(finding: Finding, counterpart: Finding) -> None:
+    """Add the shares of the same finding on another engine; both are of the whole."""
+    if finding.share_frac is not None and counterpart.share_frac is not None:
+        _set_share(finding, min(1.0, finding.share_frac + counterpart.share_frac))
+    if finding.gain is not None and counterpart.gain is not None:
+        saved = finding.gain.saved_frac + counterpart.gain.saved_frac
         finding.gain = _saving(finding.gain, min(1.0, saved))
 
 
 def quotes_share(finding: Finding) -> bool:
-    """Whether its verdict says what share of the requests' time it explains."""
+    """Return whether its verdict says what share of the requests' time it explains."""
     share = finding.share_frac
     return share is not None and finding.verdict.arguments.get(QUOTED) == Share(share)
 
 
 def on_engine(rank: int, sentence: Message) -> Message:
-    """A sentence about one of several engines; nothing if it says nothing."""
+    """Return a sentence about one of several engines; nothing if it says nothing."""
     return say("[{sentence:?}Engine {rank}: {sentence}]", rank=Number(rank), sentence=sentence)
 
 

@@ -19,27 +19,27 @@ class Threshold(NamedTuple):
     """A share of something, without which a rule finds nothing: one step can bring a run across it."""
 
     least_frac: float
-    found: Callable[[Finding], float | None]
+    share: Callable[[Finding], float | None]
     """The share that a finding was found for; None: it was found for something else."""
 
 
 def share_frac(finding: Finding) -> float | None:
-    """Of the requests' time."""
+    """Return its share of the requests' time."""
     return finding.share_frac
 
 
 def cost_frac(finding: Finding) -> float | None:
-    """Of the busy time, or of the run."""
+    """Return its cost as a share of the busy time, or of the run."""
     return finding.cost_frac
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(Generic[Seen]):
-    """One kind of finding."""
+    """Rule for one kind of finding."""
 
     code: str
     summary: str
-    """One line: what it means when this is found."""
+    """Meaning of the finding, in one line."""
     needs: frozenset[Fact]
     """What a record must hold for this rule to judge it."""
     find: Callable[[Seen], Iterable[Finding]]
@@ -48,13 +48,13 @@ class Rule(Generic[Seen]):
     holds_up: bool = False
     """True for a symptom that costs requests their time by itself, whether its root cause is found or not."""
     charges: tuple[str, ...] = ()
-    """Of ``timeline.charges``: what it is about, where that is a wait which may be the effect of another."""
+    """Roots of ``timeline.charges`` that it is about, where its wait may be the effect of another."""
     specific: bool = False
-    """It names who holds a resource, or what happened, not only that it is scarce: first of near equals."""
+    """Whether it names who holds a resource, or what happened, beyond a shortage: first of near equals."""
     leads_from_frac: float = 0.05
-    """Of the requests' time, or of throughput: less is no limit of a run."""
+    """Least share of the requests' time, or of throughput: less is no limit of a run."""
     only_if_avoidable: bool = False
-    """Where nothing helps it is no limit of a run."""
+    """Whether it limits a run only where something helps."""
     quiet: int | None = None
     """Its place among what is worth the first sentence where nothing limits the run; None: it is not."""
     threshold: Threshold | None = None
@@ -65,10 +65,10 @@ class Rule(Generic[Seen]):
     the wait got shorter. ``tests/exam/test_advice.py`` fails if these differ from what it tries."""
 
     def __call__(self, seen: Seen) -> list[Finding]:
-        """Its findings in one engine's timeline, or in all ranks of a run."""
-        found = [*self.find(seen)]
-        for finding in found:
+        """Return its findings in one engine's timeline, or in all ranks of a run."""
+        findings = [*self.find(seen)]
+        for finding in findings:
             finding.code = self.code
             for advice in finding.advice:
                 advice.proven = (finding.cause, advice.setting) in self.proven
-        return found
+        return findings

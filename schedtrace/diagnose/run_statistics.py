@@ -42,7 +42,7 @@ MANY_FRAC = 0.05
 
 @dataclass(frozen=True)
 class EngineSums:
-    """One engine."""
+    """Sums over one engine."""
 
     rank: int
     facts: frozenset[Fact]
@@ -50,14 +50,14 @@ class EngineSums:
     """Fields of ``PrefixCacheUse``, ``DraftUse`` and ``Outcomes``, and what ``EngineFigures`` add up. None:
     not recorded."""
     requests: pl.DataFrame | None
-    """One row per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
+    """Rows, one per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
     time in the engine and in the queue), ``has_token``, ``done``, ``ttft_us``, ``tpot_us`` and
     ``e2e_us``. None: lives of requests are not recorded."""
     device: pl.DataFrame
     apart: pl.DataFrame
-    """How long steps took on the device, and from start to start: ``us`` and ``weight``, each value once."""
+    """Times of steps on the device, and from start to start: ``us`` and ``weight``, each value once."""
     inter_token: pl.DataFrame | None
-    """Likewise, between two outputs of a request; None: not recorded."""
+    """Times between two outputs of a request, likewise; None: not recorded."""
     kv_used: tuple[float, int] | None
     """Mean share of KV blocks in use after its steps, and in how many it is known."""
     spans: pl.DataFrame
@@ -90,20 +90,20 @@ def engine_sums(timeline: Timeline) -> EngineSums:
 
 
 def _outcomes(timeline: Timeline) -> dict[str, int | None]:
-    """The fields of ``Outcomes``: requests by how they ended for the last time."""
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
-    known = pl.concat([timeline.present.select("request_id"), came]).unique()
+    """Return the fields of ``Outcomes``: requests by how they ended for the last time."""
+    arrived = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
+    requests = pl.concat([timeline.present.select("request_id"), arrived]).unique()
     last = timeline.finishes.unique("request_id", keep="last")
-    left = timeline.gone.join(known, on="request_id", how="semi")
+    left = timeline.gone.join(requests, on="request_id", how="semi")
     well = last["status"].is_in(FINISHED)
     itself = (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
     aborted = (last["status"] == "ABORTED") & ~itself
     return {
-        "arrived": came.height,
+        "arrived": arrived.height,
         "finished": int(well.sum()),
         "aborted": int(aborted.sum()),
         "errored": last.height - int(well.sum()) - int(aborted.sum()),
-        "unfinished": known.join(last, on="request_id", how="anti")
+        "unfinished": requests.join(last, on="request_id", how="anti")
         .join(left, on="request_id", how="anti")
         .height,
         "unrecorded": left.height,
@@ -113,7 +113,7 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _work(timeline: Timeline) -> dict[str, int | None]:
-    """Of its steps, and of requests each time that they ended: what they had, and for how long."""
+    """Sum up its steps, and requests each time that they ended: what they had, and for how long."""
     steps, finishes = timeline.steps, timeline.finishes
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     in_queue = pl.col("state").is_in(QUEUED)
@@ -142,7 +142,7 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _prefix(timeline: Timeline) -> dict[str, int | None]:
-    """The fields of ``PrefixCacheUse`` that are counts, of requests' first schedulings; none: not recorded.
+    """Return the counts of ``PrefixCacheUse``, over requests' first schedulings; none: not recorded.
 
     ``enabled``: whether prefix caching was.
     """
@@ -150,24 +150,24 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
         return {}
     asked = timeline.known_requests.filter(~pl.col("streaming_update"))
     new = timeline.admitted.filter(pl.col("phase") == "new")
-    known = asked.join(new, on="request_id").select(
+    prompts = asked.join(new, on="request_id").select(
         prompt=pl.col("prompt_tokens").cast(pl.Int64), hit=pl.col("computed_tokens").cast(pl.Int64)
     )
     names = ["local_tokens", "external_tokens"]
     sources = timeline.lists.get("admitted", pl.LazyFrame(schema=names)).select(names).collect()
     return {
         "enabled": int(bool(timeline.header.enable_prefix_caching)),
-        "requests": known.height,
-        "requests_with_hit": known.filter(pl.col("hit") > 0).height,
-        "prompt_tokens": int(known["prompt"].sum()),
-        "hit_tokens": int(known["hit"].sum()),
+        "requests": prompts.height,
+        "requests_with_hit": prompts.filter(pl.col("hit") > 0).height,
+        "prompt_tokens": int(prompts["prompt"].sum()),
+        "hit_tokens": int(prompts["hit"].sum()),
         "local_tokens": _recorded(sources, "local_tokens"),
         "external_tokens": _recorded(sources, "external_tokens"),
     }
 
 
 def _recorded(frame: pl.DataFrame, column: str) -> int | None:
-    """The sum of a column; None where no row has a value."""
+    """Return the sum of a column; None where no row has a value."""
     if column not in frame.columns or frame[column].null_count() == frame.height:
         return None
     return int(frame[column].sum())
@@ -193,7 +193,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
-    """Of all engines of a run together.
+    """Return the statistics of all engines of a run together.
 
     Args:
         engines: What was counted of each, in the order of ranks.
@@ -227,7 +227,7 @@ def _ended(sums: dict[str, int]) -> Outcomes:
 
 
 def _added(engines: Sequence[EngineSums]) -> dict[str, int]:
-    """The counts of all engines, without those that none of them knows."""
+    """Return the counts of all engines, without those that none of them knows."""
     sums: dict[str, int] = {}
     for engine in engines:
         for name, count in engine.counts.items():
@@ -237,16 +237,16 @@ def _added(engines: Sequence[EngineSums]) -> dict[str, int]:
 
 
 def _latency(requests: pl.DataFrame) -> list[ClassLatency]:
-    rows = [_of_class("all", "", requests)]
+    rows = [_class_latency("all", "", requests)]
     for by in ("priority", "lora"):
         classes = requests.partition_by(by, as_dict=True)
         if len(classes) > 1 or (by == "lora" and requests["lora"].null_count() < requests.height):
             ordered = sorted(classes.items(), key=lambda item: (item[0][0] is not None, item[0][0]))
-            rows += [_of_class(by, "" if key is None else str(key), rows_) for (key,), rows_ in ordered]
+            rows += [_class_latency(by, "" if key is None else str(key), rows_) for (key,), rows_ in ordered]
     return rows
 
 
-def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
+def _class_latency(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
     own_us = int(requests["own_us"].sum())
     return ClassLatency(
         by=by,
@@ -278,7 +278,7 @@ def survivors(statistics: Statistics | None) -> Message:
 
 
 def _cache_use(sums: dict[str, int]) -> PrefixCacheUse | None:
-    """Every request's first scheduling; a connector may bring tokens without a prefix cache."""
+    """Return every request's first scheduling; a connector may bring tokens without a prefix cache."""
     hits, prompt = sums["hit_tokens"], sums["prompt_tokens"]
     if not hits and not sums["enabled"]:
         return None
@@ -314,12 +314,12 @@ def _engines(engines: Sequence[EngineSums], ranks: Ranks) -> list[EngineFigures]
         if ranks.loads is not None:
             _at_the_same_time(ranks.loads, figures)
     if ranks.lockstep:
-        _of_lockstep(ranks, figures)
+        _add_lockstep(ranks, figures)
     return figures
 
 
 def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) -> EngineFigures:
-    """Sums over these engines; ``seconds`` are those that count for the throughput of all."""
+    """Return the sums over these engines; ``seconds`` are those that count for the throughput of all."""
     lives = all(Fact.LIVES in engine.facts for engine in engines)
     sums = _added(engines)
     rates = throughput(0, sums["input_tokens"], sums["output_tokens"], seconds) if lives and seconds else None
@@ -340,14 +340,14 @@ def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) ->
 
 
 def _at_a_time(engines: Sequence[EngineSums], time: str) -> float | None:
-    """Mean number of requests over each engine's busy time, from the sum of their times and that time."""
+    """Return the mean number of requests over each engine's busy time, from these two sums."""
     counts = [engine.counts for engine in engines]
-    known = [(one[time] or 0) / busy for one in counts if (busy := one["busy_us"])]
-    return sum(known) if known else None
+    means = [(sums[time] or 0) / busy for sums in counts if (busy := sums["busy_us"])]
+    return sum(means) if means else None
 
 
 def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
-    """Of means, each of so many values."""
+    """Return the mean of means, each of so many values."""
     if len(parts) == 1:  # no rounding
         return parts[0][0]
     count = sum(count for _, count in parts)
@@ -355,7 +355,7 @@ def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
-    """Means over the time in which any rank had a request, so that those of ranks can be compared."""
+    """Set means over the time in which any rank had a request, so that those of ranks compare."""
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     for row in figures:
         own = [mean for rank, mean in means.items() if row.engine_rank in {None, rank}]
@@ -363,8 +363,8 @@ def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
         row.mean_waiting = sum(waiting for _, waiting in own)
 
 
-def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
-    """Dummy batches by the common step counter, and what ranks waited for prefills of others."""
+def _add_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
+    """Set the dummy batches by the common step counter, and what ranks waited for others' prefills."""
     dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
     stalls = ranks.prefill_stalls
     stalled = {}

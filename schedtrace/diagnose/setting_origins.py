@@ -1,4 +1,4 @@
-"""Where the value of a setting comes from: given, vLLM's default, or made of other settings."""
+"""Origins of a setting's value: given, vLLM's default, or made of other settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -84,35 +84,35 @@ GIVEN = "(given)"
 
 
 def with_origin(name: str, value: Any, run: Run) -> EffectiveSetting:
-    """A setting of the run's engines, and what is known of where its value comes from."""
-    given, configured = _given(name, run), configured_by(run)
-    if given is None:
+    """Return a setting of the run's engines with what is known of where its value comes from."""
+    value_given, configured = _given(name, run), configured_by(run)
+    if value_given is None:
         origin, why = _not_given(name, value, run)
         context = configured.usage_context if name in BY_CONTEXT and configured else None
         return EffectiveSetting(name=name, value=value, origin=origin, context=context, explanation=why)
-    if given in (value, GIVEN):
+    if value_given in (value, GIVEN):
         by_run = run.manifest is not None and name in run.manifest.engine_args_chosen
         why = say("chosen by {run:code}", run="schedtrace run") if by_run else NOTHING
         return EffectiveSetting(name=name, value=value, origin="given", explanation=why)
-    why = say("{given:code} was given; vLLM or its platform changed it", given=str(given))
-    return EffectiveSetting(name=name, value=value, origin="overridden", given=given, explanation=why)
+    why = say("{given:code} was given; vLLM or its platform changed it", given=str(value_given))
+    return EffectiveSetting(name=name, value=value, origin="overridden", given=value_given, explanation=why)
 
 
 def configured_by(run: Run) -> Configured | None:
-    """The front end's record of the engines' configuration."""
+    """Return the front end's record of the engines' configuration."""
     return run.front_end.configured if run.front_end else None
 
 
 def _given(name: str, run: Run) -> Any:
-    """What was given for it; None: nothing, or that vLLM choose."""
-    given: dict[str, Any] = {}
+    """Return what was given for it; None: nothing, or that vLLM choose."""
+    arguments: dict[str, Any] = {}
     if configured := configured_by(run):
-        given = configured.given
+        arguments = configured.given
     elif run.manifest is not None:
-        given = run.manifest.engine_args_given | run.manifest.engine_args_chosen
-    if name == "num_speculative_tokens" and given.get(STRUCTURES[name]) is not None:
+        arguments = run.manifest.engine_args_given | run.manifest.engine_args_chosen
+    if name == "num_speculative_tokens" and arguments.get(STRUCTURES[name]) is not None:
         return GIVEN
-    return None if given.get(name) in AUTOMATIC else given[name]
+    return None if arguments.get(name) in AUTOMATIC else arguments[name]
 
 
 def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
@@ -132,20 +132,20 @@ def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
 
 
 def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tuple[Origin, Message]:
-    """One of ``BY_CONTEXT``: the context's default, or what vLLM made of it (``defaults``: perhaps none)."""
-    others = [
-        say("{context:code} {value:n}", context=other, value=default)
-        for other, default in defaults.items()
-        if other != context and default != value
+    """Return the origin of one of ``BY_CONTEXT``: the context's default, or what vLLM made of it."""
+    defaults_elsewhere = [
+        say("{context:code} {value:n}", context=other_context, value=default)
+        for other_context, default in defaults.items()
+        if other_context != context and default != value
     ]
-    elsewhere = say("[default elsewhere: {others}]", others=joined(others, ", "))
+    elsewhere = say("[default elsewhere: {others}]", others=joined(defaults_elsewhere, ", "))
     mine = say("[for {context:code}]", context=context)
     is_default = context is not None and value == defaults.get(context)
     return ("default" if is_default else "derived"), joined([mine, elsewhere], "; ")
 
 
 def _reserved_for_drafts(header: Header) -> Message:
-    """What speculative decoding takes from a step's tokens; nothing without it."""
+    """Return what speculative decoding takes from a step's tokens; nothing without it."""
     slots = header.settings.get("speculative_config.max_num_new_slots_for_drafting")
     batched, budget = header.scheduler_config.get("max_num_batched_tokens"), header.token_budget
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:
@@ -161,7 +161,7 @@ def _reserved_for_drafts(header: Header) -> Message:
 
 
 def _blocks_from(header: Header) -> Message:
-    """Which setting decided the number of blocks."""
+    """Return which setting decided the number of blocks."""
     names = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     by = next((name for name in names if VALUES[name](header) is not None), None)
     return say("[by {setting:setting}]", setting=by)

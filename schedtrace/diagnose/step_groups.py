@@ -19,11 +19,11 @@ from schedtrace.timeline.timeline import Timeline, made_once
 FEWEST_OF_GROUP = 5
 """Fewer slow steps may share something by chance."""
 FEWEST_OF_REQUEST = 20
-"""Of steps with one request, to compare its first and its last ones with those without it."""
+"""Fewest steps of a request, to compare its first and its last ones with those without it."""
 SLOW_FACTOR = 1.5
 """A half more than expected; a jump between neighbouring batch sizes counts from there, too."""
 QUANTILE = 0.9
-"""So many steps of a group are slower than so many of the others: a clear difference."""
+"""Share of a group's steps that are slower than this share of the rest: a clear difference."""
 MOST_OF_KIND = 3
 """Candidates of one kind that a model is fitted for."""
 WINDOW = 20
@@ -35,7 +35,7 @@ NEAR_TIE = 0.9
 """Another group that explains so much of what the best one does is named, too."""
 
 UNSURE = 0.02
-"""Of the steps of a slowdown: so exactly are its beginning and its end known."""
+"""Share of a slowdown's steps up to which its beginning and its end are known."""
 
 
 class Trait(NamedTuple):
@@ -44,7 +44,7 @@ class Trait(NamedTuple):
     words: str
     """The requests that ask for it."""
     asked: pl.Expr
-    """Of columns of ``Arrival``."""
+    """Expression over columns of ``Arrival``."""
 
 
 TRAITS = {
@@ -60,26 +60,26 @@ TRAITS = {
 
 
 @dataclass(frozen=True)
-class Group:
+class StepGroup:
     """Steps that share something."""
 
     kind: str
     """``batch_size``, ``trait``, ``request``, ``mixed``, ``first_steps`` or ``first_use``."""
     members: pl.Series = field(repr=False, compare=False)
-    """Their numbers."""
+    """Numbers of the steps."""
     size: int | None = None
     """``batch_size``: the largest batch below them; ``first_steps``: how many."""
     trait: str | None = None
     """A key of ``TRAITS``."""
     requests: tuple[str, ...] = ()
-    """Those that only these steps scheduled; of a trait, those that have it."""
+    """Requests that only these steps scheduled; of a trait, those that have it."""
 
 
 @dataclass(frozen=True)
 class SlowGroup:
     """A group whose steps take longer than their work explains."""
 
-    group: Group
+    group: StepGroup
     steps: pl.DataFrame
     """``step``, ``trial``, ``total_requests``, ``busy_us``, ``expected_us`` and ``factor`` of each."""
     factor: float
@@ -92,24 +92,24 @@ class SlowGroup:
 
 @made_once
 def slow_groups(timeline: Timeline) -> list[SlowGroup]:
-    """Groups that are clearly slow for their size: the one that explains most, then those near it."""
+    """Return groups that are clearly slow for their size: the one that explains most, then those near it."""
     steps = judged_steps(timeline)
     model = fit_step_time(steps)
     if model is None:
         return []
     steps = steps.with_columns(log_factor=(pl.col("busy_us") / model.predicted()).log())
     spread = _spread(steps["log_factor"])
-    found = [
+    groups = [
         slow
         for group in _candidates(timeline, steps)
-        if (slow := _judged(group, steps, spread)) is not None and not _of_slowdown(timeline, slow)
+        if (slow := _judged(group, steps, spread)) is not None and not _is_slowdown(timeline, slow)
     ]
-    found.sort(key=lambda slow: -slow.explained)
-    return [slow for slow in found if slow.explained >= NEAR_TIE * found[0].explained]
+    groups.sort(key=lambda slow: -slow.explained)
+    return [slow for slow in groups if slow.explained >= NEAR_TIE * groups[0].explained]
 
 
-def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
-    """Whether these steps are slow because the device was for a time: that tells better which ones are."""
+def _is_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
+    """Return whether these steps are slow since the device was for a time: that tells better which are."""
     slower = timeline.events.filter(pl.col("kind") == SLOWER)["step"]
     inside = slow.steps["step"].is_in(slower.implode())
     if 2 * inside.sum() <= slow.steps.height:
@@ -121,7 +121,7 @@ def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
-    """Steps whose length and work are known.
+    """Return the steps whose length and work are known.
 
     Without those that recompute, whose work the model lacks, and those for which processors were short.
     """
@@ -137,41 +137,41 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | None:
-    """The group with what its steps should take; None unless it is clearly slow."""
+def _judged(group: StepGroup, steps: pl.DataFrame, spread: float) -> SlowGroup | None:
+    """Return the group with what its steps should take; None unless it is clearly slow."""
     inside = pl.col("step").is_in(group.members.implode())
     prefills = steps.group_by(inside.alias("inside")).agg((pl.col("prefill_tokens") > 0).sum() > 0)
     if prefills["prefill_tokens"].sum() == 1:  # the model cannot know what prefill tokens of one side take
         steps = steps.filter(pl.col("prefill_tokens") == 0)
-    others, members = steps.filter(~inside), steps.filter(inside)
-    if members.height < FEWEST_OF_GROUP or others.height < FEWEST_STEPS:
+    rest, members = steps.filter(~inside), steps.filter(inside)
+    if members.height < FEWEST_OF_GROUP or rest.height < FEWEST_STEPS:
         return None
-    rough = nearly_predicted(others, members)
+    rough = nearly_predicted(rest, members)
     if rough is not None and median(members["busy_us"] / rough) < ROUGHLY_SLOW_FACTOR:
         return None  # nine tenths of the groups need no fit that outliers do not rule
-    model = fit_step_time(others)
+    model = fit_step_time(rest)
     if model is None:
         return None
     expected = model.predicted().alias("expected_us")
     members = members.with_columns(expected).with_columns(factor=pl.col("busy_us") / pl.col("expected_us"))
-    others = others.with_columns(factor=pl.col("busy_us") / expected)
-    of_others = others["factor"]
+    rest = rest.with_columns(factor=pl.col("busy_us") / expected)
+    of_others = rest["factor"]
     factor, high = median(members["factor"]), of_others.quantile(QUANTILE)
     low = members["factor"].quantile(1 - QUANTILE)
     if factor < SLOW_FACTOR or low is None or high is None or low <= high:
         return None
-    if group.kind == "request" and not _begins_and_ends_with(members, others):
+    if group.kind == "request" and not _begins_and_ends_with(members, rest):
         return None
-    left = _spread(members["factor"].log()) * members.height + _spread(of_others.log()) * others.height
+    left = _spread(members["factor"].log()) * members.height + _spread(of_others.log()) * rest.height
     return SlowGroup(group, members, factor, 1 - left / steps.height / spread, model.error_frac)
 
 
-def _begins_and_ends_with(members: pl.DataFrame, others: pl.DataFrame) -> bool:
-    """Whether steps get slow when the request comes and fast when it goes, within its trial.
+def _begins_and_ends_with(members: pl.DataFrame, rest: pl.DataFrame) -> bool:
+    """Return whether steps get slow when the request comes and fast when it goes, within its trial.
 
     A machine that is slow for a while does not wait for a request to come and go.
     """
-    trial = others.filter(pl.col("trial").eq_missing(pl.lit(members["trial"][0])))
+    trial = rest.filter(pl.col("trial").eq_missing(pl.lit(members["trial"][0])))
     before = trial.filter(pl.col("step") < members["step"].min()).tail(WINDOW)["factor"]
     after = trial.filter(pl.col("step") > members["step"].max()).head(WINDOW)["factor"]
     sides = ((before, members["factor"].head(WINDOW)), (after, members["factor"].tail(WINDOW)))
@@ -182,11 +182,11 @@ def _begins_and_ends_with(members: pl.DataFrame, others: pl.DataFrame) -> bool:
 
 
 def _spread(log_factors: pl.Series) -> float:
-    """Mean absolute distance from the median."""
+    """Return the mean absolute distance from the median."""
     return float((log_factors - log_factors.median()).abs().mean() or 0.0)  # type: ignore[arg-type]  # floats
 
 
-def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[StepGroup]:
     return [
         *_traits(timeline, steps),
         *_batch_sizes(steps),
@@ -196,8 +196,8 @@ def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
     ]
 
 
-def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
-    """All steps above a batch size at which decode steps get longer with a jump."""
+def _batch_sizes(steps: pl.DataFrame) -> list[StepGroup]:
+    """Return all steps above a batch size at which decode steps get longer with a jump."""
     decodes = steps.filter(pl.col("prefill_tokens") == 0).sort("total_requests", "step")
     sizes, busy = decodes["total_requests"], decodes["busy_us"]
     jumps = []
@@ -219,50 +219,50 @@ def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
     seen = steps["total_requests"].unique()  # those of steps with a prefill, too
     below = [int(seen.filter(seen < above).max() or 0) for _, _, above in largest]  # type: ignore[arg-type]  # integers
     return [
-        Group("batch_size", steps.filter(pl.col("total_requests") > size)["step"], size=size)
+        StepGroup("batch_size", steps.filter(pl.col("total_requests") > size)["step"], size=size)
         for size in below
     ]
 
 
-def _mixed(steps: pl.DataFrame) -> list[Group]:
-    """Steps that prefill and decode, where others only prefill: else the model has no price for both."""
+def _mixed(steps: pl.DataFrame) -> list[StepGroup]:
+    """Return steps that prefill and decode, where others only prefill: else the model cannot price both."""
     decodes, prefills = pl.col("decode_tokens") > 0, pl.col("prefill_tokens") > 0
     if steps.filter(prefills & ~decodes).height < FEWEST_OF_GROUP:
         return []
-    return [Group("mixed", steps.filter(prefills & decodes)["step"])]
+    return [StepGroup("mixed", steps.filter(prefills & decodes)["step"])]
 
 
-def _first(steps: pl.DataFrame) -> list[Group]:
-    """The first steps of all, and the first of every batch size."""
+def _first(steps: pl.DataFrame) -> list[StepGroup]:
+    """Return the first steps of all, and the first of every batch size."""
     uses = pl.col("step") == pl.col("step").min().over("total_requests")
     return [
-        *(Group("first_steps", steps["step"].head(many), size=many) for many in FIRST_STEPS),
-        Group("first_use", steps.filter(uses)["step"]),
+        *(StepGroup("first_steps", steps["step"].head(many), size=many) for many in FIRST_STEPS),
+        StepGroup("first_use", steps.filter(uses)["step"]),
     ]
 
 
-def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[StepGroup]:
     groups = []
     for trait, (_, has_it) in TRAITS.items():
         asked = timeline.known_requests.filter(has_it)["request_id"]
         if asked.is_empty():
             continue
         members = _steps_with(timeline, steps, asked)
-        groups.append(Group("trait", members, trait=trait, requests=tuple(asked)))
+        groups.append(StepGroup("trait", members, trait=trait, requests=tuple(asked)))
     return groups
 
 
-def _requests(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
-    """The requests whose steps are the slowest of all by the common model."""
+def _requests(timeline: Timeline, steps: pl.DataFrame) -> list[StepGroup]:
+    """Return the requests whose steps are the slowest of all by the common model."""
     slowest = _slowest_requests(timeline, steps)
     return [
-        Group("request", _steps_with(timeline, steps, pl.Series([name])), requests=(name,))
+        StepGroup("request", _steps_with(timeline, steps, pl.Series([name])), requests=(name,))
         for name in slowest
     ]
 
 
 def _slowest_requests(timeline: Timeline, steps: pl.DataFrame) -> list[str]:
-    """By how much a split of the steps at their presence explains: n of group * n of others * distance^2."""
+    """Rank requests by what a split at their presence explains: n of group * n of rest * distance^2."""
     sums = steps.select("step", sum=pl.col("log_factor").cum_sum(), number=pl.int_range(1, pl.len() + 1))
     upto = sums.lazy().with_columns(pl.col("step").set_sorted())
     total, many = sums["sum"].last(), sums.height
@@ -297,7 +297,7 @@ def _slowest_requests(timeline: Timeline, steps: pl.DataFrame) -> list[str]:
 
 
 def _steps_with(timeline: Timeline, steps: pl.DataFrame, requests: pl.Series) -> pl.Series:
-    """Numbers of the steps that scheduled one of these requests."""
+    """Return the numbers of the steps that scheduled one of these requests."""
     numbers = (
         timeline.stretches.filter(pl.col("request_id").is_in(requests.implode()))
         .select(step=pl.int_ranges("step", pl.col("last_step") + 1))

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.cache_use import steps_of_a_block
+from schedtrace.diagnose.cache_use import steps_per_block
 from schedtrace.diagnose.kv_blocks import blocks_needed, usable_blocks
 from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
@@ -12,14 +12,14 @@ FEWEST_REFUSALS = 10
 LONG_US = 1_000_000
 """Fewer refusals prove it only if they last so long."""
 FEWEST_PREEMPTIONS = 2
-"""Of a request by itself with nobody else there."""
+"""Fewest preemptions of a request by itself with nobody else there."""
 GONE = ("ABORTED", "IGNORED", "ERROR")
 """``RequestStatus`` names of requests that ended without what they asked for."""
 
 
 @made_once
 def never_fitting(timeline: Timeline) -> pl.DataFrame:
-    """One row per request that can never run to its end, in the order of their first refusal.
+    """Return one row per request that can never run to its end, in the order of their first refusal.
 
     Columns: ``request_id``, ``trial``, ``cause``, ``via``, ``location``, ``first_step`` and ``last_step``
     (that refused it), ``refusals``, ``blocks_needed`` (recorded with a refusal; null: none was), ``waiting``
@@ -76,7 +76,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
 
 
 def _refusals(timeline: Timeline) -> pl.DataFrame:
-    """Exits that refused, for its own size, a request which then never got what it asked for."""
+    """Return exits that refused, for its own size, a request which then never got what it asked for."""
     done = timeline.finishes.filter(~pl.col("status").is_in(GONE))
     steps = timeline.steps.select("step", "num_waiting_after", "end_us")
     return (
@@ -90,7 +90,7 @@ def _refusals(timeline: Timeline) -> pl.DataFrame:
 
 
 def _alone(timeline: Timeline) -> pl.Series:
-    """The steps after which nobody ran and nobody, running or not, held anything."""
+    """Return the steps after which nobody ran and nobody, running or not, held anything."""
     nobody = (
         pl.col(name).fill_null(0) == 0
         for name in ("num_running_after", "kv_loads_parked", "finished_holding", "deferred_free_blocks")
@@ -104,16 +104,16 @@ def _alone(timeline: Timeline) -> pl.Series:
 
 
 def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
-    """Requests whose prompts need more KV blocks than there are, as far as the header tells."""
+    """Return requests whose prompts need more KV blocks than there are, as far as the header tells."""
     usable = usable_blocks(timeline.header)
     if usable is None or blocks_needed(timeline.header, 1) is None:
         return []
     prompts = asked.select("request_id", "prompt_tokens").iter_rows()
-    return [one for one, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
+    return [name for name, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
 
 
 def _last_scheduled(timeline: Timeline) -> pl.DataFrame:
-    """``request_id`` and ``scheduled_step``, the last step that gave it tokens."""
+    """Return ``request_id`` and ``scheduled_step``, the last step that gave it tokens."""
     got = timeline.stretches.group_by("request_id").agg(pl.col("last_step").max().alias("scheduled_step"))
     return got.collect()
 
@@ -123,7 +123,7 @@ FEWEST_STEPS = 10
 
 
 def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
-    """One row per such request and reason, the longest first.
+    """Return one row per such request and reason, the longest first.
 
     Columns: ``request_id``, ``trial``, ``cause`` (``grammar_pending`` or ``remote_kv_pending``),
     ``ready_us``, ``parked_us`` (how long it was still in the queue for that cause, or while the engine
@@ -172,7 +172,7 @@ def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
 
 
 def _idle_us(timeline: Timeline) -> int:
-    """The start of the first step after which nothing was scheduled any more."""
+    """Return the start of the first step after which nothing was scheduled any more."""
     steps = timeline.steps.select("start_us", "total_requests").sort("start_us")
     working = steps.filter(pl.col("total_requests") > 0)["start_us"].to_list()
     idle = steps.filter(pl.col("start_us") > working[-1]) if working else steps
@@ -180,7 +180,7 @@ def _idle_us(timeline: Timeline) -> int:
 
 
 def _with_first_step(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    """``first_step``: the first one that began after the request was ready."""
+    """Add ``first_step``, the first step that began after the request was ready."""
     starts = timeline.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("first_step"))
     return rows.sort("begin_us").join_asof(
         starts.sort("start_us"),
@@ -192,15 +192,15 @@ def _with_first_step(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
 
 
 def _ready(timeline: Timeline) -> pl.DataFrame:
-    """``request_id``, ``own`` (the cause that is over) and ``ready_us``."""
-    found = [pl.DataFrame(schema={"request_id": pl.String, "own": pl.String, "ready_us": pl.Int64})]
+    """Return ``request_id``, ``own`` (the cause that is over) and ``ready_us``."""
+    frames = [pl.DataFrame(schema={"request_id": pl.String, "own": pl.String, "ready_us": pl.Int64})]
     if "grammars" in timeline.lists:
         compiled = timeline.lists["grammars"].filter(~pl.col("failed"))
-        found.append(_latest(compiled, Cause.GRAMMAR_PENDING, "compiled_us"))
+        frames.append(_latest(compiled, Cause.GRAMMAR_PENDING, "compiled_us"))
     if "kv_loads" in timeline.lists:
         arrived = timeline.lists["kv_loads"].filter(pl.col("event") == "arrived")
-        found.append(_latest(arrived, Cause.REMOTE_KV_PENDING, "at_us"))
-    return pl.concat(found)
+        frames.append(_latest(arrived, Cause.REMOTE_KV_PENDING, "at_us"))
+    return pl.concat(frames)
 
 
 def _latest(rows: pl.LazyFrame, cause: Cause, ready: str) -> pl.DataFrame:
@@ -210,14 +210,14 @@ def _latest(rows: pl.LazyFrame, cause: Cause, ready: str) -> pl.DataFrame:
 
 
 TIMES_OVER = 2
-"""So many times its high-water mark has a request computed again that makes no progress."""
+"""Multiple of its high-water mark that a request without progress computes again."""
 FEWEST_FRUITLESS = 2
 GAIN_FRAC = 0.1
 """A restart is fruitless if it gained less than this share of what it computed again."""
 
 
 def no_progress(timeline: Timeline) -> pl.DataFrame:
-    """One row per such request, the one that recomputed most first.
+    """Return one row per such request, the one that recomputed most first.
 
     Columns: ``request_id``, ``trial``, ``restarts``, ``fruitless`` (restarts that hardly passed the
     high-water mark before them), ``high_tokens`` (the most that it had computed before its last restart),
@@ -228,7 +228,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
     Rejected drafts are taken back too, but never so many. Tokens found in a cache are not recomputed.
     """
-    block = steps_of_a_block(timeline)
+    block = steps_per_block(timeline)
     steps = pl.col("last_step") - pl.col("step") + 1
     end = pl.col("computed_tokens") + steps * pl.col("scheduled_tokens").fill_null(0) - pl.col("draft_tokens")
     falls = pl.col("computed_tokens") + block < pl.col("end").shift(1).over("request_id")
@@ -250,7 +250,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     )
     fruitless = restarted & (pl.col("end") - pl.col("high") <= GAIN_FRAC * pl.col("again"))
     left = timeline.finishes.filter(~pl.col("status").is_in(GONE))
-    found = (
+    restarting = (
         attempts.group_by("request_id", maintain_order=True)
         .agg(
             pl.col("trial").first(),
@@ -269,7 +269,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
         .with_columns(unfinished=~pl.col("request_id").is_in(left["request_id"].implode()))
         .sort("recomputed_tokens", descending=True, maintain_order=True)
     )
-    mine = pl.col("request_id").is_in(found["request_id"].implode())
-    others = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
-    alone = pl.lit(value=True) if others is None else pl.col("first_step") > others
-    return found.with_columns(hopeless=pl.col("unfinished") & alone)
+    mine = pl.col("request_id").is_in(restarting["request_id"].implode())
+    last_of_rest = timeline.stretches.filter(~mine).select(pl.col("last_step").max()).collect().item()
+    alone = pl.lit(value=True) if last_of_rest is None else pl.col("first_step") > last_of_rest
+    return restarting.with_columns(hopeless=pl.col("unfinished") & alone)

@@ -22,7 +22,7 @@ from schedtrace.timeline.unrecorded import without_gaps
 Over = Literal["trial", "requests"]
 """The whole trial, or the time in which there were requests."""
 NOT_IDLE_FRAC = 0.99
-"""Of the time: which part of it counts is said where it makes a difference."""
+"""Share of the time: below it, a report says which part of the time counts."""
 SPAN = {"begin_us": pl.Int64, "end_us": pl.Int64}
 """Columns of a table of spans of time."""
 
@@ -36,17 +36,17 @@ class Throughput(NamedTuple):
 
 
 def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Throughput:
-    """So many finished requests, tokens of their prompts, and output tokens, in a time above 0."""
+    """Return the rates of finished requests, prompt tokens and output tokens, in a time above 0."""
     return Throughput(requests / seconds, (prompt_tokens + output_tokens) / seconds, output_tokens / seconds)
 
 
 def over(timeline: Timeline) -> Over:
-    """Which time counts: that of whole trials where the trace has them and is not cut to a window."""
+    """Return which time counts: that of whole trials where the trace has them and is not cut to a window."""
     return "trial" if timeline.whole_trials else "requests"
 
 
 def counted_spans(timeline: Timeline) -> pl.DataFrame:
-    """The time that counts of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
+    """Return the time that counts of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
 
     One row for a whole trial: from the start of its first step to its last output. Otherwise one for every
     maximal time in which the engine had a request. Both without gaps of the trace.
@@ -72,7 +72,7 @@ def counted_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
-    """The seconds that count of each trial: those of any engine, each moment once.
+    """Return the seconds that count of each trial: those of any engine, each moment once.
 
     Args:
         engines: ``counted_spans`` of each.
@@ -82,12 +82,12 @@ def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
 
 
 def lives(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
-    """When each request was in the scheduler, as much of it as lies between two moments."""
+    """Return when each request was in the scheduler, as much of it as lies between two moments."""
     there = trace.present.select("request_id", queued_us="at_us")
-    came = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
+    begun = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
     ended = trace.finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
     return (
-        came.group_by("request_id")
+        begun.group_by("request_id")
         .agg(begin_us=pl.col("queued_us").min())
         .join(ended, on="request_id", how="left")
         .select(begin_us="begin_us", end_us=pl.col("end_us").fill_null(end_us))
@@ -97,14 +97,14 @@ def lives(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
 
 
 def counted_time(run: RunReport) -> Message:
-    """Which time the throughput of a run is over, where it was idle for a part of it; else nothing.
+    """Return which time a run's throughput is over, where it was idle for a part of it; else nothing.
 
     ``while requests were there (38 of 57 s)``, ``over whole trials (57 s, requests for 38 s)``.
     """
     trials = [trial for trial in run.trials if trial.throughput_s]
     counted = sum({trial.trial: trial.throughput_s or 0.0 for trial in trials}.values())
     lasted = sum(
-        max((one.duration_s or 0.0 for one in trials if one.trial == number), default=0.0)
+        max((report.duration_s or 0.0 for report in trials if report.trial == number), default=0.0)
         for number in {trial.trial for trial in trials}
     )
     busy = max((_busy_s(run, rank) for rank in {trial.engine_rank for trial in trials}), default=0.0)
@@ -129,12 +129,12 @@ def _busy_s(run: RunReport, rank: int) -> float:
 
 
 def seconds(spans: pl.DataFrame) -> float:
-    """How long any of these spans was, each moment once."""
+    """Return how long any of these spans was, each moment once."""
     return int(united(spans).select(LENGTH_US.sum()).item()) / 1e6
 
 
 def sampled_tokens(steps: pl.DataFrame, finished: pl.DataFrame) -> int:
-    """Output tokens of these steps; where the record does not tell them, those of requests that finished."""
+    """Return the output tokens of these steps; where not recorded, those of requests that finished."""
     if "output_tokens" in steps.columns and steps["output_tokens"].count():
         return int(steps["output_tokens"].sum())
     return int(finished["output_tokens"].sum())

@@ -1,4 +1,4 @@
-"""Where the requests' time went, as parts that add up: what a report shows first."""
+"""Parts of the requests' time, which add up: what a report shows first."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +19,7 @@ COMPUTING = ("prefill", "decode", "recompute")
 
 
 def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
-    """The parts of all requests' time, the largest first; none without requests.
+    """Return the parts of all requests' time, the largest first; none without requests.
 
     Args:
         engines: ``engine_split`` of each engine.
@@ -37,7 +37,7 @@ def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
 
 
 def engine_split(timeline: Timeline) -> pl.DataFrame:
-    """One row per ``part`` and ``cause`` with its ``us``: waits by what they are charged to.
+    """Return one row per ``part`` and ``cause`` with its ``us``: waits by what they are charged to.
 
     The rest is without the host's time, which is a part of its own.
     """
@@ -47,12 +47,12 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
     own = computing | next_step
     taken = pl.when(own).then(overlap_us(states, timeline.host_spans))
     on_its_way = pl.col("state") == "front_end"
-    kept = pl.when(on_its_way).then(overlap_us(_at_the_engine(timeline, states), timeline.host_spans))
+    delayed = pl.when(on_its_way).then(overlap_us(_at_the_engine(timeline, states), timeline.host_spans))
     starved = pl.when(own).then(starved_us(timeline.events, states)).otherwise(0)
-    states = states.with_columns(lost_us=pl.coalesce(taken, kept, 0), starved_us=starved)
+    states = states.with_columns(lost_us=pl.coalesce(taken, delayed, 0), starved_us=starved)
     host = pl.when(computing).then(pl.max_horizontal("host_us", "lost_us")).otherwise(0)
     none = pl.lit(None, pl.String)
-    others = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
+    rest = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
     charged = timeline.charges.filter(pl.col("state") != "recompute")
     of_charge = pl.when(pl.col("charge").is_in([*CHARGES])).then("cause").otherwise("charge")
     interrupted = pl.col("charge") == INTERRUPTED
@@ -68,7 +68,7 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
             cause=pl.when(of_kv).then(pl.lit(str(Cause.KV_BLOCKS))).otherwise("cause"),
             us="time_us",
         ),
-        others.select(
+        rest.select(
             part=pl.when(next_step).then("cause").otherwise("state"),
             cause=none,
             us=LENGTH_US - pl.max_horizontal(host, "lost_us") - pl.col("starved_us"),
@@ -83,7 +83,7 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 
 
 def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
-    """The rows from when the engine's process has a request: from then on its thread is what keeps it.
+    """Return the rows from when the engine's process has a request: from then on its thread delays it.
 
     Nothing of them where that is not recorded.
     """
@@ -97,18 +97,18 @@ STRIP_CELLS = 40
 
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
-    """The states and causes of all requests, the longest first; interruptions come before both."""
+    """Return the states and causes of all requests, the longest first; interruptions come before both."""
     states = recorded(timeline.interrupted_states)
     total = int(states.select(LENGTH_US.sum()).item() or 0)
     if not total:
         return []
     moments = _moments(timeline)
     everything = _between(states, moments)
-    found = []
+    times = []
     for (state, cause), rows in states.group_by("state", "cause", maintain_order=True):
         time_us = int(rows.select(LENGTH_US.sum()).item())
         parts = zip(_between(rows, moments), everything, strict=True)
-        found.append(
+        times.append(
             RequestTime(
                 engine_rank=timeline.rank,
                 state=str(state),
@@ -119,11 +119,11 @@ def request_time(timeline: Timeline) -> list[RequestTime]:
                 strip=[part / whole if whole else 0.0 for part, whole in parts],
             )
         )
-    return sorted(found, key=lambda share: (-share.time_ms, share.state, share.cause or ""))
+    return sorted(times, key=lambda share: (-share.time_ms, share.state, share.cause or ""))
 
 
 def engine_time(timeline: Timeline) -> list[EngineTime]:
-    """The states of the engine that occurred."""
+    """Return the states of the engine that occurred."""
     spent = dict(timeline.engine_states.group_by("state").agg(LENGTH_US.sum().alias("us")).iter_rows())
     busy = sum(us for state, us in spent.items() if state in BUSY)
     return [
@@ -139,7 +139,7 @@ def engine_time(timeline: Timeline) -> list[EngineTime]:
 
 
 def _moments(timeline: Timeline) -> list[int]:
-    """The edges of equal parts of the run's steps."""
+    """Return the edges of equal parts of the run's steps."""
     starts = timeline.steps["start_us"].drop_nulls().to_list()
     cells = min(STRIP_CELLS, len(starts))
     return [starts[cell * len(starts) // cells] for cell in range(cells)] + [timeline.end_us]

@@ -24,7 +24,7 @@ STRIP_CELLS = 60
 
 
 def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
-    """One report per trial of one engine, in the order of the trials.
+    """Return one report per trial of one engine, in the order of the trials.
 
     Args:
         timeline: The engine's trace.
@@ -47,7 +47,7 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
 
 
 def _by_trial(manifest: Manifest | None) -> dict[int, TrialResult]:
-    """What the front end measured."""
+    """Return what the front end measured."""
     return {result.trial: result for result in manifest.trials} if manifest else {}
 
 
@@ -68,7 +68,7 @@ def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None
 
 
 def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> list[TrialReport]:
-    """One report per trial of all engines of a run together: their requests and steps on one clock.
+    """Return one report per trial of all engines of a run together: their requests and steps on one clock.
 
     Latencies and throughput are those of all requests; preemptions are not counted.
 
@@ -89,7 +89,7 @@ def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> 
 def _report(
     timelines: Sequence[Timeline], trial: int | None, result: TrialResult | None, seconds: float | None
 ) -> TrialReport:
-    """One trial on these engines together.
+    """Return the report of one trial on these engines together.
 
     Args:
         timelines: Of the engines.
@@ -98,14 +98,18 @@ def _report(
         seconds: That count for throughput where it did not; None: there are none.
     """
     first = timelines[0]
-    finishes = _together([one.trial_rows(one.finishes, trial) for one in timelines])  # times only differ
-    steps = _together([_on_clock_of(first, one, one.trial_rows(one.steps, trial)) for one in timelines])
+    finishes = _together([timeline.trial_rows(timeline.finishes, trial) for timeline in timelines])
+    steps = _together(
+        [_on_clock_of(first, timeline, timeline.trial_rows(timeline.steps, trial)) for timeline in timelines]
+    )
     working = steps.filter(pl.col("total_requests") > 0)
-    begins = trial is not None or all(one.begins for one in timelines)
+    begins = trial is not None or all(timeline.begins for timeline in timelines)
     begin = working.row(0, named=True) if working.height and begins else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
-    latencies = _together([one.trial_rows(request_latencies(one), trial) for one in timelines])
-    queued = _together([one.trial_rows(queue_times(one, one.request_states), trial) for one in timelines])
+    latencies = _together([timeline.trial_rows(request_latencies(timeline), trial) for timeline in timelines])
+    queued = _together(
+        [timeline.trial_rows(queue_times(timeline, timeline.request_states), trial) for timeline in timelines]
+    )
     lives = Fact.LIVES in first.facts
     report = TrialReport(
         trial=trial,
@@ -166,12 +170,12 @@ def _duration_s(steps: pl.DataFrame) -> float | None:
 
 
 def _largest(steps: pl.DataFrame, column: str) -> float | None:
-    """None where the record does not have it."""
+    """Return the largest value; None where the record does not have it."""
     return steps.select(pl.col(column).max()).item() if column in steps.columns else None
 
 
 def _new_per_step(working: pl.DataFrame) -> list[int] | None:
-    """None where a step does not tell."""
+    """Return the newly scheduled requests per step; None where a step does not tell."""
     new = working["num_new"]
     return None if new.null_count() else new.filter(new > 0).to_list()
 
@@ -188,7 +192,7 @@ def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
 
 
 def strip(timeline: Timeline) -> list[StripCell]:
-    """Budget use over the run: at most ``STRIP_CELLS`` equal shares of the steps that scheduled anything."""
+    """Return budget use over the run: at most ``STRIP_CELLS`` equal shares of steps with tokens."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)
     if steps["use_frac"].is_null().all():  # no steps, or no budgets
         return []

@@ -1,4 +1,4 @@
-"""How unevenly the ranks of a run were loaded, which one had most, and why."""
+"""Imbalance of a run's ranks: how unevenly they were loaded, which one had most, and why."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 class RankFigures(msgspec.Struct, kw_only=True):
-    """One rank; means of requests are over the time in which any rank had one."""
+    """Figures of one rank; means of requests are over the time in which any rank had one."""
 
     rank: int
     """Data-parallel rank."""
@@ -43,7 +43,7 @@ class RankFigures(msgspec.Struct, kw_only=True):
 
 
 def rank_figures(ranks: Ranks, loads: RankLoads) -> list[RankFigures]:
-    """One entry per rank, in their order."""
+    """Return one entry per rank, in their order."""
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     return [
         RankFigures(
@@ -65,19 +65,19 @@ def rank_figures(ranks: Ranks, loads: RankLoads) -> list[RankFigures]:
 
 
 SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
-"""Of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
+"""Class of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
 CAUSE = str(Cause.RANK_BALANCE)
 """The cause of a wait while the gate of balance scheduling is closed."""
 
 
 def balanced(header: Header) -> bool:
-    """Whether a scheduler that balances ranks ran: that of schedtrace, or vllm-ascend's."""
+    """Return whether a scheduler that balances ranks ran: that of schedtrace, or vllm-ascend's."""
     names = (header.scheduler_class, str(header.scheduler_config.get("scheduler_cls")))
     return any("balance" in name.lower() for name in names)
 
 
 def prefill_interval(header: Header) -> int | None:
-    """``prefill_schedule_interval``; None for a vLLM without it (before 0.24)."""
+    """Return ``prefill_schedule_interval``; None for a vLLM without it (before 0.24)."""
     value = header.scheduler_config.get("prefill_schedule_interval")
     return value if isinstance(value, int) else None
 
@@ -85,21 +85,21 @@ def prefill_interval(header: Header) -> int | None:
 UNEVEN_FRAC = 0.25
 """``1 - mean / max`` of the ranks' mean loads."""
 LEAST_REQUESTS = 2.0
-"""That the largest load is above the mean: a request more or less is no imbalance."""
+"""Least requests of the largest load above the mean: a request more or less is no imbalance."""
 FEWEST_REQUESTS = 8
 """A rank, on average: tokens of fewer differ by chance."""
 AVOIDABLE_FROM_FRAC = 0.01
-"""Of all requests' time: refused on one rank while another had room."""
+"""Least share of all requests' time: refused on one rank while another had room."""
 LARGER = 1.25
-"""From when on a rank's requests are more, or longer, than those of the others."""
+"""Least ratio of a rank's requests, or their length, to those of the other ranks."""
 MOST_CHOSEN = 0.9
-"""From this share of its requests on, the client chose the rank."""
+"""Least share of its requests for which the client chose the rank."""
 REQUESTS, TOKENS = pl.col("running") + pl.col("waiting"), pl.col("tokens")
 """Loads: of ``RankLoads.loads``."""
 
 
 class WaitExample(msgspec.Struct, kw_only=True):
-    """One of the longest waits on the rank."""
+    """Example of the longest waits on the rank."""
 
     request_id: str
     """vLLM's id of the request."""
@@ -147,7 +147,7 @@ class RankImbalance(Evidence, kw_only=True):
 
 @dataclass(frozen=True)
 class _Uneven:
-    """How uneven the loads are."""
+    """Unevenness of the loads."""
 
     rank: int
     unevenness: float
@@ -160,7 +160,7 @@ class _Uneven:
 
 
 def rank_imbalance(ranks: Ranks) -> RankImbalance | None:
-    """What ``docs/findings/rank-imbalance.md`` defines; None: they are loaded evenly, or it is not known."""
+    """Return what ``docs/findings/rank-imbalance.md`` defines; None: loads are even, or it is not known."""
     loads = ranks.loads if len(ranks.each) > 1 else None
     if loads is None or loads.loads.is_empty() or not ranks.requests_us:
         return None
@@ -196,7 +196,7 @@ def rank_imbalance(ranks: Ranks) -> RankImbalance | None:
 
 
 def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
-    """How far one rank is above the others: the one that held requests up, else the one with most of them."""
+    """Return how far one rank is above the rest: the one that delayed requests, else the most loaded."""
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)
@@ -220,7 +220,7 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
 
 
 def _lockstep_frac(ranks: Ranks) -> float | None:
-    """Share of the requests' time that even batches would save: a common step is as long as its largest."""
+    """Return the share of the requests' time that even batches would save: the largest sets the pace."""
     if not ranks.lockstep or ranks.missing:
         return None
     size = len(ranks.each)
@@ -236,15 +236,15 @@ def _lockstep_frac(ranks: Ranks) -> float | None:
 
 
 def _why(figures: list[RankFigures], rank: int) -> str:
-    """Why this rank has more to do than the others."""
-    own = next(one for one in figures if one.rank == rank)
-    others = [one for one in figures if one.rank != rank]
-    mean = sum(one.requests for one in others) / len(others)
+    """Return why this rank has more to do than the others."""
+    own = next(figure for figure in figures if figure.rank == rank)
+    rest = [figure for figure in figures if figure.rank != rank]
+    mean = sum(figure.requests for figure in rest) / len(rest)
     if own.requests > LARGER * mean:
         return "client" if own.chosen >= MOST_CHOSEN * own.requests else "requests"
     for name in ("mean_prompt_tokens", "mean_output_tokens"):
         own_length = getattr(own, name)
-        lengths = [length for one in others if (length := getattr(one, name)) is not None]
+        lengths = [length for figure in rest if (length := getattr(figure, name)) is not None]
         if own_length is not None and lengths and own_length > LARGER * sum(lengths) / len(lengths):
             return "lengths"
     return "unknown"

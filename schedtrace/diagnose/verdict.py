@@ -37,7 +37,7 @@ PARTS = {
 
 
 def leading(findings: list[Finding], before: str = "") -> list[Finding]:
-    """The root causes that the verdict is about, the first one first; empty: nothing limited the run.
+    """Return the root causes that the verdict is about, the first one first; empty: nothing limited the run.
 
     Args:
         findings: Ranked.
@@ -45,26 +45,26 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
             twice as large, and half of what it takes to lead is left: near equals must not alternate.
     """
     roots = [finding for finding in findings if finding.is_root]
-    found = [root for root in roots if root.leads or root.weight >= _from(root)]
-    if not any(root.leads for root in found):
-        most = max((root.weight for root in found), default=0.0)
+    leads = [root for root in roots if root.leads or root.weight >= _from(root)]
+    if not any(root.leads for root in leads):
+        most = max((root.weight for root in leads), default=0.0)
         stays = [r for r in roots if r.code == before and r.weight >= STAYS_FRAC * max(most, _from(r))][:1]
-        found = [*stays, *(root for root in found if root not in stays)]
-    if not found:  # nothing can be gained, but something explains the run
-        found = [
+        leads = [*stays, *(root for root in leads if root not in stays)]
+    if not leads:  # nothing can be gained, but something explains the run
+        leads = [
             root
             for root in roots
             if (root.share_frac or 0.0) >= EXPLAINS_FROM_FRAC and not KINDS[root.code].only_if_avoidable
         ]
-        found = sorted(found, key=lambda root: -(root.share_frac or 0.0))[:1]
+        leads = sorted(leads, key=lambda root: -(root.share_frac or 0.0))[:1]
     quiet = [
         (place, root) for root in roots if root.verdict and (place := KINDS[root.code].quiet) is not None
     ]
-    return found or [root for _, root in sorted(quiet, key=lambda one: one[0])][:1]
+    return leads or [root for _, root in sorted(quiet, key=lambda entry: entry[0])][:1]
 
 
 def lead_first(findings: list[Finding]) -> list[Finding]:
-    """The findings with the one first that the verdict is about."""
+    """Return the findings with the one first that the verdict is about."""
     lead = leading(findings)[:1]
     return [*lead, *(finding for finding in findings if finding not in lead)]
 
@@ -160,13 +160,13 @@ def _missing(engines: Sequence[Unlimited]) -> list[Message]:
 def _verdict(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str
 ) -> list[Message]:
-    found = leading(findings, before)
+    leads = leading(findings, before)
     main = max(engines, key=lambda engine: engine.requests_us)
-    if not found or (found[0].code in RULES and KINDS[found[0].code].quiet is not None):
+    if not leads or (leads[0].code in RULES and KINDS[leads[0].code].quiet is not None):
         facts = ALL_FACTS.intersection(*(engine.facts for engine in engines))
-        return _untold(engines, facts) if not facts >= SHOWS_LIMITS else _nothing_leads(engines, found, split)
-    first, *others = found
-    equal = [root for root in others if root.weight >= NEARLY * first.weight and not first.leads]
+        return _untold(engines, facts) if not facts >= SHOWS_LIMITS else _nothing_leads(engines, leads, split)
+    first, *following = leads
+    equal = [root for root in following if root.weight >= NEARLY * first.weight and not first.leads]
     also = say("[Nearly as much: {title}.]", title=_lowered(equal[0].title) if equal else None)
     holder = first.holder
     if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
@@ -220,7 +220,7 @@ def _from(root: Finding) -> float:
 
 
 def _lowered(title: Message) -> Message:
-    """A title within a sentence; abbreviations keep their capitals."""
+    """Return a title within a sentence; abbreviations keep their capitals."""
     template = title.template
     if template[1:2].islower():
         template = template[0].lower() + template[1:]
@@ -250,11 +250,11 @@ def _nothing(timeline: Timeline) -> Message:
 
 
 def _all_there(timeline: Timeline, working: pl.DataFrame) -> bool:
-    """Whether the first step of each trial had all of its requests."""
+    """Return whether the first step of each trial had all of its requests."""
     for trial in timeline.trials():
         steps = timeline.trial_rows(working, trial).sort("step")
-        came = timeline.trial_rows(timeline.arrivals, trial).height
-        if steps.is_empty() or steps["total_requests"][0] < came:
+        arrived = timeline.trial_rows(timeline.arrivals, trial).height
+        if steps.is_empty() or steps["total_requests"][0] < arrived:
             return False
     return True
 
@@ -271,16 +271,16 @@ def _capped(timeline: Timeline) -> Message:
     first = timeline.finishes.select(
         "request_id", ttft=pl.col("first_token_us") - pl.coalesce("arrived_us", "queued_us")
     ).drop_nulls()
-    others = first.join(held, on="request_id", how="anti")
+    rest = first.join(held, on="request_id", how="anti")
     own = first.filter(pl.col("request_id") == held["request_id"][0])["ttft"]
-    if others.is_empty() or own.is_empty():
+    if rest.is_empty() or own.is_empty():
         return NOTHING
     return say(
         "Nothing to fix: {others:n other request} had their first token after {p50:us} "
         "(p50). {setting:setting} held {request:id}[ to {chunk:n token}] in {steps:n step}; "
         "its first token came after {own:us}.",
-        others=others.height,
-        p50=median(others["ttft"]),
+        others=rest.height,
+        p50=median(rest["ttft"]),
         setting="--long-prefill-token-threshold",
         request=str(held["request_id"][0]),
         chunk=threshold(timeline) or None,

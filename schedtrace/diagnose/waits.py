@@ -17,12 +17,12 @@ class Charged:
     """All time that is charged to some roots."""
 
     rows: pl.DataFrame
-    """Of ``timeline.charges``."""
+    """Rows of ``timeline.charges``."""
     time_us: int
     share_frac: float
-    """Of all requests' time."""
+    """Share of all requests' time."""
     requests: int
-    """That waited for it, or computed again."""
+    """Requests that waited for it, or computed again."""
     longest_us: int
     longest_id: str
     """The request with the longest of these waits, added up."""
@@ -31,7 +31,7 @@ class Charged:
 
 
 def charged(timeline: Timeline, *charges: str) -> Charged | None:
-    """The time charged to these; None if it is less than ``FOUND_FROM_FRAC`` of the requests' time."""
+    """Return the time charged to these; None if it is less than ``FOUND_FROM_FRAC`` of the requests' time."""
     rows = timeline.charges.filter(pl.col("charge").is_in([str(charge) for charge in charges]))
     time_us = int(rows["time_us"].sum())
     if not timeline.requests_us or time_us / timeline.requests_us < FOUND_FROM_FRAC:
@@ -53,7 +53,7 @@ def charged(timeline: Timeline, *charges: str) -> Charged | None:
 
 
 class ClassTime(msgspec.Struct, kw_only=True):
-    """One priority class in some steps."""
+    """Time of one priority class in some steps."""
 
     priority: int
     """Priority; lower is more urgent."""
@@ -62,7 +62,7 @@ class ClassTime(msgspec.Struct, kw_only=True):
 
 
 def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:
-    """The priority classes of who got tokens in these steps, the most urgent first."""
+    """Return the priority classes of who got tokens in these steps, the most urgent first."""
     asked = timeline.known_requests.select("request_id", "priority")
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(asked, on="request_id")
     inside = ran.with_columns(steps=steps_inside(ran, steps))
@@ -75,7 +75,7 @@ def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:
 
 
 def steps_inside(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
-    """In how many of these steps each row with ``begin_step`` and ``end_step`` was."""
+    """Count in how many of these steps each row with ``begin_step`` and ``end_step`` was."""
     numbers = steps["step"]
     first = numbers.search_sorted(rows["begin_step"], side="left").cast(pl.Int64)
     last = numbers.search_sorted(rows["end_step"], side="right").cast(pl.Int64)
@@ -83,6 +83,6 @@ def steps_inside(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
 
 
 def mean(rows: pl.DataFrame, value: pl.Expr) -> float | None:
-    """Over the rows that have it."""
-    found = rows.select(value.cast(pl.Float64).mean()).item()
-    return None if found is None else float(found)
+    """Return the mean over the rows that have it."""
+    average = rows.select(value.cast(pl.Float64).mean()).item()
+    return None if average is None else float(average)

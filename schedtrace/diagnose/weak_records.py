@@ -19,7 +19,7 @@ RECORD_IT = say(
 
 
 def unjudged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
-    """The rules that need facts which a record lacks."""
+    """Return the rules that need facts which a record lacks."""
     rules = RULES | RANK_RULES if engines > 1 else RULES
     return [
         NotJudged(code=rule.code, missing=in_order(rule.needs - facts))
@@ -46,7 +46,7 @@ def left_open(facts: frozenset[Fact]) -> Message:
 
 
 def contents(timeline: Timeline) -> Message:
-    """The sizes of steps, KV cache usage and admissions of one engine, as far as its record has them."""
+    """Return the sizes of steps, KV cache usage and admissions of one engine, as far as recorded."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)
     if steps.is_empty():
         return NOTHING
@@ -67,13 +67,13 @@ def contents(timeline: Timeline) -> Message:
 
 
 def _ends(steps: pl.DataFrame, column: str) -> tuple[float | None, float] | None:
-    """The least and the most of a column, of equal ones only the most; None: not recorded."""
+    """Return the least and the most of a column, of equal ones only the most; None: not recorded."""
     low, high = steps.select(low=pl.col(column).min(), high=pl.col(column).max()).row(0)
     return None if high is None else (low if low < high else None, high)
 
 
 def _admissions(steps: pl.DataFrame) -> Message:
-    """In which steps new requests came in, and how many; nothing where a step does not tell."""
+    """Return in which steps new requests came in, and how many; nothing where a step does not tell."""
     admits = steps.filter(pl.col("num_new") > 0)
     if steps["num_new"].null_count() or admits.is_empty():
         return NOTHING

@@ -18,7 +18,7 @@ from schedtrace.engine.vllm_options import options_of, read_options, refuse, ref
 from schedtrace.errors import UsageError
 from schedtrace.model.prediction import OF_RANKS
 from schedtrace.model.redact import hide_secrets
-from schedtrace.step_times.gpus import refuse_of_memory
+from schedtrace.step_times.gpus import refuse_memory_setting
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config", "load_config")
@@ -201,7 +201,7 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
     options = read_options()
     for name, values in settings.items():
         if recorded:
-            refuse_of_memory(name, option)
+            refuse_memory_setting(name, option)
         if name in OF_RANKS:
             if wrong := [value for value in values if value not in OF_RANKS[name]]:
                 allowed = ", ".join(str(choice).lower() for choice in OF_RANKS[name])

@@ -18,28 +18,28 @@ SettingValue = bool | int | float | str | list[int]
 
 
 class EffectiveSetting(msgspec.Struct, kw_only=True):
-    """One setting that decides scheduling, as the engine ran with it."""
+    """Setting that decides scheduling, as the engine ran with it."""
 
     name: str
     """vLLM's name of the engine argument; of a figure that is no argument, of the field that holds it."""
     value: SettingValue
-    """As the scheduler uses it."""
+    """Value as the scheduler uses it."""
     origin: Origin
     context: str | None = None
-    """Where vLLM's default depends on the usage context, and nothing was given: this run's."""
+    """Usage context of this run, where vLLM's default depends on it and nothing was given."""
     given: SettingValue | None = None
-    """What was given, where that is not the value: ``overridden``."""
+    """The value that was given, where another is in effect: ``overridden``."""
     inert: bool = False
-    """It was set and has no effect in this release or configuration."""
+    """Whether it was set and has no effect in this release or configuration."""
     explanation: Message = NOTHING
-    """Where the value comes from, what it does not do, and how much of it this run used."""
+    """Origin of the value, what the setting does not do, and how much of it this run used."""
 
 
 REPORT_SCHEMA_VERSION = 4
 
 
 class Severity(IntEnum):
-    """How much a finding matters; ``--fail-on`` compares by this order."""
+    """Importance of a finding; ``--fail-on`` compares by this order."""
 
     INFO = 1
     WARNING = 2
@@ -51,7 +51,7 @@ class Evidence(msgspec.Struct, kw_only=True):
 
 
 class Advice(msgspec.Struct, kw_only=True):
-    """One thing to do about a finding."""
+    """Action to take about a finding."""
 
     message: Message
     """The setting with its present value, or what else to do."""
@@ -83,12 +83,12 @@ class Gain(msgspec.Struct, kw_only=True):
     saved_frac: float
     """Share of the requests' time on all engines that it saves: what findings are ranked by."""
     method: str
-    """How it was estimated: ``step_time`` (bounds by the model of step times) or ``replay`` (the load was
+    """Method of the estimate: ``step_time`` (bounds by the model of step times) or ``replay`` (the load was
     replayed with it)."""
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """One finding about a run: a root cause, or a symptom of one."""
+    """Finding about a run: a root cause, or a symptom of one."""
 
     code: str
     """Name of the page in ``docs/findings/``."""
@@ -101,15 +101,16 @@ class Finding(msgspec.Struct, kw_only=True):
     share_frac: float | None = None
     """Share of the requests' time on all engines that it explains; None: it is about something else."""
     holder: Message = NOTHING
-    """Who or what holds the resource."""
+    """Holder of the resource."""
     gain: Gain | None = None
-    """None: the trace allows no estimate."""
+    """Estimated gain; None: the trace allows no estimate."""
     leads: bool = False
-    """It stands before all that is ranked by gain: requests that can never run, or make no progress."""
+    """Whether it stands before all that is ranked by gain: requests that can never run, or make no progress.
+    """
     cause: str | None
     """A word of ``docs/causes.md``; None where the finding is not about an exit."""
     via: str
-    """How the cause is known: ``recorded`` as a fact; of an exit, from ``source`` or ``inferred``."""
+    """Source of the cause: ``recorded`` as a fact; of an exit, from ``source`` or ``inferred``."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM, where all that count were taken at one place."""
     engine_rank: int
@@ -117,7 +118,7 @@ class Finding(msgspec.Struct, kw_only=True):
     engine_ranks: list[int] = []
     """All ranks that show it."""
     of_ranks: bool = False
-    """It is about all ranks together, and so are its figures."""
+    """Whether it is about all ranks together, and so are its figures."""
     count: int
     """Steps that show it (for ``preemption``: preemptions)."""
     trials: list[int]
@@ -134,7 +135,7 @@ class Finding(msgspec.Struct, kw_only=True):
     """Advice that was taken back: it did not help on a replay of this load, or vLLM overrode it."""
     evidence: Evidence
     example: Message | None = None
-    """One case: the first of the evidence's ``examples``."""
+    """Example: the first of the evidence's ``examples``."""
     cost_ms: float | None = None
     """Time that it cost; None where the trace allows no estimate, or one that the model does not resolve."""
     cost_frac: float | None = None
@@ -173,7 +174,7 @@ MAX_STEPS = 100
 
 
 class TrialReport(msgspec.Struct, kw_only=True):
-    """One trial on one engine; of a trace without trials, the whole of it."""
+    """Report of one trial on one engine; of a trace without trials, the whole of it."""
 
     trial: int | None
     engine_rank: int
@@ -182,7 +183,7 @@ class TrialReport(msgspec.Struct, kw_only=True):
     steps: int
     """``schedule()`` calls, those without tokens included."""
     duration_s: float | None
-    """From the start of the first step to the last output."""
+    """Time from the start of the first step to the last output."""
     first_step_requests: int | None
     first_step_tokens: int | None
     """Requests and tokens of the first step that scheduled anything."""
@@ -193,7 +194,7 @@ class TrialReport(msgspec.Struct, kw_only=True):
     budget_use_waiting_frac: float | None
     """The same over steps after which requests still waited; None if there were none."""
     preemptions: int | None
-    """None: this scheduler cannot be asked for them."""
+    """Preemptions; None: this scheduler cannot be asked for them."""
     requests_finished: int | None
     requests_aborted: int | None
     """Ended otherwise: aborted, ignored, in error."""
@@ -206,7 +207,8 @@ class TrialReport(msgspec.Struct, kw_only=True):
     """``trial``: over all of the trial's time, idle included; ``requests``: over the time in which there were
     requests, as of a server, and of a part of a trace."""
     throughput_s: float | None
-    """That time. Of several engines it is the time of all of them together, so their figures add up."""
+    """Length of that time. Of several engines it is the time of all together, so their figures add up.
+    """
     queue_ms: Percentiles | None = None
     """Arrival at the scheduler to the first step that scheduled it, of all that were scheduled."""
     ttft_ms: Percentiles | None
@@ -224,7 +226,7 @@ class TrialReport(msgspec.Struct, kw_only=True):
 
 
 class StripCell(msgspec.Struct):
-    """One piece of the budget-use strip: an equal share of the steps."""
+    """Piece of the budget-use strip: an equal share of the steps."""
 
     use_frac: float
     """Highest share of the budget used by a step of it."""
@@ -233,7 +235,7 @@ class StripCell(msgspec.Struct):
 
 
 class CauseRow(msgspec.Struct, kw_only=True):
-    """One kind of exit over the whole run."""
+    """Kind of exit over the whole run."""
 
     loop: str
     kind: str
@@ -246,33 +248,33 @@ class CauseRow(msgspec.Struct, kw_only=True):
     refusal: bool
     """A request was refused or skipped; else the loop ended because none was left."""
     exits: int
-    """How often it was taken."""
+    """Times that it was taken."""
     steps: int
-    """In how many steps."""
+    """Steps in which it was taken."""
     requests: int
-    """How many different requests it concerned, as far as they are recorded."""
+    """Number of different requests that it concerned, as far as they are recorded."""
     mean_budget_left: float
     """Token budget left when it was taken."""
 
 
 class CapRow(msgspec.Struct, kw_only=True):
-    """One limit that made chunks smaller, over the whole run."""
+    """Limit that made chunks smaller, over the whole run."""
 
     cap: str
     """A word of ``docs/causes.md``."""
     location: str | None
     chunks: int
-    """How many chunks it made smaller."""
+    """Chunks that it made smaller."""
     steps: int
     requests: int
     withheld_tokens: int
-    """By how much, in all."""
+    """Tokens that it withheld, in all."""
     mean_budget_left: float
     """Token budget left after the steps in which it did so."""
 
 
 class RequestTime(msgspec.Struct, kw_only=True):
-    """How long the requests of one engine were in one state, for one cause."""
+    """Time of one engine's requests in one state, for one cause."""
 
     engine_rank: int
     state: str
@@ -284,14 +286,14 @@ class RequestTime(msgspec.Struct, kw_only=True):
     time_ms: float
     """Added up over the requests."""
     share_frac: float
-    """Of all their time; the shares of an engine add up to 1."""
+    """Share of all their time; the shares of an engine add up to 1."""
     requests: int
     strip: list[float]
     """Over equal parts of the run's steps: the share of the requests' time then."""
 
 
 class EngineTime(msgspec.Struct, kw_only=True):
-    """How long one engine was in one state."""
+    """Time of one engine in one state."""
 
     engine_rank: int
     state: str
@@ -302,7 +304,7 @@ class EngineTime(msgspec.Struct, kw_only=True):
 
 
 class TimePart(msgspec.Struct, kw_only=True):
-    """One part of the requests' time, over all engines; the parts add up to 1."""
+    """Part of the requests' time, over all engines; the parts add up to 1."""
 
     part: str
     """``client``-side parts first: ``front_end``; ``next_step`` (no step could see them yet); ``waiting`` and
@@ -316,7 +318,7 @@ class TimePart(msgspec.Struct, kw_only=True):
 
 
 class NotJudged(msgspec.Struct, kw_only=True):
-    """One rule that a record lacks facts for."""
+    """Rule that a record lacks facts for."""
 
     code: str
     """Name of the page in ``docs/findings/``."""
@@ -353,7 +355,7 @@ class Tested(msgspec.Struct, kw_only=True):
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """One run, understood."""
+    """Report of one run."""
 
     path: str
     label: str
@@ -364,7 +366,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     verdict: list[Message]
     """What limited this run, by how much, and who or what held it; at most three sentences."""
     time_split: list[TimePart]
-    """Where the requests' time went, the largest part first."""
+    """Parts of the requests' time, the largest first."""
     trials: list[TrialReport]
     findings: list[Finding]
     """Root causes by gain, each with its symptoms; then what is no symptom of any."""
@@ -377,24 +379,24 @@ class RunReport(msgspec.Struct, kw_only=True):
     caps: list[CapRow]
     """Every limit that made chunks smaller, the one that withheld most first."""
     request_time: list[RequestTime]
-    """Where the requests' time went, the largest share first."""
+    """States and causes that took the requests' time, the largest share first."""
     engine_time: list[EngineTime]
-    """Where the engines' time went."""
+    """States that took the engines' time."""
     strip: list[StripCell]
     statistics: Statistics | None = None
     """Latency by class, prefix cache, drafts, outcomes, durations, sums over engines."""
     warmup_steps: int
     """Steps of the warm-up: recorded, but in no figure above."""
     requests_missing: bool = False
-    """There may be requests that the traces do not hold; ``problems`` says why."""
+    """Whether there may be requests that the traces do not hold; ``problems`` says why."""
     settings: list[EffectiveSetting] = []
     """Every setting that decides scheduling, with its origin."""
     tested: Tested | None = None
     """Load that the advice was tested on; null: it was not tested (``--predict``)."""
 
     def every_finding(self) -> list[Finding]:
-        """Root causes, each followed by its symptoms, and symptoms of none."""
-        return [one for finding in self.findings for one in (finding, *finding.symptoms)]
+        """Return the root causes, each followed by its symptoms, and symptoms of none."""
+        return [listed for finding in self.findings for listed in (finding, *finding.symptoms)]
 
 
 class Report(msgspec.Struct, kw_only=True):

@@ -42,7 +42,7 @@ def blocks_of(manager: Any, request_id: str) -> list[int]:
 
 @cache
 def _only_computes(kind: Any) -> bool:
-    """Whether ``get_num_blocks_to_allocate`` leaves everything as it is.
+    """Return whether ``get_num_blocks_to_allocate`` leaves everything as it is.
 
     That of vLLM's base class does, in every release that was tried. Others, such as Mamba's, may note
     something.
@@ -72,7 +72,7 @@ class Refusal(msgspec.Struct, gc=False):
 
 
 def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Refusal | None:
-    """The reason, right after ``manager.allocate_slots`` has returned None; None where nobody can be asked.
+    """Return the reason right after ``manager.allocate_slots`` returned None; None where none can be asked.
 
     Args:
         manager: vLLM's ``KVCacheManager``.
@@ -95,13 +95,13 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
 
 
 def question(manager: Any) -> Any:
-    """``StandIn.ask`` for this cache manager; None unless all that it calls is vLLM's own."""
+    """Return ``StandIn.ask`` for this cache manager; None unless all that it calls is vLLM's own."""
     kind: Any = type(manager)  # hashable, as every class
     return stand_in(kind).ask if not_own(manager) is None else None
 
 
 def not_own(manager: Any) -> str | None:
-    """The class of the first part of a KV cache manager that is not vLLM's own; None: all are."""
+    """Return the class of the first part of a KV cache manager that is not vLLM's own; None: all are."""
     coordinator = getattr(manager, "coordinator", None)
     pool = getattr(manager, "block_pool", None)
     parts = (manager, coordinator, *managers_of(manager), pool)
@@ -110,7 +110,7 @@ def not_own(manager: Any) -> str | None:
 
 
 def apart(manager: Any) -> Any:
-    """A copy of a KV cache manager that can be asked: nothing that it notes reaches ``manager``.
+    """Return a copy of a KV cache manager that can be asked: nothing that it notes reaches ``manager``.
 
     Its coordinator and the coordinator's managers are copies, each container of which is copied when it is
     first read; the blocks and the pool are vLLM's.
@@ -125,7 +125,7 @@ _CONTAINERS = (dict, list, set, defaultdict)
 
 
 def _copied(original: Any, **instead: Any) -> Any:
-    """An object with the attributes of ``original``; its dicts, lists and sets are copies."""
+    """Return an object with the attributes of ``original``; its dicts, lists and sets are copies."""
     kind: Any = type(original)  # hashable, as every class
     copied: Any = object.__new__(_copying(kind))
     vars(copied).update({_ORIGINAL: original}, **instead)
@@ -139,7 +139,7 @@ _ORIGINAL = "_schedtrace_original"
 
 @cache
 def _copying(kind: type) -> type:
-    """A class of copies: an attribute that one does not have yet is the original's."""
+    """Return a class of copies: an attribute that one does not have yet is the original's."""
     return type(kind.__name__, (kind,), {"__getattr__": _from_original})
 
 
@@ -151,7 +151,7 @@ def _from_original(copied: Any, name: str) -> Any:
 
 @cache
 def _values(kind: type) -> tuple[str, ...]:
-    """Attributes of which the class has a value, too, which would show instead of the original's."""
+    """Return attributes of which the class has a value, too, which would hide the original's."""
     names = (name for name in dir(kind) if name[:2] != "__")
     attributes = ((name, inspect.getattr_static(kind, name)) for name in names)
     return tuple(name for name, value in attributes if not callable(value) and not hasattr(value, "__get__"))
@@ -180,7 +180,7 @@ def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal |
 
 @cache
 def stand_in(manager: type) -> StandIn:
-    """The stand-in for a class of cache managers; made once, since parsing its module takes its time."""
+    """Return the stand-in for a class of cache managers; made once, since parsing its module is slow."""
     try:
         return StandIn(ask=_ask(prove(getattr(manager, "allocate_slots", None))))
     except Exception as error:
@@ -189,7 +189,7 @@ def stand_in(manager: type) -> StandIn:
 
 
 def _ask(proven: Proven) -> Any:
-    """The function cut behind its last ``return None``.
+    """Return the function cut behind its last ``return None``.
 
     Raises:
         UnprovableError: there is no such line, or its closure cannot be kept.
@@ -208,7 +208,7 @@ def _ask(proven: Proven) -> Any:
 
 
 def _without_effects(statements: list[ast.stmt], *, full_sequence: bool) -> list[ast.stmt]:
-    kept: list[ast.stmt] = []
+    remaining: list[ast.stmt] = []
     for node in statements:
         if isinstance(node, ast.If):
             within = full_sequence or "full_sequence_must_fit" in syntax.names(node.test)
@@ -216,14 +216,14 @@ def _without_effects(statements: list[ast.stmt], *, full_sequence: bool) -> list
             node.orelse = _without_effects(node.orelse, full_sequence=full_sequence)
         if _fails(node):
             computed = ast.Call(ast.Name("locals", ast.Load()), [], [])
-            kept.append(ast.Return(ast.Tuple([ast.Constant(full_sequence), computed], ast.Load())))
+            remaining.append(ast.Return(ast.Tuple([ast.Constant(full_sequence), computed], ast.Load())))
         elif not isinstance(node, ast.Expr):
-            kept.append(node)
-    return kept
+            remaining.append(node)
+    return remaining
 
 
 def _fails(node: ast.AST) -> bool:
-    """Whether it is ``return None``."""
+    """Return whether it is ``return None``."""
     match node:
         case ast.Return(None | ast.Constant(None)):
             return True
@@ -250,7 +250,7 @@ class RefusedHead(msgspec.Struct, gc=False):
 
 
 def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> RefusedHead | None:
-    """The state right after a request was refused blocks; None where vLLM's managers are not known.
+    """Return the state right after a request was refused blocks; None where vLLM's managers are not known.
 
     Raises:
         Exception: whatever vLLM's own code raises when it is asked once more.
@@ -273,7 +273,7 @@ def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> Refus
 
 
 def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
-    """What each of vLLM's managers asks for; empty where nobody can be asked, or no number is meant.
+    """Return what each of vLLM's managers asks for; empty where nobody can be asked, or no number is meant.
 
     vLLM's own ``allocate_slots`` calls them, on copies that note their answers: the arguments of that call
     differ between releases.
@@ -310,12 +310,12 @@ def _held(manager: Any) -> tuple[list[str], list[int]]:
 
 
 def _all_real(manager: Any) -> bool:
-    """Whether no null block stands in its tables: only layers that attend to everything keep all blocks."""
+    """Return whether its tables hold no null block: only layers that attend to everything keep all blocks."""
     return type(manager).__name__ == "FullAttentionManager"
 
 
 def refusal_line(head: RefusedHead) -> HeadRefusal:
-    """The line's struct (writer's thread)."""
+    """Return the line's struct (writer's thread)."""
     held = [dict(zip(ids, counts, strict=True)) for ids, counts in head.groups]
     totals: dict[str, int] = {}
     for group in held:
@@ -324,7 +324,7 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
     holders = sorted(
         (name for name, blocks in totals.items() if blocks), key=totals.__getitem__, reverse=True
     )
-    largest, others = holders[:MOST_HOLDERS], holders[MOST_HOLDERS:]
+    largest, rest = holders[:MOST_HOLDERS], holders[MOST_HOLDERS:]
     return HeadRefusal(
         request_id=head.request_id,
         blocks_needed=head.needed,
@@ -332,8 +332,8 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
         holders=largest,
         held=[[group.get(name, 0) for name in largest] if group else [] for group in held],
         finished_holders=[name for name in largest if name in head.finished],
-        other_holders=len(others),
-        other_held=[sum(group.get(name, 0) for name in others) for group in held] if others else [],
+        other_holders=len(rest),
+        other_held=[sum(group.get(name, 0) for name in rest) for group in held] if rest else [],
     )
 
 
@@ -350,12 +350,12 @@ def held_blocks(manager: Any) -> Counter[str]:
 
 
 def usable_blocks(manager: Any) -> int | None:
-    """KV blocks without the null block; None where the pool is not known."""
+    """Return the KV blocks without the null block; None where the pool is not known."""
     pool = getattr(manager, "block_pool", None)
     return None if pool is None else int(pool.num_gpu_blocks) - 1
 
 
 def free_blocks(manager: Any) -> int | None:
-    """KV blocks that nobody has; None where the pool is not known."""
+    """Return the KV blocks that nobody has; None where the pool is not known."""
     pool = getattr(manager, "block_pool", None)
     return None if pool is None else int(pool.get_num_free_blocks())

@@ -24,20 +24,20 @@ class Salt:
         self._key = os.urandom(32)
 
     def hashed_id(self, request_id: str) -> str:
-        """An id as 8 hex digits."""
+        """Return an id as 8 hex digits."""
         return hashlib.blake2b(
             request_id.encode(errors="surrogatepass"), digest_size=4, key=self._key
         ).hexdigest()
 
     def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
-        """4 characters a block."""
+        """Return 4 characters a block."""
         key = self._key
-        digests = (hashlib.blake2b(one, digest_size=3, key=key).digest() for one in hashes)
+        digests = (hashlib.blake2b(block_hash, digest_size=3, key=key).digest() for block_hash in hashes)
         return b64encode(b"".join(digests)).decode()
 
 
 def requested(request: Any) -> dict[str, Any]:
-    """The fields of an ``Arrival`` that cost the engine time (scheduler's thread)."""
+    """Return the fields of an ``Arrival`` that cost the engine time (scheduler's thread)."""
     facts: dict[str, Any] = {"client_index": getattr(request, "client_index", None)}
     if getattr(request, "structured_output_request", None) is not None:
         facts["structured"] = True
@@ -80,12 +80,12 @@ class Prefixes:
         self._blocks.pop(request_id, None)
 
     def hashes(self, request_id: str) -> str | None:
-        """``Arrival.prefix_hashes``, once; None where the tokens of a prompt are no numbers."""
+        """Return ``Arrival.prefix_hashes``, once; None where the tokens of a prompt are no numbers."""
         blocks = self._blocks.pop(request_id, None)
         if blocks is None:
             return None
         if not isinstance(blocks, _Prompt):
-            return self._salt.hashed_blocks([_as_bytes(one) for one in blocks])
+            return self._salt.hashed_blocks([_as_bytes(block_hash) for block_hash in blocks])
         try:
             return self._salt.hashed_blocks(list(blocks.blocks()))
         except (TypeError, OverflowError):
@@ -104,7 +104,7 @@ class _Prompt:
     """What vLLM's hashes tell apart besides tokens."""
 
     def blocks(self) -> Iterator[bytes]:
-        """A hash of every full block and all before it."""
+        """Yield a hash of every full block and all before it."""
         before, size = self.told_apart_by.encode(errors="surrogatepass"), self.block_size
         for at in range(0, min(self.tokens // size, MOST_BLOCKS) * size, size):
             block = array("q", self.token_ids[at : at + size]).tobytes()
@@ -126,13 +126,13 @@ def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
 
 
 def _as_bytes(block_hash: Any) -> bytes:
-    """Before vLLM 0.11 it is a tuple that begins with a number."""
+    """Return the hash as bytes; before vLLM 0.11 it is a tuple that begins with a number."""
     if isinstance(block_hash, bytes):
         return block_hash
     return repr(getattr(block_hash, "hash_value", block_hash)).encode()
 
 
 def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
-    """Number and hashed parent of a child of a request with ``n`` > 1, by the form of its id."""
+    """Return number and hashed parent of a child of a request with ``n`` > 1, by the form of its id."""
     match = _CHILD.fullmatch(str(request_id))
     return (int(match[1]), salt.hashed_id(match[2])) if match else None

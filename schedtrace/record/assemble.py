@@ -24,12 +24,12 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import (
-    Came,
     Capture,
     Dropped,
     DummyPass,
     Result,
     Rows,
+    SideEvents,
     State,
     Synced,
     reports_invalid_drafts,
@@ -160,7 +160,7 @@ class Assembler:
 
     def step(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """Return the line of one ``schedule()`` call, in full or a delta, with its output if that is back."""
-        arrived, finished = self.events(capture.came)
+        arrived, finished = self.events(capture.side_events)
         self._preempted(capture.preempted)
         for aside in capture.happened.set_aside if capture.happened else ():
             self._lives.waits(aside.request_id, aside.wanted_tokens)
@@ -188,7 +188,7 @@ class Assembler:
             preempted=[preemption for preemption, _ in capture.preempted],
             arrived=arrived,
             finished=finished,
-            **self.passes(capture.came),
+            **self.passes(capture.side_events),
             **self._facts.follow(capture.state),
             **({} if capture.happened is None else capture.happened.lines()),
         )
@@ -249,20 +249,20 @@ class Assembler:
         self._deltas = Deltas()
         self._after_dropped = True
         self.progress.follow(dropped.last_step, self._us(dropped.end_ns))
-        came = dropped.came
-        self._arrive(came.arrived)
+        side_events = dropped.side_events
+        self._arrive(side_events.arrived)
         for request_id, computed, start_ns in dropped.started:
             self._starts(request_id, computed, self._us(start_ns))
         self._preempted(dropped.preempted)
         self._lives.lose_sight()
-        self._leave(came.finished)
-        self.write_ids(came.arrived, came.finished)
+        self._leave(side_events.finished)
+        self.write_ids(side_events.arrived, side_events.finished)
         return Events(
             at_us=self._us(dropped.end_ns),
             trial=self.progress.trial,
-            arrived=list(came.arrived),
-            finished=list(came.finished),
-            **self.passes(came),
+            arrived=list(side_events.arrived),
+            finished=list(side_events.finished),
+            **self.passes(side_events),
             dropped_steps=dropped.steps,
             dropped_arrivals=dropped.missing_arrivals,
             dropped_finishes=dropped.missing_finishes,
@@ -317,20 +317,24 @@ class Assembler:
             execute_us=execute_us,
         )
 
-    def between_steps(self, came: Came, at_us: int) -> Events:
+    def between_steps(self, side_events: SideEvents, at_us: int) -> Events:
         """Return the line of events that no step takes along."""
-        arrived, finished = self.events(came)
+        arrived, finished = self.events(side_events)
         self.progress.latest_us = at_us
         self.write_ids(arrived, finished)
         return Events(
-            at_us=at_us, trial=self.progress.trial, arrived=arrived, finished=finished, **self.passes(came)
+            at_us=at_us,
+            trial=self.progress.trial,
+            arrived=arrived,
+            finished=finished,
+            **self.passes(side_events),
         )
 
-    def events(self, came: Came) -> tuple[list[Arrival], list[Finish]]:
+    def events(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
         """Note the requests that came and went; finished ones get the times of their life."""
-        self._arrive(came.arrived)
-        self._leave(came.finished)
-        return list(came.arrived), list(came.finished)
+        self._arrive(side_events.arrived)
+        self._leave(side_events.finished)
+        return list(side_events.arrived), list(side_events.finished)
 
     def _arrive(self, arrived: Sequence[Arrival]) -> None:
         for arrival in arrived:
@@ -357,16 +361,16 @@ class Assembler:
             self._lives.get(request_id).unseen = True
             self._lives.runs(request_id)
 
-    def passes(self, came: Came) -> dict[str, Any]:
+    def passes(self, side_events: SideEvents) -> dict[str, Any]:
         """Return a rank's passes with the other ranks and the calls of the engine, as fields of a line."""
-        if not (came.dummies or came.synced or came.controls):
+        if not (side_events.dummies or side_events.synced or side_events.controls):
             return {}
         return {
-            "controls": list(came.controls),
-            "dummy_batches": len(came.dummies),
-            "dummy_us": sum(dummy.ended_ns - dummy.began_ns for dummy in came.dummies) // 1000,
-            "dummies": [DummyBatch(**self._pass(dummy)) for dummy in came.dummies],
-            "syncs": [RankSync(**self._pass(sync), wave_ended=not sync.go_on) for sync in came.synced],
+            "controls": list(side_events.controls),
+            "dummy_batches": len(side_events.dummies),
+            "dummy_us": sum(dummy.ended_ns - dummy.began_ns for dummy in side_events.dummies) // 1000,
+            "dummies": [DummyBatch(**self._pass(dummy)) for dummy in side_events.dummies],
+            "syncs": [RankSync(**self._pass(sync), wave_ended=not sync.go_on) for sync in side_events.synced],
         }
 
     def _pass(self, beside: DummyPass | Synced) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Happened(msgspec.Struct, gc=False):
     set_aside: list[SetAside] = []
 
     def lines(self) -> dict[str, Any]:
-        """Fields of a ``Step`` (writer's thread)."""
+        """Return the fields of a ``Step`` (writer's thread)."""
         refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
         return {
             "admitted": self.admitted,
@@ -97,8 +97,8 @@ class Synced(NamedTuple):
     go_on: bool
 
 
-class Came(NamedTuple):
-    """What came and went between two calls."""
+class SideEvents(NamedTuple):
+    """Events beside the steps, between two calls: arrivals, ends, and passes of the engine."""
 
     arrived: Sequence[Arrival] = ()
     finished: Sequence[Finish] = ()
@@ -107,7 +107,7 @@ class Came(NamedTuple):
     controls: Sequence[Control] = ()
 
 
-NOBODY = Came()
+NOBODY = SideEvents()
 
 
 class Capture:
@@ -120,7 +120,7 @@ class Capture:
     __slots__ = (
         *("step", "start_ns", "end_ns", "token_budget", "max_num_running_reqs"),
         *("running_before", "running_after", "waiting_before", "waiting_after", "not_ready_after"),
-        *("kv_blocks_total", "free_before", "free_after", "rows", "full", "events", "came"),
+        *("kv_blocks_total", "free_before", "free_after", "rows", "full", "events", "side_events"),
         *("inferred", "preempted", "state", "happened", "ids", "result"),
     )
 
@@ -144,7 +144,7 @@ class Capture:
     """Whether it is time for a line in full."""
     events: list[Event] | None
     """Events that the marks noted; None: the same as in the step before, and the step is steady."""
-    came: Came
+    side_events: SideEvents
     inferred: list[Exit] | None
     """Exits inferred where no mark has noted how the call ended."""
     preempted: Sequence[tuple[Preemption, int]]
@@ -177,7 +177,7 @@ class Dropped(msgspec.Struct, gc=False):
     end_ns: int = 0
     """Monotonic time at which the last of them ended."""
     steps: int = 0
-    came: Came = msgspec.field(default_factory=lambda: Came([], [], [], [], []))
+    side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
     """Requests that the workers did not know: id, computed tokens, start of the step."""
@@ -185,10 +185,12 @@ class Dropped(msgspec.Struct, gc=False):
     missing_finishes: int = 0
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
-        """Another step, which is not going to be written; those of its arrivals that are not kept."""
+        """Add another step, which is not going to be written; return its arrivals that are not kept."""
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
-        missing = Came(*(_keep(kept, more) for kept, more in zip(self.came, capture.came, strict=True)))
+        missing = SideEvents(
+            *(_keep(events, more) for events, more in zip(self.side_events, capture.side_events, strict=True))
+        )
         self.missing_arrivals += len(missing.arrived)
         self.missing_finishes += len(missing.finished)
         _keep(self.preempted, capture.preempted)
@@ -198,10 +200,10 @@ class Dropped(msgspec.Struct, gc=False):
         return missing.arrived
 
 
-def _keep(kept: Any, more: Any) -> Any:
+def _keep(events: Any, more: Any) -> Any:
     """Add as many to a list as there is room for; the others."""
-    room = MOST_KEPT - len(kept)
-    kept += more[:room]
+    room = MOST_KEPT - len(events)
+    events += more[:room]
     return more[room:]
 
 
@@ -209,7 +211,7 @@ _request_id = attrgetter("request_id")
 
 
 def only_samples(scheduler: Any) -> bool:
-    """Whether an output of this scheduler always holds a token: no pooling, no transfer of KV or encodings.
+    """Return whether each output of this scheduler holds a token: no pooling, no transfer of KV or encodings.
 
     ``update_from_output`` emits an output for new tokens, a pooler's result, transfer parameters, or a
     request that stopped; the last without a token only where nothing is sampled.
@@ -224,14 +226,14 @@ def only_samples(scheduler: Any) -> bool:
 
 
 def reports_invalid_drafts() -> bool:
-    """Whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
+    """Return whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
     return "num_invalid_spec_tokens" in getattr(SchedulerOutput, "__dataclass_fields__", ())
 
 
 def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
-    """``ALL``, or ids and numbers of tokens (None: one each).
+    """Return ``ALL``, or ids and numbers of tokens (None: one each).
 
     One token sampled for each, one client, no drafts, nobody gone meanwhile, and as many outputs as samples:
     then every sample became an output, and nothing else did. Otherwise the outputs are read one by one.
@@ -247,9 +249,9 @@ def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[s
     if sampled_by is not None and len(outputs) == 1 and not output.scheduled_spec_decode_tokens:
         (returned,) = outputs.values()
         lengths = list(map(len, sampled_by.sampled_token_ids))
-        ones = lengths.count(1)
-        if len(returned.outputs) == ones and ones + lengths.count(0) == len(lengths):
-            if ones == len(output.num_scheduled_tokens):
+        single_tokens = lengths.count(1)
+        if len(returned.outputs) == single_tokens and single_tokens + lengths.count(0) == len(lengths):
+            if single_tokens == len(output.num_scheduled_tokens):
                 return ALL
             return list(compress(sampled_by.req_ids, lengths)), None
     every = [output_ for returned in outputs.values() for output_ in returned.outputs]
@@ -284,12 +286,12 @@ class SteadySteps:
         self._full_ns = 0
 
     def forget(self) -> None:
-        """A step is not going to be recorded: the next one cannot be told by its difference to it."""
+        """Forget the previous step: one that is not recorded leaves the next nothing to differ from."""
         self._ids = None
         self._full_ns = 0
 
     def rows(self, output: Any, now_ns: int) -> tuple[Rows | None, bool]:
-        """The requests of a step, None if it is steady; and whether it is time for a line in full.
+        """Return the requests of a step, None if it is steady; and whether it is time for a line in full.
 
         Args:
             output: vLLM's ``SchedulerOutput``.
@@ -325,7 +327,7 @@ class SteadySteps:
         return rows, full
 
     def _packed(self, computed: list[int]) -> int:
-        """The numbers in one; if they are too large for that, the next step must be kept."""
+        """Return the numbers in one; if they are too large for that, the next step must be kept."""
         try:
             return int.from_bytes(self._pack(*computed), "little")
         except struct.error:
@@ -333,7 +335,7 @@ class SteadySteps:
             return -1
 
     def _remember(self, rows: Rows, total: int) -> None:
-        """What the next step is compared with; only where each request got one token."""
+        """Remove the oldest parts if the rest covers the time to keep, or if all are too large together."""
         number = len(rows.ids) + len(rows.new)
         if total != number or rows.drafts:
             self._ids = None
@@ -351,6 +353,6 @@ class SteadySteps:
 
 
 def _resumed(cached: Any) -> Collection[str]:
-    """Ids of resumed requests; to vLLM 0.11.0 each request has a flag instead."""
+    """Return the ids of resumed requests; to vLLM 0.11.0 each request has a flag instead."""
     ids: Collection[str] | None = getattr(cached, "resumed_req_ids", None)
     return set(compress(cached.req_ids, cached.resumed_from_preemption)) if ids is None else ids

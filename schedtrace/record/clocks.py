@@ -30,7 +30,7 @@ class Anchor(NamedTuple):
 
 
 def read_anchor() -> Anchor:
-    """This moment; of some readings the one that was interrupted least."""
+    """Read the clocks now; of some readings return the one that was interrupted least."""
     best: tuple[int, int, int] | None = None
     for _ in range(_READINGS):
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -42,7 +42,7 @@ def read_anchor() -> Anchor:
 
 
 def facts(anchor: Anchor) -> dict[str, Any]:
-    """Fields of the header; what this machine does not tell is None. None of them in virtual time."""
+    """Return the fields of the header; None for what this machine does not tell; none in virtual time."""
     if getattr(time, "virtual", False):  # a simulation replaces the module
         return {}
     return {
@@ -54,7 +54,7 @@ def facts(anchor: Anchor) -> dict[str, Any]:
 
 
 def clock_id() -> str | None:
-    """The same for all processes that read one monotonic clock: a hash of boot and time namespace."""
+    """Return the same for all processes that read one monotonic clock: a hash of boot and time namespace."""
     try:
         boot = _BOOT_ID.read_text().strip()
     except OSError:

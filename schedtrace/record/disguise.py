@@ -61,13 +61,13 @@ RECORDERS: Beside[Any] = Beside()
 
 
 def plain_class(kind: type) -> type:
-    """The class that another one stands in for; itself, if it is none of ours."""
+    """Return the class that another one stands in for; itself, if it is none of ours."""
     plain: type = vars(kind).get(PLAIN, kind)
     return plain
 
 
 def disguises(base: type, root: type) -> list[type]:
-    """Classes that make an object of a subclass of ``base`` show and copy as one of ``base``.
+    """Return the classes that make an object of a subclass of ``base`` show and copy as one of ``base``.
 
     Args:
         base: The class that is stood in for.
@@ -124,7 +124,7 @@ def _disguises(root: type) -> tuple[type, ...]:
 
 
 def _given(thing: Any, kind: type) -> None:
-    """A user's class gives its object another class, and who records it is told that it ends there."""
+    """Give the object the class that a user assigned to it; tell its recorder that recording ends there."""
     if kind is plain_class(type(thing)):
         return
     set_class(thing, kind)

@@ -39,12 +39,12 @@ class Inputs:
         self._grammars: deque[Grammar] = deque(maxlen=MOST_KEPT)
 
     def prepared(self, request: Any, began_ns: int) -> None:
-        """The input thread has made a ``Request`` of what a client sent."""
+        """Note that the input thread has made a ``Request`` of what a client sent."""
         rank = getattr(request, "data_parallel_rank", None)
         _keep(self._received, request.request_id, (began_ns, time.monotonic_ns(), rank))
 
     def abort_received(self, request_ids: Any) -> None:
-        """A client gave up; the first time counts."""
+        """Note that a client gave up; the first time counts."""
         now = time.monotonic_ns()
         if isinstance(request_ids, str):
             request_ids = (request_ids,)
@@ -55,11 +55,11 @@ class Inputs:
                 _keep(self._aborts, request_id, now)
 
     def grammar_submitted(self, request: Any) -> None:
-        """A structured request is about to be handed to a compiling thread, or compiled at once."""
+        """Note that a structured request is about to go to a compiling thread, or to be compiled at once."""
         _keep(self._submitted, request.request_id, time.monotonic_ns())
 
     def grammar_compiled(self, request: Any, began_ns: int, *, failed: bool) -> None:
-        """A thread is done with a grammar."""
+        """Note that a thread is done with a grammar."""
         submitted = self._submitted.pop(request.request_id, None)
         self._grammars.append(
             Grammar(
@@ -72,7 +72,7 @@ class Inputs:
         )
 
     def arrival(self, request_id: str) -> dict[str, int | None]:
-        """Fields of an ``Arrival``; none if it came another way."""
+        """Return the fields of an ``Arrival``; none if it came another way."""
         if not self._received or (times := self._received.pop(request_id, None)) is None:
             return {}
         received_ns, queued_ns, rank = times
@@ -115,7 +115,7 @@ _PASSES_A_SYNC = 32
 
 
 def _methods() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """What is wrapped: class, method, and what goes around it."""
+    """Return what is wrapped: class, method, and what goes around it."""
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -160,7 +160,7 @@ def _recorder(engine: Any) -> Any:
 
 
 def _shutdown(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """The engine stops its workers first, and may be killed meanwhile: close the trace before that."""
+    """Close the trace before the engine stops: it stops its workers first, and may be killed meanwhile."""
     recorder = _recorder(engine)
     if recorder is not None:
         recorder.close()
@@ -168,7 +168,7 @@ def _shutdown(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dummy_batch(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """A batch that a data-parallel rank runs only to keep the others company."""
+    """Return a batch that a data-parallel rank runs only to keep the others company."""
     began_ns = time.monotonic_ns()
     try:
         return original(engine, *args, **kwargs)
@@ -180,7 +180,7 @@ def _dummy_batch(original: Method, engine: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _sync(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """The end of a pass; in some, the ranks agree whether to go on, and wait for each other to do so."""
+    """Note the end of a pass; in some, ranks agree whether to go on, and wait for each other to do so."""
     began_ns, counter = time.monotonic_ns(), getattr(engine, "step_counter", None)
     go_on = original(engine, *args, **kwargs)
     recorder = _recorder(engine)
@@ -191,13 +191,13 @@ def _sync(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _synced(engine: Any, passes: int) -> bool:
-    """Whether the ranks agree after so many passes of a wave (``_has_global_unfinished_reqs``)."""
+    """Return whether the ranks agree after so many passes of a wave (``_has_global_unfinished_reqs``)."""
     interval = getattr(engine, "dp_sync_interval", None)  # vLLM 0.30 and newer
     return passes % _PASSES_A_SYNC == 0 if interval is None else passes == 1 or passes % interval == 0
 
 
 def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """The input thread makes a ``Request`` of what a client sent."""
+    """Return the input thread makes a ``Request`` of what a client sent."""
     recorder = _recorder(engine)
     if recorder is None or not recorder.active:
         return original(engine, request, *args, **kwargs)
@@ -212,13 +212,13 @@ def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: 
 
 
 def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
-    """Clients gave up; vLLM before 0.13 has no queue that its input thread puts this into."""
+    """Note that clients gave up; vLLM before 0.13 has no queue that its input thread puts this into."""
     _abort_received(engine, request_ids)
     return original(engine, request_ids, *args, **kwargs)
 
 
 def _controls(kind: ControlKind) -> Callable[..., Any]:
-    """Around a method by which an operator asks something of the engine, which steps on when it is done."""
+    """Return a wrapper of a method by which an operator asks something of the engine."""
 
     def around(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
         began_ns, failed = time.monotonic_ns(), True
@@ -239,7 +239,7 @@ _CONTROLS = {kind: _controls(kind) for kind in _CONTROL_METHODS}
 
 
 def _detail(kind: ControlKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """A weight update comes as an RPC; a function of a user's own has no name worth writing."""
+    """Return a weight update comes as an RPC; a function of a user's own has no name worth writing."""
     method = args[0] if args else kwargs.get("method")
     return shortened(method) if kind == "collective_rpc" and isinstance(method, str) else None
 
@@ -253,7 +253,7 @@ def _abort_received(engine: Any, request_ids: Any) -> None:
 
 
 def _listen_to_aborts(engine: Any) -> None:
-    """The input thread puts aborts into a queue: note when, for this engine's queue alone."""
+    """Note when the input thread puts aborts into a queue, for this engine's queue alone."""
     aborts = getattr(engine, "aborts_queue", None)
     if aborts is None or put_on(aborts, "put_nowait") is not None:
         return
@@ -275,7 +275,7 @@ def _grammar_init(original: Method, manager: Any, request: Any, *args: Any, **kw
 
 
 def _create_grammar(original: Method, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs in a thread of vLLM's pool, or on the input thread."""
+    """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long it took."""
     inputs = INPUTS.get(manager)
     if inputs is None:
         return original(manager, request, *args, **kwargs)

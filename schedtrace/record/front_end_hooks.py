@@ -46,7 +46,7 @@ def wrap_front_end() -> None:
 
 
 def _configure(original: Method, args: Any, *positional: Any, **keywords: Any) -> Any:
-    """The arguments are copied before, since vLLM fills in what is not given."""
+    """Copy the arguments before the call, since vLLM fills in those that were not set."""
     before: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         before = _fields(args)
@@ -66,7 +66,7 @@ def _configure(original: Method, args: Any, *positional: Any, **keywords: Any) -
 
 
 def _refuse(original: Method, front_end: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
-    """A request that was one too many (``max_num_queued_reqs``, ``max_num_queued_tokens``)."""
+    """Return a request that was one too many (``max_num_queued_reqs``, ``max_num_queued_tokens``)."""
     with contextlib.suppress(Exception):
         _write(RequestRefusal(at_unix_us=time.time_ns() // 1000, reason=str(reason)))
     return original(front_end, reason, *args, **kwargs)
@@ -77,19 +77,19 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """What differs from vLLM's default."""
-    given = {}
+    """Return what differs from vLLM's default."""
+    changed = {}
     for field in dataclasses.fields(args):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         if field.name in before and before[field.name] != default:
-            given[field.name] = _shown(before[field.name])
-    return given
+            changed[field.name] = _shown(before[field.name])
+    return changed
 
 
 def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
-    """What vLLM chose for arguments that were None."""
+    """Return what vLLM chose for arguments that were None."""
     return {
         name: _shown(getattr(getattr(config, part, None), name, None))
         for name, part in DERIVED.items()
@@ -98,7 +98,7 @@ def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
-    """What vLLM itself asks for a moment earlier: the defaults that depend on the usage context."""
+    """Return what vLLM itself asks for a moment earlier: the defaults that depend on the usage context."""
     try:
         tokens, seqs = args.get_batch_defaults(args.pipeline_parallel_size * args.tensor_parallel_size)
         by_name = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs}
@@ -111,7 +111,7 @@ def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
 
 
 def _shown(value: Any) -> Any:
-    """A scalar as it is; nothing of what is put together, since a secret may be in it."""
+    """Return a scalar as it is; nothing of what is put together, since a secret may be in it."""
     return value if value is None or isinstance(value, bool | int | float | str) else "(given)"
 
 

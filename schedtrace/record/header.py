@@ -27,7 +27,7 @@ from schedtrace.version import __version__
 
 
 def notices_about(version: str) -> list[str]:
-    """What a trace has to say about this release of vLLM: nothing, where it was tried."""
+    """Return what a trace has to say about this release of vLLM: nothing, where it was tried."""
     if is_tested(version):
         return []
     tried = ", ".join(TESTED_RELEASES)
@@ -37,7 +37,7 @@ def notices_about(version: str) -> list[str]:
 def make_header(
     scheduler: Any, traced: type, chosen: Settings, anchor: Anchor, *, attached: bool = False
 ) -> Header:
-    """The header of a scheduler's trace.
+    """Return the header of a scheduler's trace.
 
     Args:
         scheduler: vLLM's.
@@ -99,7 +99,7 @@ def make_header(
 
 
 def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
-    """What is to be known of this recording before its first step: above all, what cannot be recorded."""
+    """Return what is known of this recording before its first step: above all, what it cannot record."""
     notices = notices_about(vllm_version())
     notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
@@ -123,13 +123,13 @@ def _preemptions_recorded(scheduler: Any, instrumented: Instrumented) -> bool:
 
 
 def engine_rank(parallel: Any) -> int:
-    """Data-parallel rank; dense ranks are made independent and keep it in ``data_parallel_index`` only."""
+    """Return the data-parallel rank; independent dense ranks keep it in ``data_parallel_index`` only."""
     index = getattr(parallel, "data_parallel_index", None)
     return int(index or getattr(parallel, "data_parallel_rank", None) or 0)
 
 
 def plain_fields(config: Any) -> dict[str, Any]:
-    """The fields of a configuration dataclass as JSON values; what is not one becomes its text."""
+    """Return the fields of a configuration dataclass as JSON values; what is not one becomes its text."""
     fields = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
@@ -139,7 +139,7 @@ def plain_fields(config: Any) -> dict[str, Any]:
 
 
 def device_name(config: Any) -> str:
-    """What vLLM calls the device, its type where it has no name; or what a simulated executor stands for."""
+    """Return vLLM's name of the device, or its type; or what a simulated executor stands for."""
     from vllm.platforms import current_platform
 
     with contextlib.suppress(Exception):
@@ -151,7 +151,7 @@ def device_name(config: Any) -> str:
 
 
 def device_memory_bytes(config: Any) -> int | None:
-    """Memory of one GPU; None on a CPU, for a simulated device, and where the platform does not tell."""
+    """Return the memory of a GPU; None on a CPU, for a simulated device, or where it is not told."""
     from vllm.platforms import current_platform
 
     try:
@@ -163,7 +163,7 @@ def device_memory_bytes(config: Any) -> int | None:
 
 
 def _class_name(traced: type) -> str:
-    """The class that vLLM chose: the first of the MRO that is not the recorder's."""
+    """Return the class that vLLM chose: the first of the MRO that is not the recorder's."""
     chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace.record."))
     return f"{chosen.__module__}.{chosen.__qualname__}"
 
@@ -222,7 +222,7 @@ OF_SCHEDULER = (
 
 
 def engine_facts(scheduler: Any) -> dict[str, Any]:
-    """The fields of the header that this scheduler's vLLM can fill."""
+    """Return the fields of the header that this scheduler's vLLM can fill."""
     config = scheduler.vllm_config
     parallel = getattr(config, "parallel_config", None)
     return {
@@ -248,7 +248,7 @@ def batches_in_flight(config: Any) -> int | None:
 
 
 def cache_groups(scheduler: Any) -> list[CacheGroup]:
-    """The KV cache groups; empty where this release does not tell them."""
+    """Return the KV cache groups; empty where this release does not tell them."""
     groups = getattr(getattr(scheduler, "kv_cache_config", None), "kv_cache_groups", ())
     managers = managers_of(scheduler.kv_cache_manager)
     described = []
@@ -276,7 +276,7 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
 
 
 def kv_block_bytes(scheduler: Any) -> int | None:
-    """Memory of one KV block on each device, as ``vllm/v1/core/kv_cache_utils.py`` has divided it up.
+    """Return the memory of one KV block on a device, as ``vllm/v1/core/kv_cache_utils.py`` divides it.
 
     Since vLLM 0.32 all tensors are views of one allocation; before, each was one of its own, but for a packed
     layout, whose tensors name the stride of a whole block.
@@ -292,15 +292,15 @@ def kv_block_bytes(scheduler: Any) -> int | None:
 
 
 def settings(scheduler: Any) -> dict[str, Any]:
-    """The settings that are on the list and known to this release, ``part.name`` to value."""
+    """Return the settings that are on the list and known to this release, ``part.name`` to value."""
     config = scheduler.vllm_config
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part, names in SETTINGS.items():
         if (owner := getattr(config, part, None)) is not None:
-            found |= _values(owner, f"{part}.", names)
-    found |= _values(config, "", OF_CONFIG) | _values(scheduler, "scheduler.", OF_SCHEDULER)
-    found |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
-    return {name: value for name, value in found.items() if value is not None}
+            values |= _values(owner, f"{part}.", names)
+    values |= _values(config, "", OF_CONFIG) | _values(scheduler, "scheduler.", OF_SCHEDULER)
+    values |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _values(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def _grammar_threads(scheduler: Any) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value; an enumeration by its name."""
+    """Return a JSON value; an enumeration by its name."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):

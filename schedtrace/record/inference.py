@@ -60,7 +60,7 @@ class InferredExits:
         self._refused = request
 
     def end(self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int) -> list[Exit]:
-        """The exits of the call that just ended.
+        """Return the exits of the call that just ended.
 
         Args:
             scheduler: After the call.
@@ -98,7 +98,7 @@ class InferredExits:
     def _why_waiting_ended(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
-        """Kind and cause of the exit, the request that it is about, and what is known beside."""
+        """Return the kind and cause of the exit, the request that it is about, and what is known beside."""
         if self._queues.num_waiting(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
@@ -129,7 +129,7 @@ _WATCHES: Beside[Callable[[Any], None]] = Beside()
 
 @cache
 def _watching(base: type) -> type:
-    """A class of cache managers that tells whom it refuses; a copy of such a manager is a plain one."""
+    """Return a class of cache managers that tells whom it refuses; a copy of such a manager is plain."""
 
     class Watched(*disguises(base, base)):  # type: ignore[misc]  # mypy knows no class that is found at run time
         __slots__ = ()
@@ -160,7 +160,7 @@ def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) 
 
 
 def _why_skipped(request: Any) -> Cause:
-    """Async scheduling leaves out a request whose last token is already in flight; the rest is unknown."""
+    """Return why it was skipped: its last token is already in flight; the rest is unknown."""
     placeholders = getattr(request, "num_output_placeholders", 0)
     last = request.num_prompt_tokens + request.max_tokens
     if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
@@ -182,7 +182,7 @@ class Departures:
         """Requests of these that were preempted, or are done."""
 
     def explain(self, request_id: str) -> None:
-        """A request was preempted, or is done."""
+        """Note that a request was preempted or is done, which explains why it stopped running."""
         self._explained.add(request_id)
 
     def look(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
@@ -204,7 +204,7 @@ class Departures:
 
 
 def _set_aside(scheduler: Any, request: Any) -> SetAside:
-    """The line of a request that waits although it was not preempted."""
+    """Return the line of a request that waits although it was not preempted."""
     blocks = blocks_of(scheduler.kv_cache_manager, request.request_id)
     return SetAside(
         request_id=request.request_id,
@@ -214,5 +214,5 @@ def _set_aside(scheduler: Any, request: Any) -> SetAside:
 
 
 def _is_session(request: Any) -> bool:
-    """Whether it may wait for more input from its client, as vLLM has it since 0.15."""
+    """Return whether it may wait for more input from its client, as vLLM has it since 0.15."""
     return bool(getattr(request, "resumable", False))

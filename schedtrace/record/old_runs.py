@@ -107,7 +107,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of a folder that is called as a recording is."""
+    """Return the bytes of a folder that is called as a recording is."""
     with suppress(OSError):
         if _NAME.fullmatch(folder.name) and not folder.is_symlink():
             return sum(path.lstat().st_size for path in folder.iterdir())
@@ -115,7 +115,7 @@ def _size(folder: Path) -> int:
 
 
 def _remove_run(run: OldRun) -> None:
-    """Its manifest first: what is left when this is cut off is no recording any more, and stays."""
+    """Remove its manifest first: what is left when this is cut off is no recording any more, and stays."""
     for path in sorted(run.files, key=lambda path: path.name != FILE_NAME):
         path.unlink()
     run.folder.rmdir()
@@ -123,7 +123,7 @@ def _remove_run(run: OldRun) -> None:
 
 
 def ended_runs(current: Path, now_s: float) -> list[OldRun]:
-    """The ended recordings beside a run folder."""
+    """Return the ended recordings beside a run folder."""
     runs = []
     for folder in current.parent.iterdir():
         if folder != current and not folder.name.startswith(f"{current.name}-"):
@@ -134,7 +134,7 @@ def ended_runs(current: Path, now_s: float) -> list[OldRun]:
 
 
 def _ended_run(folder: Path, now_s: float) -> OldRun | None:
-    """A folder, if it is provably a recording of this user and host that has ended; else None.
+    """Return a folder, if it is provably a recording of this user and host that has ended; else None.
 
     It has a name that schedtrace gives and the manifest of a recorded server of this host; the process
     that it is named after is gone; it holds nothing but files of a recording, each an ordinary one; nothing

@@ -55,25 +55,25 @@ def pids_within(pid: int) -> list[int]:
 
 
 def above(pid: int) -> list[int]:
-    """The processes above one, the nearest first."""
-    found: list[int] = []
+    """Return the processes above one, the nearest first."""
+    parents: list[int] = []
     while pid > 1:
         try:
             pid = process_state(pid).parent
         except OSError:
             break
-        found.append(pid)
-    return found
+        parents.append(pid)
+    return parents
 
 
 def children(pid: int) -> list[int]:
-    """Processes that any thread of this one has started."""
-    found: list[int] = []
+    """Return the processes that any thread of this one has started."""
+    child_ids: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):  # a thread that has ended
-                found += map(int, (task / "children").read_text().split())
-    return sorted(found)
+                child_ids += map(int, (task / "children").read_text().split())
+    return sorted(child_ids)
 
 
 EVERY_US = 1_000_000

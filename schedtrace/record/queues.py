@@ -40,8 +40,8 @@ def know_queues() -> None:
         return
     methods = ("peek_request", "pop_request", "__bool__", "__len__")
     readers = {
-        module.FCFSRequestQueue: Reader(deque.__len__, _first_of_deque, _listed_deque, list),
-        module.PriorityRequestQueue: Reader(_length_of_heap, _first_of_heap, _listed_heap, _sorted_entries),
+        module.FCFSRequestQueue: Reader(deque.__len__, _deque_head, _listed_deque, list),
+        module.PriorityRequestQueue: Reader(_heap_length, _heap_head, _listed_heap, _sorted_entries),
     }
     READERS.update(
         (kind, reader)
@@ -50,7 +50,7 @@ def know_queues() -> None:
     )
 
 
-def _first_of_deque(queue: Any) -> Any:
+def _deque_head(queue: Any) -> Any:
     return deque.__getitem__(queue, 0)
 
 
@@ -58,11 +58,11 @@ def _listed_deque(queue: Any) -> list[Any]:
     return list(deque.__iter__(queue))
 
 
-def _length_of_heap(queue: Any) -> int:
+def _heap_length(queue: Any) -> int:
     return list.__len__(queue._heap)
 
 
-def _first_of_heap(queue: Any) -> Any:
+def _heap_head(queue: Any) -> Any:
     return _request_in(list.__getitem__(queue._heap, 0))
 
 
@@ -84,13 +84,13 @@ def seats(scheduler: Any) -> int:
 
 
 def readable(scheduler: Any) -> bool:
-    """Whether all its waiting queues can be read."""
+    """Return whether all its waiting queues can be read."""
     queues = (getattr(scheduler, name, None) for name in _NAMES)
     return all(type(queue) in READERS for queue in queues if queue is not None)
 
 
 def held_back(scheduler: Any) -> bool:
-    """Whether balance scheduling keeps requests out of free seats (``schedtrace.balance``) in this call."""
+    """Return whether balance scheduling keeps requests out of free seats (``schedtrace.balance``) now."""
     return getattr(scheduler, "held_back_by_ranks", False) is True
 
 
@@ -112,17 +112,17 @@ class Queues:
         """Ids of requests that are done; only where the queues do not tell all."""
 
     def foreign(self, scheduler: Any) -> list[str]:
-        """The classes of those that cannot be read."""
+        """Return the classes of those that cannot be read."""
         kinds = (type(getattr(scheduler, name)) for name in self._names)
         return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in READERS})
 
     def freed(self, request_id: str) -> None:
-        """A request is done, but vLLM may keep it while somebody reads its blocks."""
+        """Note that a request is done, though vLLM may keep it while something reads its blocks."""
         if not self._reads_all:
             self._freed.add(request_id)
 
     def num_waiting(self, scheduler: Any) -> int:
-        """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added.
+        """Return requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added.
 
         Where a queue cannot be read, or the scheduler is not vLLM's: all that neither run nor are done,
         wherever it keeps them.
@@ -140,7 +140,7 @@ class Queues:
         return total
 
     def num_waiting_seen_from_outside(self, scheduler: Any) -> int:
-        """The same for who is not told of those who leave; never on the path of a step, nor again and again.
+        """Return the number waiting for a caller that is not told who finished; never on a step's path.
 
         Where the queues do not tell all, a request may be done and kept until somebody has read its blocks.
         """
@@ -172,7 +172,7 @@ class Queues:
         return False
 
     def num_not_ready(self, scheduler: Any) -> int:
-        """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
+        """Return requests that the scheduler set aside as not ready (or, since 0.31, over a cap)."""
         if self._aside is None:
             return 0
         return _length(getattr(scheduler, self._aside))
@@ -196,7 +196,7 @@ def _length(queue: Any) -> int:
 
 
 def head(scheduler: Any) -> Any:
-    """The request that would be looked at next; None if there is none, or if only its scheduler could tell.
+    """Return the request that comes next; None if there is none, or if only its scheduler could tell.
 
     vLLM 0.18 to 0.30 looks at those set aside first, but by priority where that is the policy.
     """
@@ -223,14 +223,14 @@ Waiting = list[tuple[Callable[[list[Any]], list[Any]], list[Any]]]
 
 
 def waiting_now(scheduler: Any) -> Waiting:
-    """Copies of the waiting queues that can be read; never on the path of a step."""
+    """Return copies of the waiting queues that can be read; never on the path of a step."""
     queues = (getattr(scheduler, name, None) for name in _NAMES)
     readers = ((READERS.get(type(queue)), queue) for queue in queues)
     return [(reader.in_order, reader.entries(queue)) for reader, queue in readers if reader is not None]
 
 
 def in_order(waiting: Waiting) -> list[Any]:
-    """The requests in these copies, queue by queue."""
+    """Return the requests in these copies, queue by queue."""
     return [request for ordered, entries in waiting for request in ordered(entries)]
 
 
@@ -241,29 +241,29 @@ def first_of(queue: Any) -> Any:
 
 
 def _selects_as_vllm(scheduler: Any) -> bool:
-    """Whether it is vLLM's method that chooses between two queues; 0.18 to 0.30 have it."""
+    """Return whether it is vLLM's method that chooses between two queues; 0.18 to 0.30 have it."""
     selects = getattr(type(scheduler), "_select_waiting_queue_for_scheduling", None)
     return selects is None or is_own_function(selects)
 
 
 def policy(scheduler: Any) -> str | None:
-    """``fcfs`` or ``priority``, where it is an enumeration as vLLM's."""
+    """Return ``fcfs`` or ``priority``, where it is an enumeration as vLLM's."""
     chosen: Any = getattr(scheduler, "policy", None)
     return chosen._value_ if issubclass(type(chosen), Enum) else None
 
 
 def pause_state(scheduler: Any) -> Any:
-    """vLLM's ``PauseState``; None before 0.17, which does not pause its scheduler."""
+    """Return vLLM's ``PauseState``; None before 0.17, which does not pause its scheduler."""
     return getattr(scheduler, "_pause_state", None)
 
 
 def pause_name(scheduler: Any) -> str:
-    """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
+    """Return ``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
     return getattr(pause_state(scheduler), "name", "UNPAUSED")
 
 
 def num_in_input_queue(engine: Any) -> int | None:
-    """Requests that the engine's process has received and its thread has not taken; None: not known.
+    """Return requests that the engine's process has received and its thread has not taken; None: not known.
 
     Reads a copy of what the queue keeps, without its lock, which the engine's thread may wait for. What is
     still in a socket before it is not counted.

@@ -72,9 +72,9 @@ class Recorder:
         self._ended_waiting = False
         """Whether they include how its waiting loop ended."""
 
-    def note_present(self, found: QueueCopy) -> None:
+    def note_present(self, queue_copy: QueueCopy) -> None:
         """Note who was there when recording began, before the first step."""
-        self.writer.note_present(PresentRequests(found, self.facts.salt))
+        self.writer.note_present(PresentRequests(queue_copy, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
         """Note the state before the call, and whether it was asked to hold back new prefills."""
@@ -84,7 +84,7 @@ class Recorder:
             call.running_before = running = len(scheduler.running)
             call.waiting_before = waiting = self.num_waiting(scheduler)
             call.free_before = self._free_blocks()
-            call.came = self.writer.take_events()
+            call.side_events = self.writer.take_events()
             call.step = self._steps
             self._steps += 1
             if self._expects_inference:
@@ -100,7 +100,7 @@ class Recorder:
         """Note what the call decided; reads the state right away, since it changes after this."""
         end_ns = self.clock()
         try:
-            events = self._end_of_call()
+            events = self._end_call()
             if events is None:
                 return
             capture = self._call
@@ -183,12 +183,12 @@ class Recorder:
     def schedule_raised(self, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
         try:
-            events = self._end_of_call()
+            events = self._end_call()
             self._inference.release()
             self._preempted.clear()
             self._steady.forget()
             if events is not None:
-                self.writer.give_back(self._call.came)
+                self.writer.give_back(self._call.side_events)
                 self.writer.notice(f"step {self._call.step} is missing: {self.writer.describe(raised)}")
         except Exception as error:
             self._fail("after schedule()", error)
@@ -322,7 +322,7 @@ class Recorder:
             self._facts_failed(error)
 
     def before_reset(self, scheduler: Any) -> dict[str, int | None]:
-        """What a reset of the prefix cache may take: fields of ``Control``."""
+        """Return what a reset of the prefix cache may take: fields of ``Control``."""
         try:
             return {"running": len(scheduler.running), "prefix_keys": self.facts.prefix_keys}
         except Exception as error:
@@ -375,8 +375,8 @@ class Recorder:
         self.active = False
         self.writer.close()
 
-    def _end_of_call(self) -> list[Event] | None:
-        """What the marks noted in the call that ends here, None if it was not watched; they rest now."""
+    def _end_call(self) -> list[Event] | None:
+        """Return what the marks noted in the call that ends here, None if not watched; they rest now."""
         watched, self.in_schedule = self.in_schedule, False
         events, self.events = self.events, None
         return events if watched else None

@@ -23,15 +23,15 @@ class RequestLife:
     """Life of one request."""
 
     __slots__ = (
-        "accepted", "cached", "came", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
+        "accepted", "arrival", "cached", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
         "last_tokens", "lost_tokens", "num_preemptions", "prompt_tokens", "scheduled_us",
         "tokens_before", "unseen",
     )  # fmt: skip
 
-    def __init__(self, came: Arrival | Present | None) -> None:
-        self.came = came
+    def __init__(self, arrival: Arrival | Present | None) -> None:
+        self.arrival = arrival
         """Arrival; None: nobody saw it."""
-        self.prompt_tokens = 0 if came is None else came.prompt_tokens
+        self.prompt_tokens = 0 if arrival is None else arrival.prompt_tokens
         self.has_run = False
         """A step has had it."""
         self.scheduled_us: int | None = None
@@ -81,25 +81,25 @@ class RequestLives:
         self._tokens = _Tokens(0)
 
     def get(self, request_id: str) -> RequestLife:
-        """The life of a request."""
+        """Return the life of a request."""
         life = self._lives.get(request_id)
         if life is None:
             life = self._lives[request_id] = RequestLife(None)
         return life
 
     def find(self, request_id: str) -> RequestLife | None:
-        """The life of a request, if it has one."""
+        """Return the life of a request, if it has one."""
         return self._lives.get(request_id)
 
     def arrives(self, arrival: Arrival) -> None:
-        """A request came; another part of a streaming session changes nothing."""
+        """Note that a request came; another part of a streaming session changes nothing."""
         if arrival.streaming_update and arrival.request_id in self._lives:
             return
         self._lives[arrival.request_id] = RequestLife(arrival)
         self.waits(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
-        """A request was there before the first step.
+        """Note that a request was there before the first step.
 
         Args:
             entry: As it is written.
@@ -116,14 +116,14 @@ class RequestLives:
             self.waits(entry.request_id, wanted_tokens)
 
     def leaves(self, finish: Finish) -> None:
-        """A request is done; ``finish`` gets the times of its life."""
+        """Note that a request is done; ``finish`` gets the times of its life."""
         self.runs(finish.request_id)
         life = self._lives.pop(finish.request_id, None)
         if life is None:
             return
-        if life.came is not None:
-            finish.arrived_us = life.came.arrived_us
-            finish.queued_us = life.came.queued_us
+        if life.arrival is not None:
+            finish.arrived_us = life.arrival.arrived_us
+            finish.queued_us = life.arrival.queued_us
         finish.scheduled_us = life.scheduled_us
         finish.first_token_us = life.first_token_us
         finish.last_token_us = None if life.last_tokens is None else life.last_tokens.us
@@ -168,17 +168,17 @@ class RequestLives:
         for _, request_id, tokens in self._rejected:
             if request_id in computed:
                 computed[request_id] -= tokens
-        running = [one for one in (*computed, *self._lives) if one not in self._waiting]
+        running = [name for name in (*computed, *self._lives) if name not in self._waiting]
         preempted = [
-            one for one in reversed(self._waiting) if one in self._lives and self._lives[one].has_run
+            name for name in reversed(self._waiting) if name in self._lives and self._lives[name].has_run
         ]
         for request_id in dict.fromkeys((*running, *preempted, *self._lives)):
             life = self._lives.get(request_id)
-            if life is None or life.came is None:
+            if life is None or life.arrival is None:
                 continue
             waits = request_id in self._waiting
             state: PresentState = "running" if not waits else "preempted" if life.has_run else "waiting"
-            entry = Present(**{name: getattr(life.came, name) for name in _ASKED}, state=state)
+            entry = Present(**{name: getattr(life.arrival, name) for name in _ASKED}, state=state)
             entry.scheduled_us, entry.first_token_us = life.scheduled_us, life.first_token_us
             entry.computed_tokens = (
                 life.computed_tokens if waits else computed.get(request_id, life.computed_tokens)
@@ -188,7 +188,7 @@ class RequestLives:
             yield request_id, entry
 
     def waits(self, request_id: str, tokens: int) -> None:
-        """A request is in the queue and wants so many tokens."""
+        """Note that a request is in the queue and wants this many tokens."""
         self._waiting_tokens += tokens - self._waiting.get(request_id, 0)
         self._waiting[request_id] = tokens
 
@@ -197,7 +197,7 @@ class RequestLives:
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def waiting_tokens(self, waiting: int) -> int | None:
-        """Tokens that the waiting requests want; None if vLLM's number of them is another one."""
+        """Return the tokens that the waiting requests want; None if vLLM's number of them is another one."""
         return self._waiting_tokens if len(self._waiting) == waiting else None
 
     def got_drafts(self, result: Result, drafts: dict[str, int]) -> None:

@@ -72,7 +72,7 @@ def _wrap_configured_class() -> None:
 
 
 def _traced(chosen: Any, config: Any) -> Any:
-    """The class that records; what ``--scheduler-cls`` leads to records by itself.
+    """Return the class that records; what ``--scheduler-cls`` leads to records by itself.
 
     Args:
         chosen: What vLLM would build; ``balance/engine.py`` picks a class by the configuration then.

@@ -80,22 +80,22 @@ NO_RULES = Rules()
 
 
 def rules(text: str) -> Rules:
-    """What was asked for.
+    """Return what was asked for.
 
     Raises:
         ValueError: it is not understood; the text says what is expected.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for part in [] if text.strip().lower() in switches.NO else text.split(","):
         match = _RULE.fullmatch(part.strip())
         if match is None:
             raise ValueError(RULES_EXPECTED)
         seconds = float(match[3]) * _SECONDS[match[4]]
         if match[1]:
-            found[f"{match[1]}_s"] = seconds
+            fields[f"{match[1]}_s"] = seconds
         else:
-            found["preemptions"] = (int(match[2]), seconds)
-    return Rules(**found)
+            fields["preemptions"] = (int(match[2]), seconds)
+    return Rules(**fields)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def hides_ids() -> bool:
 
 
 def lines() -> str:
-    """``delta`` or ``full``.
+    """Return ``delta`` or ``full``.
 
     Raises:
         NotUnderstoodError: it is neither.
@@ -146,7 +146,7 @@ def lines() -> str:
 
 
 def claim_run_dir(base: str | None = None) -> Path:
-    """The run folder of this vLLM start.
+    """Return the run folder of this vLLM start.
 
     The first process (the front end) names it and leaves the name in the environment, where the engine
     processes of all data-parallel ranks find it.
@@ -182,7 +182,7 @@ def trace_bounds() -> Bounds | None:
 
 
 def from_environment() -> Settings:
-    """The settings of this process; the run folder is claimed if nobody did before.
+    """Return the settings of this process; the run folder is claimed if nobody did before.
 
     Raises:
         NotUnderstoodError: one is not understood.
@@ -199,7 +199,7 @@ def from_environment() -> Settings:
 
 
 def _model_name() -> str | None:
-    """The served model as far as the command line tells it, fit for a folder name."""
+    """Return the served model as far as the command line tells it, fit for a folder name."""
     arguments = sys.argv[1:]
     for at, argument in enumerate(arguments):
         value = None
@@ -213,7 +213,7 @@ def _model_name() -> str | None:
 
 
 def create(run_dir: Path, name: str) -> tuple[Path, int]:
-    """A new file that nobody else has; a second engine of the same process gets a folder of its own."""
+    """Return a new file of this engine; a second engine of the process gets a folder of its own."""
     folder, again = run_dir, 1
     while True:
         safe_files.make_folder(folder)
@@ -226,7 +226,7 @@ def create(run_dir: Path, name: str) -> tuple[Path, int]:
 
 
 def write_manifest_if_missing(folder: Path, header: Header) -> None:
-    """``schedtrace run`` writes a richer manifest before; an attached server gets this one."""
+    """Write a manifest where there is none: an attached server has none, ``schedtrace run`` writes more."""
     if (folder / FILE_NAME).exists():
         return
     manifest = Manifest(

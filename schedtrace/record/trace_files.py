@@ -36,14 +36,14 @@ class TraceOutput(Protocol):
         """Path of the trace."""
 
     def begins(self) -> Begins | None:
-        """Asked before lines are written: whether a file begins now, which has to be readable alone.
+        """Return, before lines are written, whether a file begins now, which has to be readable alone.
 
         Raises:
             OSError: one has to, and cannot.
         """
 
     def write(self, lines: bytes) -> None:
-        """Whole lines.
+        """Write whole lines.
 
         Raises:
             OSError: they, or lines before, cannot be written.
@@ -82,7 +82,7 @@ class PlainFile:
         """Bytes that the file holds at least, unless somebody else changed it."""
 
     def begins(self) -> Begins | None:
-        """Whether it was truncated, or lost with nobody's lines in its place, and begins anew.
+        """Return whether it was truncated, or lost with nobody's lines in its place, and begins anew.
 
         A file that was moved is written on where it is now.
         """
@@ -114,7 +114,7 @@ class PlainFile:
         self._size += len(lines)
 
     def close(self) -> None:
-        """All is written already."""
+        """Close the file, in which all is written already."""
         file, self._file = self._file, NO_FILE
         os.close(file)
 
@@ -155,7 +155,7 @@ class PartFiles:
         self._size += len(frame)
 
     def lost(self) -> Begins | None:
-        """What somebody did to the part that is written."""
+        """Return what somebody did to the part that is written."""
         ours = os.fstat(self._file)
         if not ours.st_nlink:
             return "removed"
@@ -167,7 +167,7 @@ class PartFiles:
             os.unlink(part_name(self._rank, number), dir_fd=self._folder)
 
     def close(self) -> None:
-        """All is written already."""
+        """Close the files, in which all is written already."""
         files, self._file, self._folder = (self._file, self._folder), NO_FILE, NO_FILE
         for file in files:
             os.close(file)
@@ -191,7 +191,7 @@ def append(file: int, content: bytes) -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What stands there; None: nothing, or nobody may look."""
+    """Return what stands there; None: nothing, or nobody may look."""
     try:
         return path.lstat()
     except OSError:
@@ -222,21 +222,21 @@ class Store(Protocol):
         """Path of the trace."""
 
     def begin(self, number: int) -> None:
-        """The next frames belong to this part.
+        """Begin this part: the next frames belong to it.
 
         Raises:
             OSError: it cannot be made.
         """
 
     def append(self, frame: bytes) -> None:
-        """A frame of the part that was begun last.
+        """Append a frame to the part that was begun last.
 
         Raises:
             OSError: it cannot be written; nothing of it is.
         """
 
     def lost(self) -> Begins | None:
-        """What somebody did to that part; None: it is as it was written."""
+        """Return what somebody did to that part; None: it is as it was written."""
 
     def remove(self, number: int) -> None:
         """Remove a part."""
@@ -272,7 +272,7 @@ class PartedTrace:
         """Bytes of these lines, and since when the first of them waits."""
 
     def begins(self) -> Begins | None:
-        """Whether a part begins now, for the one before has enough or was lost."""
+        """Return whether a part begins now, for the one before has enough or was lost."""
         now, part = time.monotonic(), self._parts[-1]
         lost = self._store.lost()
         if lost is not None:  # lines that continue what is lost go with it
@@ -289,7 +289,7 @@ class PartedTrace:
         return lost or "due"
 
     def _has_enough(self, part: _Part, now: float) -> bool:
-        """An idle engine makes no parts with next to nothing in them, unless old ones have to go in time."""
+        """Return whether the part may end: an idle engine ends no nearly empty part before its time."""
         if part.size == part.head and not self._lines:
             return False
         old = now - part.began_s >= self.bounds.part_s
@@ -333,7 +333,7 @@ class PartedTrace:
         self._store.close()
 
     def _remove_old(self, now: float) -> None:
-        """A part goes if the others hold the time that is kept, or if all are too large."""
+        """Remove the oldest parts if the rest covers the time to keep, or if all are too large together."""
         most, kept_s = self.bounds.max_bytes, self.bounds.max_s
         while len(self._parts) > 1:
             too_large = most is not None and sum(part.size for part in self._parts) > most

@@ -25,12 +25,12 @@ recorder_by_id = RECORDERS.by_id
 
 
 def is_traced(base: type) -> bool:
-    """Whether it is a traced class."""
+    """Return whether it is a traced class."""
     return hasattr(base, "_schedtrace_instrumented")
 
 
 def hooks_for(base: type) -> list[type]:
-    """The hooks on the methods that a scheduler class has; not every release has all.
+    """Return the hooks on the methods that a scheduler class has; not every release has all.
 
     They descend from the class that gives its objects a ``__dict__`` (vLLM's ``SchedulerInterface``): so a
     scheduler that is there already can become a traced one and plain again by assigning its ``__class__``,
@@ -39,8 +39,8 @@ def hooks_for(base: type) -> list[type]:
     root: type = base
     while "__dict__" not in vars(root) and root.__base__ is not None:
         root = root.__base__
-    always, *others = _hooks(root)
-    hooks = [hook for hook in others if hasattr(base, _METHODS[hook.__name__])]
+    always, *optional = _hooks(root)
+    hooks = [hook for hook in optional if hasattr(base, _METHODS[hook.__name__])]
     return [always, *hooks, *disguises(base, root)]
 
 
@@ -55,7 +55,7 @@ _METHODS = {
 
 
 def subject(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first argument of a call, however a user's class calls it; None without arguments."""
+    """Return the first argument of a call, however a user's class calls it; None without arguments."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
@@ -184,7 +184,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
 @cache
 def traced_class(base: type) -> type:
-    """A subclass of ``base`` that records; ``base`` itself if it records already.
+    """Return a subclass of ``base`` that records; ``base`` itself if it records already.
 
     Args:
         base: A scheduler class with vLLM's ``SchedulerInterface``.
@@ -203,7 +203,7 @@ def traced_class(base: type) -> type:
 
 
 def traced_or_plain(chosen: Any) -> Any:
-    """The traced subclass of what vLLM chose; where that cannot be made, ``chosen`` itself and a warning."""
+    """Return the traced subclass of vLLM's choice; where that fails, ``chosen`` itself, and warn."""
     try:
         return traced_class(chosen)
     except Exception as error:
@@ -213,8 +213,8 @@ def traced_or_plain(chosen: Any) -> Any:
 
 
 def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type:
-    """The traced class; each marked copy of ``schedule()`` comes right before its original in the MRO."""
-    own = [] if any(base is made.__base__ for made in instrumented.classes) else [base]
+    """Return the traced class; each marked copy of ``schedule()`` precedes its original in the MRO."""
+    own = [] if any(base is marked.__base__ for marked in instrumented.classes) else [base]
 
     def body(namespace: dict[str, Any]) -> None:
         namespace["__module__"] = __name__
@@ -242,17 +242,17 @@ def traced_scheduler(**kwargs: Any) -> Any:
 
 
 def _chosen_without_option(config: Any) -> Any:
-    """The class that vLLM would have chosen; to 0.11.0 the option itself says which."""
+    """Return the class that vLLM would have chosen; to 0.11.0 the option itself says which."""
     if not hasattr(config, "get_scheduler_cls"):
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 
         return AsyncScheduler if config.async_scheduling else Scheduler
-    given, config.scheduler_cls = config.scheduler_cls, None
+    scheduler_cls, config.scheduler_cls = config.scheduler_cls, None
     try:
         return config.get_scheduler_cls()
     finally:
-        config.scheduler_cls = given
+        config.scheduler_cls = scheduler_cls
 
 
 def open_recorder(scheduler: Any) -> None:
@@ -280,7 +280,7 @@ def open_recorder(scheduler: Any) -> None:
 
 
 def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attached: bool = False) -> Recorder:
-    """A recorder whose file is open; nothing of the scheduler is changed.
+    """Return a recorder whose file is open; nothing of the scheduler is changed.
 
     Args:
         scheduler: vLLM's.

@@ -21,10 +21,10 @@ from schedtrace.record.vllms_own import is_own, is_own_class
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
     """Return an admission for each of vLLM's ``scheduled_new_reqs`` that was never scheduled before."""
     requests = scheduler.requests
-    found = ((new, requests.get(new.req_id)) for new in new_requests)
+    scheduled = ((new, requests.get(new.req_id)) for new in new_requests)
     return [
         _admission(scheduler, request, new.num_computed_tokens)
-        for new, request in found
+        for new, request in scheduled
         if request is not None and not getattr(request, "num_preemptions", 0)
     ]
 
@@ -56,7 +56,7 @@ def _full_blocks(scheduler: Any, request: Any) -> int | None:
 
 
 def _miss(scheduler: Any, request: Any) -> Miss:
-    """Why nothing was found. Looked at after the call, when its own blocks are in the pool already."""
+    """Return why nothing was found. Looked at after the call, when its own blocks are in the pool already."""
     if getattr(request, "skip_reading_prefix_cache", False):
         return "skipped"
     if (request.num_tokens - 1) // scheduler.block_size == 0:
@@ -65,17 +65,17 @@ def _miss(scheduler: Any, request: Any) -> Miss:
     groups = _searched(scheduler)
     if not groups or not hashes or not is_own(pool):
         return "unknown"
-    by_others = [_cached_by_others(pool, hashes[0], number, one, request) for number, one in groups]
+    by_others = [_cached_by_others(pool, hashes[0], number, manager, request) for number, manager in groups]
     if not any(by_others):
         return "not_cached"
     return "unknown" if all(by_others) else "other_group"
 
 
 def _searched(scheduler: Any) -> list[tuple[int, Any]]:
-    """Number and manager of the groups whose first block has the hash that requests carry."""
+    """Return number and manager of the groups whose first block has the hash that requests carry."""
     size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
     managers = enumerate(managers_of(scheduler.kv_cache_manager))
-    return [(number, one) for number, one in managers if one.block_size == size]
+    return [(number, manager) for number, manager in managers if manager.block_size == size]
 
 
 def _cached_by_others(pool: Any, first: Any, group: int, manager: Any, request: Any) -> bool:
@@ -113,7 +113,7 @@ class KvLoads:
             )
 
     def leaves(self, request_id: str) -> None:
-        """A request is done, whatever became of its load."""
+        """Note that a request is done, whatever became of its load."""
         self._parked.discard(request_id)
 
     def take(self) -> list[KvLoad]:
@@ -165,8 +165,10 @@ class StateReader:
         used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
         self._encoder = encoder if used else None
         pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        known = getattr(pool, "cached_block_hash_to_block", None)
-        caches = getattr(pool, "enable_caching", False) and (type(known) is dict or is_own_class(type(known)))
+        block_map = getattr(pool, "cached_block_hash_to_block", None)
+        caches = getattr(pool, "enable_caching", False) and (
+            type(block_map) is dict or is_own_class(type(block_map))
+        )
         self._pool = pool if caches else None
         self.engine: Any = None
         """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
@@ -177,7 +179,7 @@ class StateReader:
         return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
 
     def read(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
-        """The values right after ``schedule()``.
+        """Return the values right after ``schedule()``.
 
         Args:
             running: Requests in ``running``.
@@ -231,26 +233,26 @@ class SchedulerFacts:
         return self._reader.prefix_keys
 
     def engine_is(self, engine: Any) -> None:
-        """The ``EngineCore`` around this scheduler; ranks in lock-step have a wave and a step counter."""
+        """Take the ``EngineCore`` around this scheduler; ranks in lock-step have a wave and step counter."""
         if hasattr(engine, "current_wave") and hasattr(engine, "step_counter"):
             self._reader.engine = engine
 
     def arrival(self, request: Any) -> dict[str, Any]:
-        """Fields of an ``Arrival``, before the request enters the queue."""
+        """Return the fields of an ``Arrival``, before the request enters the queue."""
         facts = arrival_facts.requested(request) | self.inputs.arrival(request.request_id)
-        if (found := arrival_facts.sibling(request.request_id, self.salt)) is not None:
-            facts["sibling_index"], facts["parent"] = found
+        if (place_and_parent := arrival_facts.sibling(request.request_id, self.salt)) is not None:
+            facts["sibling_index"], facts["parent"] = place_and_parent
         return facts
 
     def leaves(self, finish: Finish) -> None:
-        """A request is done."""
+        """Note that a request is done."""
         finish.abort_us = self.inputs.abort_us(finish.request_id)
         self.kv_loads.leaves(finish.request_id)
         if finish.request_id == self._refused:
             self._refused = None
 
     def head_refused(self, scheduler: Any, request: Any, arguments: allocation.Arguments) -> None:
-        """``allocate_slots`` has refused the head of the queue: look at the holders if it is another one."""
+        """Look at the holders if ``allocate_slots`` has refused a new head of the queue."""
         if request.request_id == self._refused:
             return
         self._refused = request.request_id
@@ -258,7 +260,7 @@ class SchedulerFacts:
             self._refusals.append(taken)
 
     def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Event]) -> None:
-        """What the call that just ended, and the time before it, brought; mostly nothing."""
+        """Note the events of the call that just ended and of the time before it; mostly none."""
         state = self._reader.read(
             capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled
         )

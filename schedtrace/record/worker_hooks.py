@@ -23,14 +23,14 @@ EXECUTION = "_schedtrace_execution"
 
 
 def execution_of(output: Any) -> tuple[str, int, int] | None:
-    """What a worker of this machine has noted on a ``ModelRunnerOutput``; None if nothing, or elsewhere."""
+    """Return what a worker of this machine noted on a ``ModelRunnerOutput``; None if nothing or remote."""
     noted: Execution | None = getattr(output, EXECUTION, None)
     return noted if noted is not None and noted[0] == machine() else None
 
 
 @cache
 def machine() -> str:
-    """Equal for processes whose monotonic clocks are one and the same; empty where that is not known."""
+    """Return an id that processes share if their monotonic clocks are the same; empty if not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -30,7 +30,7 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Control, Stalled
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
+from schedtrace.record.capture import NOBODY, Capture, Dropped, DummyPass, SideEvents, Synced
 from schedtrace.record.live.flight_recorder import FlightRecorder, Ring
 from schedtrace.record.live.queue_copy import PresentRequests
 from schedtrace.record.log import logger
@@ -88,8 +88,8 @@ class Writer:
         self._beside: dict[type, deque[Any]] = {
             DummyPass: self._dummies, Synced: self._synced, Control: self._controls
         }  # fmt: skip
-        self._came: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
-        """In the order of ``Came``."""
+        self._side_events: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
+        """In the order of ``SideEvents``."""
         self._lost_beside = False
         self.prefixes = Prefixes(header.block_size)
         self._anchor_ns = anchor_ns
@@ -181,17 +181,17 @@ class Writer:
     def _anything(self) -> bool:
         return bool(self.arrived or self.finished or self._dummies or self._synced or self._controls)
 
-    def take_events(self) -> Came:
-        """Everything that came and went since the last call."""
-        return Came(*map(_drain, self._came)) if self._anything() else NOBODY
+    def take_events(self) -> SideEvents:
+        """Return everything that came and went since the last call."""
+        return SideEvents(*map(_drain, self._side_events)) if self._anything() else NOBODY
 
-    def give_back(self, came: Came) -> None:
-        """Events that were taken for a step that there will not be."""
-        for queue, taken in zip(self._came, came, strict=True):
+    def give_back(self, side_events: SideEvents) -> None:
+        """Give back events that were taken for a step that there will not be."""
+        for queue, taken in zip(self._side_events, side_events, strict=True):
             queue.extendleft(reversed(taken))
 
     def describe(self, error: BaseException) -> str:
-        """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
+        """Return an error for log and trace; only its kind where ids are hidden: its text may hold one."""
         return type(error).__name__ if self.hash_ids else described(error)
 
     def notice(self, message: str) -> None:
@@ -227,11 +227,11 @@ class Writer:
         return None
 
     def since_anchor(self, ns: int) -> int:
-        """A monotonic time in the trace's microseconds."""
+        """Return a monotonic time in the trace's microseconds."""
         return (ns - self._anchor_ns) // 1000
 
     def from_wall_clock(self, unix_s: float, now_us: int) -> int:
-        """A Unix time in the trace's microseconds, however the wall clock has been set since the trace began.
+        """Convert a Unix time to the trace's microseconds, however the wall clock was set meanwhile.
 
         Args:
             unix_s: A moment ago; one to come was read before the clock was set back.
@@ -261,11 +261,11 @@ class Writer:
         self.working = False
 
     def disown(self) -> None:
-        """In a forked child: the file and its lines are the parent's; nothing is written any more."""
+        """Give up the file in a forked child: it is the parent's, and nothing is written any more."""
         self.working = False
         self._closing = threading.Event()
         self._closing.set()
-        for queue in (*self._came, self._pending):
+        for queue in (*self._side_events, self._pending):
             queue.clear()
 
     def _run(self) -> None:
@@ -320,7 +320,7 @@ class Writer:
         self._write(lines)
 
     def _noted(self) -> list[Notice]:
-        """Notices since the last call; those about the recorder are repeated where a file begins."""
+        """Return the notices since the last call; those about the recorder repeat where a file begins."""
         lines = []
         for noted in _drain(self._notices):
             if isinstance(noted, Notice):
@@ -337,7 +337,7 @@ class Writer:
         return [self._assembler.output(capture, capture.result) for capture in done if capture.result]
 
     def _idle_events(self, *, last: bool) -> list[AnyLine]:
-        """Arrivals and departures that no step has taken along for half a second."""
+        """Return the arrivals and departures that no step has taken along for half a second."""
         now = time.monotonic_ns()
         if self._pending or not (self._dropping or self._anything()):
             self._last_events_ns = now
@@ -350,7 +350,7 @@ class Writer:
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
-        """Raises OSError: the lines cannot be written."""
+        """Write the lines; raise OSError where that fails."""
         if lines and self.flight is not None:
             self.flight.observe(lines)
         if lines:
@@ -405,8 +405,8 @@ _writers: WeakSet[Writer] = WeakSet()
 
 
 def _disown() -> None:
-    for one in list(_writers):
-        one.disown()
+    for writer in list(_writers):
+        writer.disown()
 
 
 os.register_at_fork(after_in_child=_disown)

@@ -17,7 +17,7 @@ from schedtrace.model.trace import Header
 from schedtrace.simulate import releases
 from schedtrace.simulate.config import require_values
 from schedtrace.simulate.driver import recorded_groups
-from schedtrace.step_times.gpus import FIT_TO_MEMORY, Gpu, GpuPlatform, kv_cache_blocks, refuse_of_memory
+from schedtrace.step_times.gpus import FIT_TO_MEMORY, Gpu, GpuPlatform, kv_cache_blocks, refuse_memory_setting
 from schedtrace.step_times.shapes import Shape
 
 RENAMED = {"policy": "scheduling_policy"}
@@ -114,7 +114,7 @@ def require_known(name: str) -> None:
     Raises:
         UsageError: no argument of vLLM, or one that a replay cannot change.
     """
-    refuse_of_memory(name)
+    refuse_memory_setting(name)
     if name not in NAMES and name not in OF_RANKS:
         near = difflib.get_close_matches(name, [*NAMES, *OF_RANKS], n=1)
         msg = f"--set {name}: not an argument of vLLM{f'; {near[0]}?' if near else ''}"

@@ -89,7 +89,7 @@ MOST_BLOCKS = 2**18
 """KV cache blocks of an engine whose model is tiny: each is an object in vLLM's memory."""
 
 
-def refuse_of_memory(name: str, option: str = "--set") -> None:
+def refuse_memory_setting(name: str, option: str = "--set") -> None:
     """Refuse to change a setting of ``OF_MEMORY`` in a replay.
 
     Raises:

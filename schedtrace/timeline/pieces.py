@@ -78,7 +78,7 @@ def cause_runs(
     ends = (
         usual.alias("cause").to_frame().with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
     )
-    changes = pl.concat([_changes_of_steps(spans, ends), _changes_of_names(spans, ends, named, steps)]).sort(
+    changes = pl.concat([_step_changes(spans, ends), _name_changes(spans, ends, named, steps)]).sort(
         "span", "place", "weight"
     )
     changes = changes.unique(["span", "place"], keep="last", maintain_order=True)
@@ -91,7 +91,7 @@ def cause_runs(
     )
 
 
-def _changes_of_steps(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+def _step_changes(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     """Return for each span the places where the usual cause is another than before."""
     changed = pl.col("cause").ne_missing(pl.col("cause").shift(1)).fill_null(value=True)
     run = ends.select(run=changed.cum_sum().cast(pl.Int64))["run"]
@@ -105,7 +105,7 @@ def _changes_of_steps(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _changes_of_names(
+def _name_changes(
     spans: pl.DataFrame, ends: pl.DataFrame, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the places of steps that name a request, and of the step after each, which may not."""

@@ -111,7 +111,7 @@ def _present(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
         pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
     )
     waits = pl.when(was_preempted()).then(pl.lit("preempted")).otherwise(pl.lit("waiting"))
-    told = {"place": pl.col("first_place") - 1, "rank": pl.lit(TOLD)}
+    origin = {"place": pl.col("first_place") - 1, "rank": pl.lit(TOLD)}
     # The recorder tells who is there when a step ends: the output of its first token may be in flight.
     in_flight = (
         runs & ~again.fill_null(value=False) & (pl.col("first_token_us") > pl.col("at_us"))
@@ -124,10 +124,10 @@ def _present(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
                 since_us=pl.col("at_us"),
                 state=pl.when(in_flight).then(pl.lit("prefill")).otherwise(state),
                 cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
-                **told,
+                **origin,
             ),
             pieces(
-                there.filter(in_flight), since_us=pl.col("first_token_us"), state=pl.lit("decode"), **told
+                there.filter(in_flight), since_us=pl.col("first_token_us"), state=pl.lit("decode"), **origin
             ),
         ]
     )

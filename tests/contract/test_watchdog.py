@@ -14,7 +14,7 @@ from schedtrace.record import writer
 from schedtrace.record.live import watchdog
 from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import BetweenSteps
-from schedtrace.record.live.stall_causes import ThreadPlace, place_of_thread
+from schedtrace.record.live.stall_causes import ThreadPlace, thread_place
 from schedtrace.record.live.watchdog import Watchdog
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver, Simulation, VirtualClock
@@ -145,7 +145,7 @@ class Looping:
         """A watchdog's looks, ten times as often and as soon as usual: until it says something, and more."""
         self.thread.start()
         watched = Watchdog(
-            self.core, lambda: place_of_thread(self.thread.ident),
+            self.core, lambda: thread_place(self.thread.ident),
             self.attachment.latest_exits, 1.0, stacks=dict, **options,
         )  # fmt: skip
         until, more = time.monotonic() + LIMIT_S, 5

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.cache_use import resumptions, steps_of_a_block
+from schedtrace.diagnose.cache_use import resumptions, steps_per_block
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import Cost, StepExample, prefill_cost, said, step_finding
 from schedtrace.model.causes import Cause
@@ -179,7 +179,7 @@ def _storm(timeline: Timeline, repeated: list[RepeatVictim], recomputed: int) ->
     first = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode())).row(0, named=True)
     return Storm(
         cycles=lost.filter("cycle").height,
-        cycle_steps=steps_of_a_block(timeline),
+        cycle_steps=steps_per_block(timeline),
         prefill_again_frac=part,
         first_step=first["step"],
         first_running=first["num_running_before"],

@@ -5,7 +5,7 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import now
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, said, step_finding
-from schedtrace.diagnose.step_groups import TRAITS, Group, SlowGroup, judged_steps, slow_groups
+from schedtrace.diagnose.step_groups import TRAITS, SlowGroup, StepGroup, judged_steps, slow_groups
 from schedtrace.model.message import Message, Requests, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
@@ -159,7 +159,7 @@ def _requests(slow: list[SlowGroup]) -> tuple[str, ...]:
     return tuple(one.group.requests[0] for one in slow if one.group.kind == "request")
 
 
-def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> list[Group]:
+def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> list[StepGroup]:
     """Near ties that say something else: another kind of group, or another trait of the same requests."""
     best, *others = (one.group for one in slow)
     different = [one for one in others if one.kind == "trait" or one.kind != best.kind]
@@ -171,19 +171,21 @@ def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> lis
     ]
 
 
-def _subject(group: Group, requests: tuple[str, ...]) -> Message:
+def _subject(group: StepGroup, requests: tuple[str, ...]) -> Message:
     """What the group's steps are called."""
     _, subject = KINDS[group.kind]
     return _said(subject, group, requests)
 
 
-def _said(template: str, group: Group, requests: tuple[str, ...]) -> Message:
+def _said(template: str, group: StepGroup, requests: tuple[str, ...]) -> Message:
     trait = TRAITS[group.trait].words if group.trait else None
     values = {"size": group.size or 0, "trait": trait, "requests": Requests(list(requests), len(requests))}
     return said(template, values=values)
 
 
-def _holder(group: Group, requests: tuple[str, ...], others: list[Group], captured: int | None) -> Message:
+def _holder(
+    group: StepGroup, requests: tuple[str, ...], others: list[StepGroup], captured: int | None
+) -> Message:
     """Who or what goes with the slow steps."""
     parts = []
     if captured is not None:

@@ -40,7 +40,7 @@ class _Task:
             self.over.set()
 
     def cancel(self) -> bool:
-        """Whether it had not begun, and now never will."""
+        """Return whether it had not begun, and now never will."""
         return self._begun.acquire(blocking=False)
 
 
@@ -80,7 +80,7 @@ class BetweenSteps:
             raise task.error
 
     def _put_before(self) -> None:
-        """Before a method of this object alone."""
+        """Put the tasks before a method of this object alone."""
         engine, name = self._engine, self._name
         original = getattr(engine, name)
         self._had = put_on(engine, name)
@@ -102,7 +102,7 @@ class BetweenSteps:
         setattr(engine, name, step if name == "step_fn" else handle)
 
     def _gone(self, tasks: set[_Task]) -> None:
-        """The engine has come to them: take away what was put in, after the last one."""
+        """Take away what was put into the engine for these tasks, after the last one."""
         with self._lock:
             self._tasks -= tasks
             if self._tasks:

@@ -160,13 +160,13 @@ class _Engine:
                 self._watchdog.close()
 
     def ends(self, why: str) -> None:
-        """Its loop does, with an exception; ``SystemExit`` is how vLLM shuts it down."""
+        """Note that its loop ends with an exception; ``SystemExit`` is how vLLM shuts it down."""
         with suppress(Exception):
             if self._flight is not None:
                 self._flight.snapshot(f"engine ended {why}", always=True)
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
-        """What it says.
+        """Return what it says.
 
         Raises:
             RefusedError: it cannot be attached to, or detached from.

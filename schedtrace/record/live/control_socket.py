@@ -87,7 +87,7 @@ class ControlSocket:
         self._socket.close()
 
     def disown(self) -> None:
-        """In a forked child: who asks the parent finds nobody once that has ended."""
+        """Close the socket in a forked child: a client of the parent gets no answer once that has ended."""
         self._socket.close()
 
     def _listen(self) -> None:
@@ -148,34 +148,34 @@ _sockets: WeakSet[ControlSocket] = WeakSet()
 
 
 def _disown() -> None:
-    for one in list(_sockets):
-        one.disown()
+    for listener in list(_sockets):
+        listener.disown()
 
 
 os.register_at_fork(after_in_child=_disown)
 
 
 def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """A socket there on which somebody listens from the first moment on, and its file.
+    """Return a socket there on which somebody listens from the first moment on, and its file.
 
     Raises:
         OSError: somebody does already, or it cannot be made.
     """
     if _is_alive(path):
         raise OSError(errno.EADDRINUSE, "somebody listens there already", str(path))
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = path.with_name(f"{secrets.token_hex(4)}.new")  # no reader looks at that
     try:
-        made.bind(os.fspath(before))
+        listener.bind(os.fspath(before))
         before.chmod(0o600)
-        made.listen(MOST_AT_ONCE)
+        listener.listen(MOST_AT_ONCE)
         file = _file(before)
         before.replace(path)  # of a process of this number that was killed
     except OSError:
-        made.close()
+        listener.close()
         before.unlink(missing_ok=True)
         raise
-    return made, file
+    return listener, file
 
 
 def _is_alive(path: Path) -> bool:
@@ -196,7 +196,7 @@ def _file(path: Path) -> tuple[int, int]:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """What stands before the first newline.
+    """Return what stands before the first newline.
 
     Raises:
         ValueError: nothing does.
@@ -209,8 +209,8 @@ def _line(connection: socket.socket) -> bytes:
         if not block:
             break
         read += block
-    line, found, _ = read.partition(b"\n")
-    if not found:
+    line, newline, _ = read.partition(b"\n")
+    if not newline:
         msg = "no whole line was sent"
         raise ValueError(msg)
     return line
@@ -226,8 +226,8 @@ def time_in_workers(*, on: bool) -> None:
             ask(path, AskTimes(on=on), Done, MOST_S)
 
 
-def stacks_of_workers() -> dict[str, list[str]]:
-    """The stacks of the workers that this process has started, by worker; of a silent one, its state."""
+def worker_stacks() -> dict[str, list[str]]:
+    """Return the stacks of the workers that this process has started, by worker; else a worker's state."""
     return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 
 
@@ -246,10 +246,10 @@ def _stacks(path: Path) -> list[str]:
 
 
 def _worker_sockets() -> list[Path]:
-    """The sockets of those that this process has started."""
-    mine, found = os.getpid(), []
+    """Return the sockets of those that this process has started."""
+    mine, sockets = os.getpid(), []
     for path in sorted(live.socket_folder(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):
             if process_state(int(path.stem)).parent == mine:
-                found.append(path)
-    return found
+                sockets.append(path)
+    return sockets

@@ -49,7 +49,7 @@ def _worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _listening(name: str) -> Callable[..., Any]:
-    """Around a loop; where schedtrace cannot be imported, nothing."""
+    """Return a wrapper of a loop that listens; one that does nothing where schedtrace is not importable."""
     try:
         from schedtrace.record.live import control_answers
 

@@ -47,12 +47,12 @@ class Ring:
             return {number: b"".join(frames) for number, frames in self._parts.items()}
 
     def begin(self, number: int) -> None:
-        """The next frames belong to this part."""
+        """Begin this part: the next frames belong to it."""
         with self._lock:
             self._parts[number] = []
 
     def append(self, frame: bytes) -> None:
-        """A frame of the part that was begun last."""
+        """Append a frame to the part that was begun last."""
         with self._lock:
             self._parts[max(self._parts)].append(frame)
 
@@ -66,7 +66,7 @@ class Ring:
             self._parts.pop(number, None)
 
     def close(self) -> None:
-        """What is kept stays, for who wants it now."""
+        """Keep the frames in memory for a later copy."""
 
     def write_to(self, run_dir: Path, end: bytes, header: Header) -> Path:
         """Write a run folder with all parts; if that fails, nothing of it stays.
@@ -108,7 +108,7 @@ class Asked(Future[Path]):
     """A snapshot that somebody waits for."""
 
     def result(self, timeout: float | None = None) -> Path:
-        """The trace.
+        """Return the trace.
 
         Raises:
             RuntimeError: it is not written yet, or the recording has ended.
@@ -220,8 +220,8 @@ class FlightRecorder:
 
     def _happened(self, line: Any) -> str | None:
         get: Callable[[str], Any] = line.get if isinstance(line, dict) else partial(_attribute, line)
-        for one in get("finished") or ():
-            if (broken := self._rules.broken_by(one)) is not None:
+        for finish in get("finished") or ():
+            if (broken := self._rules.broken_by(finish)) is not None:
                 return broken
         if self._rules.preemptions is not None and (preempted := get("preempted")):
             most, within_s = self._rules.preemptions

@@ -56,7 +56,7 @@ class QueueCopy(NamedTuple):
     in_flight: bool
 
     def in_order(self) -> list[CopiedRequest]:
-        """Everybody who runs or waits, the running ones first, in the scheduler's order where it is known."""
+        """Return everybody who runs or waits, those that run first, in the scheduler's order where known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
         order = (*self.running, *queues.in_order(self.waiting), *self.requests)
         numbers = dict.fromkeys(place[id(request)] for request in order if id(request) in place)
@@ -96,7 +96,7 @@ _preemptions = attrgetter("num_preemptions")
 
 
 def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
-    """A copy of what the next step may change, as quick as can be.
+    """Return a copy of what the next step may change, as quick as can be.
 
     A list for each attribute: a tuple for each request would set off the garbage collector.
 
@@ -124,7 +124,7 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
 
 
 def present(seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
-    """The entry of a request, without its prefix.
+    """Return the entry of a request, without its prefix.
 
     Args:
         seen: As it was.
@@ -156,7 +156,7 @@ def present(seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_
 
 
 def _times(events: Iterable[Any], anchor_ns: int) -> Iterable[tuple[str, int]]:
-    """Name of an event to its time in the trace, the first of each kind; vLLM's are monotonic seconds."""
+    """Yield an event's name and time in the trace, the first of each kind; vLLM's are monotonic seconds."""
     for event in reversed(tuple(events)):
         yield event.type.name, int(event.timestamp * 1e6) - anchor_ns // 1000
 
@@ -169,11 +169,11 @@ class Exits(Protocol):
     """Exits of an engine's latest call of ``schedule()``; empty: not known."""
 
     def __call__(self, *, wait: bool) -> Sequence[Exit]:
-        """``wait``: they are worth waiting for the end of a step."""
+        """Return the exits; ``wait``: they are worth waiting for the end of a step."""
 
 
 def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: WrittenIds) -> EngineQueue:
-    """The queues of an engine.
+    """Return the queues of an engine.
 
     Args:
         engine: vLLM's ``EngineCore``.

@@ -52,13 +52,13 @@ class ThreadPlace(NamedTuple):
     """Whether a KV connector's code is on the stack."""
 
 
-def place_of_thread(thread_id: int) -> ThreadPlace | None:
+def thread_place(thread_id: int) -> ThreadPlace | None:
     """Return where a thread of this process is; None: it has ended."""
     frame = sys._current_frames().get(thread_id)
-    return None if frame is None else place_of_frame(frame)
+    return None if frame is None else frame_place(frame)
 
 
-def place_of_frame(frame: FrameType) -> ThreadPlace:
+def frame_place(frame: FrameType) -> ThreadPlace:
     """Return where the thread is whose innermost frame this is."""
     stack: list[tuple[str, int, str]] = []
     walked: FrameType | None = frame
@@ -107,7 +107,7 @@ def _at(functions: list[str], files: list[str]) -> At:
 
 
 def stacks_here() -> str:
-    """The stacks of this process's threads with their names, the main thread's first, without our own."""
+    """Return the stacks of this process's threads with their names, the main thread's first, less ours."""
     with TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)  # takes no lock, and reads no source
         file.seek(0)
@@ -148,7 +148,7 @@ class StallCause(NamedTuple):
 
 
 def is_paused(engine: Any) -> bool:
-    """Whether somebody has paused its scheduler, so that nothing can run, or put its workers to sleep."""
+    """Return whether its scheduler is paused, so that nothing can run, or its workers sleep."""
     pause = queues.pause_name(engine.scheduler)
     asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
     return asleep or pause == "PAUSED_ALL" or (pause == "PAUSED_NEW" and not engine.scheduler.running)
@@ -164,7 +164,7 @@ def stall(
     calls: int | None = None,
     call_s: float | None = None,
 ) -> StallCause:
-    """Why nothing moves.
+    """Return why nothing moves.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -246,7 +246,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
-    """What keeps those that run from going on; else what ended the waiting loop; else what skipped most."""
+    """Return what blocks the running requests; else what ended the waiting loop; else what skipped most."""
     refusals = [exit_ for exit_ in exits if is_refusal(exit_.cause, exit_.detail)]
     running = [exit_ for exit_ in refusals if exit_.loop == "running"]
     ended = [exit_ for exit_ in refusals if exit_.loop == "waiting" and exit_.kind != "continue"]
@@ -270,7 +270,7 @@ def _reason(scheduler: Any, exit_: Exit) -> str:
 
 
 def _need(engine: Any, exit_: Exit) -> str:
-    """What it is about in blocks."""
+    """Return what it is about in blocks."""
     if exit_.cause != Cause.KV_BLOCKS:
         return ""
     manager = engine.scheduler.kv_cache_manager
@@ -284,7 +284,7 @@ def _need(engine: Any, exit_: Exit) -> str:
 
 
 def _whole(engine: Any, request_id: str | None) -> int | None:
-    """The blocks of all tokens that a request has so far; None: it or their number is not known."""
+    """Return the blocks of all tokens that a request has so far; None: it or their number is not known."""
     scheduler = engine.scheduler
     request = dict.get(scheduler.requests, request_id)
     need = KvNeed(tuple(cache_groups(scheduler)), max_model_len=getattr(scheduler, "max_model_len", None))
@@ -294,7 +294,7 @@ def _whole(engine: Any, request_id: str | None) -> int | None:
 
 
 def holders(engine: Any, ids: WrittenIds) -> list[str]:
-    """Lines about seats, the waiting queue and the KV cache: who holds how much, and in what state."""
+    """Return the lines about seats, the queue and the KV cache: who holds how much, and in what state."""
     scheduler = engine.scheduler
     running = [ids[request.request_id] for request in list(scheduler.running)]
     lines = [f"running: {len(running):,} of {queues.seats(scheduler):,} seats{_after(running)}"]
@@ -312,8 +312,8 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
     free = f"KV blocks: {free_blocks(scheduler.kv_cache_manager):,} of {usable:,} free"
     most = [(name, blocks) for name, blocks in held.most_common(MOST_NAMED) if blocks]
     named = [f"{ids[name]} {blocks:,} ({_state(scheduler, name)})" for name, blocks in most]
-    others = sum(1 for blocks in held.values() if blocks) - len(named)
-    more = f" and {others:,} more" if others > 0 else ""
+    unnamed = sum(1 for blocks in held.values() if blocks) - len(named)
+    more = f" and {unnamed:,} more" if unnamed > 0 else ""
     return [*lines, f"{free}; held by {', '.join(named)}{more}" if named else free]
 
 
@@ -323,7 +323,7 @@ def _state(scheduler: Any, request_id: str) -> str:
 
 
 def _worded(status: str) -> str:
-    """``WAITING_FOR_REMOTE_KVS``: "waiting for remote kvs"."""
+    """Return "waiting for remote kvs" of ``WAITING_FOR_REMOTE_KVS``."""
     return status.lower().replace("_", " ")
 
 

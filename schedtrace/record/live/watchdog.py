@@ -22,15 +22,15 @@ from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
 from schedtrace.record import queues
-from schedtrace.record.live.control_socket import stacks_of_workers
+from schedtrace.record.live.control_socket import worker_stacks
 from schedtrace.record.live.stall_causes import (
     StallCause,
     ThreadPlace,
     holders,
     is_paused,
-    place_of_thread,
     stacks_here,
     stall,
+    thread_place,
 )
 from schedtrace.record.log import logger
 from schedtrace.record.queues import Queues
@@ -332,7 +332,7 @@ def make_watchdog(
         if seconds is None:
             return None
         watchdog = Watchdog(
-            engine, lambda: place_of_thread(thread), causes, seconds, snapshot, ids=ids, note=note
+            engine, lambda: thread_place(thread), causes, seconds, snapshot, ids=ids, note=note
         )
         watchdog.start()
     except Exception as error:
@@ -346,7 +346,7 @@ def _as_the_server_asks() -> WrittenIds:
 
 
 def _all_stacks() -> dict[str, list[str]]:
-    return {"engine": stacks_here().splitlines(), **stacks_of_workers()}
+    return {"engine": stacks_here().splitlines(), **worker_stacks()}
 
 
 _LINE_NUMBER = re.compile(r", line \d+ ")
@@ -406,7 +406,7 @@ def _varies(places: list[ThreadPlace]) -> bool:
 
 
 def _tried(lines: Callable[[], list[str]]) -> list[str]:
-    """What cannot be had is left out."""
+    """Return what cannot be had is left out."""
     try:
         return lines()
     except Exception as error:
@@ -460,34 +460,38 @@ class Movement:
         self.circles: dict[str, Circle] = {}
 
     def look(self, scheduler: Any, now_s: float) -> bool:
-        """Whether a step has made progress since the last look: tokens of who runs, or an admission.
+        """Return whether a step has made progress since the last look: tokens of who runs, or an admission.
 
         Preempting and starting again is progress here; ``circling`` tells those who gain nothing by it.
         """
         running = list(scheduler.running)
         seen = dict(map(_computed, running))
-        moved = any(self._seen.get(one) != tokens for one, tokens in seen.items())  # mostly the first has
+        moved = any(self._seen.get(name) != tokens for name, tokens in seen.items())  # mostly the first has
         self._seen = seen
         if any(map(_ended_by_itself, self._ran)):
             self.circles.clear()
-        again = self._watch([one for one in (*running, queues.head(scheduler)) if _preemptions(one)], now_s)
+        again = self._watch(
+            [request for request in (*running, queues.head(scheduler)) if _preemptions(request)], now_s
+        )
         self._ran = running if self.circles else []
         return moved or again
 
     def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
-        """The request that was preempted most often for so long, without a token and with nobody's end."""
-        found = [
-            (one.restarts, request_id)
-            for request_id, one in self.circles.items()
-            if one.restarts >= RESTARTS and one.seen_s - one.since_s >= for_s and now_s - one.seen_s < for_s
+        """Return the request preempted most often for so long, without a token or any request's end."""
+        candidates = [
+            (circle.restarts, request_id)
+            for request_id, circle in self.circles.items()
+            if circle.restarts >= RESTARTS
+            and circle.seen_s - circle.since_s >= for_s
+            and now_s - circle.seen_s < for_s
         ]
-        if not found:
+        if not candidates:
             return None
-        request_id = max(found)[1]
+        request_id = max(candidates)[1]
         return request_id, self.circles[request_id]
 
     def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
-        """Whether one of them was preempted once more."""
+        """Return whether one of them was preempted once more."""
         again = False
         for request in preempted:
             preemptions = _preemptions(request)
@@ -499,7 +503,7 @@ class Movement:
             if preemptions - circle.preemptions > circle.restarts:
                 circle.seen_s, circle.restarts, again = now_s, preemptions - circle.preemptions, True
         for request_id in [
-            one for one, circle in self.circles.items() if now_s - circle.seen_s > FORGOTTEN_S
+            name for name, circle in self.circles.items() if now_s - circle.seen_s > FORGOTTEN_S
         ]:
             del self.circles[request_id]
         return again
@@ -523,7 +527,7 @@ def has_work(engine: Any, waiting: Queues) -> bool:
 
 
 def _preemptions(request: Any) -> int:
-    """Counted since vLLM 0.11.2."""
+    """Return the request's preemptions, counted since vLLM 0.11.2."""
     return getattr(request, "num_preemptions", 0)
 
 

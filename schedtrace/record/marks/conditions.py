@@ -40,16 +40,16 @@ class DecidedCondition:
     def keep_values(self, place: int) -> None:
         """Have a part keep what it compares, where no part of it may be left out."""
         part, negated = _without_not(self._flagged[place])
-        kept: ast.expr
+        with_values: ast.expr
         match part:
             case ast.Compare(left, [operator], [right]):
                 operands = [self._kept(place, left), self._kept(place, right)]
-                kept = ast.Compare(operands[0], [operator], [operands[1]])
+                with_values = ast.Compare(operands[0], [operator], [operands[1]])
             case ast.BoolOp() | ast.IfExp() | ast.Compare() | ast.NamedExpr():
                 return
             case _:
-                kept = self._kept(place, part)
-        self._flagged[place] = ast.UnaryOp(ast.Not(), kept) if negated else kept
+                with_values = self._kept(place, part)
+        self._flagged[place] = ast.UnaryOp(ast.Not(), with_values) if negated else with_values
 
     def _kept(self, place: int, operand: ast.expr) -> ast.expr:
         if isinstance(operand, ast.Constant | ast.NamedExpr):
@@ -62,17 +62,17 @@ class DecidedCondition:
     def test(self) -> ast.expr:
         """The condition that keeps what is to be told; its truth and its effects are the same."""
         *before, last = self._flagged
-        kept = [self._with_flag(place, part) for place, part in enumerate(before)]
-        if not kept:
+        with_flags = [self._with_flag(place, part) for place, part in enumerate(before)]
+        if not with_flags:
             return last
-        return ast.BoolOp(ast.Or() if self.holds else ast.And(), [*kept, last])
+        return ast.BoolOp(ast.Or() if self.holds else ast.And(), [*with_flags, last])
 
     def _with_flag(self, place: int, part: ast.expr) -> ast.expr:
         false = ast.UnaryOp(ast.Not(), part)
         return ast.UnaryOp(ast.Not(), ast.NamedExpr(ast.Name(self._flag(place), ast.Store()), false))
 
     def _flag(self, place: int) -> str:
-        """The variable that is true where this part was false."""
+        """Return the variable that is true where this part was false."""
         return f"{self._name}_{place}"
 
     @property
@@ -107,13 +107,13 @@ class DecidedCondition:
         chosen = choices[-1]
         for place in reversed(range(len(choices) - 1)):
             flag = ast.Name(self._flag(place), ast.Load())
-            this, others = choices[place], chosen
-            chosen = ast.IfExp(flag, others, this) if self.holds else ast.IfExp(flag, this, others)
+            this, rest = choices[place], chosen
+            chosen = ast.IfExp(flag, rest, this) if self.holds else ast.IfExp(flag, this, rest)
         return chosen
 
 
 def held(part: ast.expr, *, holds: bool) -> ast.expr:
-    """What was true of a part that was true, or false: without a ``not`` too many."""
+    """Return what was true of a part that was true, or false: without a ``not`` too many."""
     inner, negated = _without_not(part)
     return ast.UnaryOp(ast.Not(), inner) if negated is holds else inner
 
@@ -129,7 +129,7 @@ def _parts(condition: ast.expr, *, holds: bool) -> list[ast.expr]:
 
 
 def _without_not(part: ast.expr) -> tuple[ast.expr, bool]:
-    """A part without its leading ``not``, and whether there was one (of two, none)."""
+    """Return a part without its leading ``not``, and whether there was one (of two, none)."""
     negated = False
     while isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
         part, negated = part.operand, not negated
@@ -143,7 +143,7 @@ _MAKE_CONTAINERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Co
 
 
 def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None = None) -> str:
-    """The text of a guard, and behind it what can have been assigned last to each flag in it.
+    """Return the text of a guard, followed by what can have been assigned last to each flag in it.
 
     Args:
         function: Where it stands.
@@ -158,7 +158,7 @@ def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None =
 
 
 def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
-    """In the order of the source; nothing for a name that the function does not bind alone.
+    """Return them in the order of the source; nothing for a name that the function does not bind alone.
 
     Nor for a container: what is in it decides, and nobody has assigned that.
     """
@@ -207,7 +207,7 @@ class _Flow:
         self._continues: list[list[_State]] = []
 
     def block(self, statements: list[ast.stmt], state: _State) -> _State:
-        """The state behind these statements."""
+        """Return the state behind these statements."""
         for node in statements:
             state = self._statement(node, state)
         return state
@@ -235,7 +235,7 @@ class _Flow:
         return behind
 
     def _step(self, node: ast.stmt, state: frozenset[ast.AST]) -> _State:
-        """A statement without statements in it, or a definition."""
+        """Return a statement without statements in it, or a definition."""
         match node:
             case ast.Break():
                 self._breaks[-1].append(state)
@@ -259,7 +259,7 @@ class _Flow:
     def _simple(
         self, place: ast.AST, parts: Iterable[ast.AST], state: frozenset[ast.AST]
     ) -> frozenset[ast.AST]:
-        """Behind something that may assign: the value from before is possible, too."""
+        """Return the state behind something that may assign: the value from before is possible, too."""
         assigns = any(self._name in syntax.rebinds(part) for part in parts)
         return state | {place} if assigns else state
 
@@ -292,6 +292,6 @@ class _Flow:
 
 
 def _either(*states: _State) -> _State:
-    """The assignments that any of these branches can bring."""
+    """Return the assignments that any of these branches can bring."""
     taken = [state for state in states if state is not None]
     return frozenset[ast.AST]().union(*taken) if taken else None

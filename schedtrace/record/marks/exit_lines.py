@@ -34,7 +34,7 @@ _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
 
 
 def ended_loops(events: Iterable[Event]) -> set[Loop]:
-    """The loops that have said how they ended, or that the gate before them was closed."""
+    """Return the loops that have said how they ended, or that the gate before them was closed."""
     sites = (SITES[event.site] for event in events)
     return {site.loop for site in sites if site.kind not in (None, "continue")}
 
@@ -46,7 +46,7 @@ def is_preemption(event: Event) -> bool:
 
 
 def sees_preemptions(sites: Iterable[int]) -> bool:
-    """Whether there is a mark at a preemption."""
+    """Return whether there is a mark at a preemption."""
     return any(SITES[site].kind is None and not SITES[site].causes for site in sites)
 
 
@@ -58,7 +58,7 @@ def places(sites: Iterable[int]) -> int:
 def to_lines(
     events: list[Event], remaining_budget: int, long_prefill_threshold: int
 ) -> tuple[list[Exit], list[ChunkCap]]:
-    """What a step's line says of its exits and caps, in the order in which they were taken.
+    """Return what a step's line says of its exits and caps, in the order in which they were taken.
 
     Args:
         events: Of one call.
@@ -139,39 +139,42 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 
 
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
-    """The cause and its detail; some guards lead to several, and what was noted there decides."""
+    """Return the cause and its detail; some guards lead to several, and what was noted there decides."""
     cause = site.cause(event.part)
-    found: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
+    cause_and_detail: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
         case guards.NOT_ELIGIBLE:
-            found = _NOT_ELIGIBLE[event.part]
+            cause_and_detail = _NOT_ELIGIBLE[event.part]
         case guards.BLOCKED_STATUS:
-            found = WAITING_STATUS_CAUSES.get(event.status_name or "", Cause.OTHER), event.status_name
+            cause_and_detail = (
+                WAITING_STATUS_CAUSES.get(event.status_name or "", Cause.OTHER),
+                event.status_name,
+            )
         case guards.QUEUE_OR_INPUT_BUDGET | Cause.QUEUE_EMPTY:
-            found = _queue_cause(event)
+            cause_and_detail = _queue_cause(event)
         case guards.ZERO_TOKENS:
             cap = zeroed[1] if zeroed is not None and zeroed[0] == event.request_id else None
-            found = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
+            cause_and_detail = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
             if cap is not None and guards.is_registered(cap):
-                found = cap, None
+                cause_and_detail = cap, None
         case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause_word == "PAUSED_ALL" or cause == Cause.PAUSED:
-            found = Cause.PAUSED, event.pause_word  # that state sets the token budget to 0
+            cause_and_detail = Cause.PAUSED, event.pause_word  # that state sets the token budget to 0
         case Cause.MAX_NUM_SEQS if event.held_back:
-            found = Cause.RANK_BALANCE, None  # the gate takes away the free seats
+            cause_and_detail = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
-            found = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
-    return found
+            cause_and_detail = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
+    return cause_and_detail
 
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:
-    """The queue that is looked at holds nobody, or says so."""
+    """Return the queue that is looked at holds nobody, or says so."""
     if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
         return Cause.PAUSED, event.pause_word  # somebody waits, in a queue that is closed
     return Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
 
 
 def _values(event: Event, site: Site) -> str | None:
-    """What an unknown condition compared, and how that stood."""
+    """Return what an unknown condition compared, and how that stood."""
     if site.asks_queue(event.part):
         return f"{event.queued} waiting requests"
     pairs = zip(site.compared(event.part), event.values, strict=False)
@@ -179,7 +182,7 @@ def _values(event: Event, site: Site) -> str | None:
 
 
 def _limit_in(guard: str) -> str | None:
-    """Before vLLM 0.22 the whole sequence was checked by a method of its own."""
+    """Return the limit: before vLLM 0.22 a method of its own checked the whole sequence."""
     return "full_sequence" if "can_fit_full_sequence" in guard else None
 
 

@@ -51,7 +51,7 @@ class Guard:
     meaning: str
 
     def __post_init__(self) -> None:
-        """A guard that names nothing would match everything.
+        """Refuse a guard without names: it would match everything.
 
         Raises:
             TypeError: ``names`` is no frozenset, or an empty one.
@@ -203,8 +203,8 @@ _CAPPING_HELPERS = {
 """Methods of vLLM's scheduler that return a smaller number of tokens."""
 
 
-def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
-    """The cause of a ``break`` or ``continue``; ``Cause.OTHER`` where its guard is not known.
+def exit_cause(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
+    """Return the cause of a ``break`` or ``continue``; ``Cause.OTHER`` where its guard is not known.
 
     Args:
         module: Where it stands.
@@ -215,8 +215,8 @@ def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> st
     return registered(module, names) or _first(_EXITS, loop, names, enclosing)
 
 
-def cause_of_end(module: str, loop: Loop, names: Names) -> str:
-    """The cause where this part of a loop's condition, or of the gate before a loop, is false."""
+def end_cause(module: str, loop: Loop, names: Names) -> str:
+    """Return the cause where this part of a loop's condition, or of the gate before a loop, is false."""
     return registered(module, names) or _first(_ENDS, loop, names, frozenset())
 
 
@@ -232,7 +232,7 @@ def cap_of(module: str, loop: Loop, names: Names) -> str:
 
 @cache
 def registered_guards() -> Registered:
-    """The guards that installed packages have named; a package that fails to load does not count."""
+    """Return the guards that installed packages have named; a package that fails to load does not count."""
     guards: list[Guard] = []
     failed: list[str] = []
     for entry_point in entry_points(group=ENTRY_POINTS):
@@ -244,12 +244,12 @@ def registered_guards() -> Registered:
 
 
 def is_registered(word: str) -> bool:
-    """Whether an installed package has named a cause so."""
+    """Return whether an installed package has named a cause so."""
     return any(guard.cause == word for guard in registered_guards().guards)
 
 
-def _checked(given: Iterable[Guard]) -> list[Guard]:
-    guards = list(given)
+def _checked(registered: Iterable[Guard]) -> list[Guard]:
+    guards = list(registered)
     for guard in guards:
         if not isinstance(guard, Guard):
             msg = f"{guard!r} is no Guard"
@@ -258,7 +258,7 @@ def _checked(given: Iterable[Guard]) -> list[Guard]:
 
 
 def registered(module: str, names: Names) -> str | None:
-    """The cause that a scheduler's author has given to what these names stand in; None: there is none."""
+    """Return the cause that a scheduler's author has given to what these names stand in; else None."""
     every = registered_guards().guards
     return next((guard.cause for guard in every if guard.module == module and guard.names <= names), None)
 

@@ -41,14 +41,14 @@ def instrument(base: type) -> Instrumented:
         if method is not None and goes_on and not getattr(method, "__isabstractmethod__", False):
             goes_on = False
             try:
-                made, numbers = _with_marks(owner)
+                marked_class, numbers = _with_marks(owner)
             except Exception as error:
                 reason = error if isinstance(error, UnprovableError) else repr(error)
                 refused.append(f"{_name(owner)}.schedule: {reason}")
                 goes_on = True  # for all that is known
                 continue
-            if made is not None:
-                classes.append(made)
+            if marked_class is not None:
+                classes.append(marked_class)
                 sites += numbers
         goes_on = goes_on or _asks_super(owner)
     if not classes and not refused:
@@ -63,21 +63,21 @@ def _name(owner: type) -> str:
 
 
 def _asks_super(owner: type) -> bool:
-    """Whether a method of the class can go on with ``super().schedule()``: both names stand in its code."""
+    """Return whether a method of the class can call ``super().schedule()``: both names stand in its code."""
     methods = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
     return any({"super", "schedule"} <= _mentioned(method.__code__) for method in methods)
 
 
 def _mentioned(code: CodeType) -> set[str]:
-    """The names and texts in a function and in the functions within it."""
-    found = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
+    """Return the names and texts in a function and in the functions within it."""
+    names = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
     within = [_mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found.union(*within)
+    return names.union(*within)
 
 
 @cache
 def _with_marks(owner: type) -> tuple[type | None, range]:
-    """A subclass of ``owner`` with a marked copy of its ``schedule()``, and the numbers of its sites.
+    """Return a subclass of ``owner`` with a marked copy of its ``schedule()``, and the numbers of its sites.
 
     None, and no sites, where it has no exits.
     """
@@ -93,15 +93,17 @@ def _with_marks(owner: type) -> tuple[type | None, range]:
         if owner.__dict__.get("schedule") is original and original.__code__ is code:
             return copied(self, *args, **kwargs)
         # Somebody replaced the method, or its code, after this copy was made: theirs is the one that counts.
-        return super(made, self).schedule(*args, **kwargs)
+        return super(marked_class, self).schedule(*args, **kwargs)
 
-    made: Any = type(f"Marked{owner.__name__}", (owner,), {"schedule": schedule, "__module__": __name__})
+    marked_class: Any = type(
+        f"Marked{owner.__name__}", (owner,), {"schedule": schedule, "__module__": __name__}
+    )
     SITES.extend(marker.sites)
-    return made, numbers
+    return marked_class, numbers
 
 
 def _with_constant(code: CodeType, name: str, value: Any) -> CodeType:
-    """``code`` with the constant ``name`` replaced, in itself and in the functions within it."""
+    """Return ``code`` with the constant ``name`` replaced, in itself and in the functions within it."""
     constants = tuple(
         value
         if isinstance(constant, str) and constant == name

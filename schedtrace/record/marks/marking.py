@@ -120,7 +120,7 @@ class Marker:
         return marked
 
     def _limits(self, statements: list[ast.stmt], scope: _Scope) -> list[_Limit]:
-        """The limits that these statements begin with: one, or several in a row of which each is a ``min``.
+        """Return the limits that these statements begin with: one, or several in a row, each a ``min``.
 
         ``min(tokens, ...)`` never raises the number, so one comparison around the row tells whether any of
         them has made it smaller.
@@ -138,7 +138,7 @@ class Marker:
         return limits
 
     def _statement(self, node: ast.stmt, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Marks within the statement; what is to stand before and after it."""
+        """Set the marks within the statement; return the statements to put before and after it."""
         loop = scope.loop
         match node:
             case ast.If():
@@ -194,14 +194,14 @@ class Marker:
                 self._nest(node, loop, scope)
 
     def _nest(self, node: ast.While, loop: Loop, scope: _Scope) -> None:
-        """The condition taken apart, part within part: what ran through the loop runs the same instructions.
+        """Nest the parts of the condition in the loop: requests that it ran for run the same instructions.
 
         ``while a and b: body`` becomes ``while a: if b: body; else: mark; break``, with a mark behind it.
         """
         condition = node.test
-        [first, *others] = self._ends(node, loop, "condition", scope, condition)
+        [first, *following] = self._ends(node, loop, "condition", scope, condition)
         decided = self._decided[id(condition)]
-        for place, mark in reversed([*enumerate(others, start=1)]):
+        for place, mark in reversed([*enumerate(following, start=1)]):
             test, leave = syntax.at(condition, decided.tests[place]), syntax.at(condition, ast.Break())
             node.body = [syntax.at(condition, ast.If(test, node.body, [mark, leave]))]
         node.test, node.orelse = syntax.at(condition, decided.tests[0]), [first]
@@ -214,7 +214,7 @@ class Marker:
             node.test = syntax.at(node.test, decided.test)
 
     def _decide(self, condition: ast.expr, *, holds: bool) -> DecidedCondition | None:
-        """Its parts; None where it cannot be rewritten, or has been to tell the opposite."""
+        """Return its parts; None where it cannot be rewritten, or has been to tell the opposite."""
         if id(condition) not in self._conditions:
             return None
         number = len(self._decided)
@@ -236,27 +236,27 @@ class Marker:
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
         budget, request = self._budget(scope), self._request_of(scope)
-        cause = self._cause_of_exit(test, loop, scope)
-        known = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
+        cause = self._exit_cause(test, loop, scope)
+        guarded = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
         if cause == guards.NOT_ELIGIBLE:
             which = _mark_call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
-            return [self._mark(node, known, "exit", budget, request, ast.Constant(None), which)]
+            return [self._mark(node, guarded, "exit", budget, request, ast.Constant(None), which)]
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
-            return [self._mark(node, known, "refused", budget, request, arguments)]
+            return [self._mark(node, guarded, "refused", budget, request, arguments)]
         queue = self._name("request_queue", scope.fresh)
-        site, details = self._with_causes_of_parts(known, test, loop, scope, holds=not negated)
+        site, details = self._with_part_causes(guarded, test, loop, scope, holds=not negated)
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
 
     def _request_of(self, scope: _Scope) -> ast.expr:
-        """The request in question: the one that blocks are asked for, or whom the code has peeked at."""
+        """Return the request in question: the one that blocks are asked for, or that the code peeked at."""
         bound = scope.fresh - self._unbound
         name = next((name for name in (self._request, *self._peeked) if name in bound), "")
         return self._name(name, bound)
 
-    def _with_causes_of_parts(
+    def _with_part_causes(
         self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
     ) -> tuple[Site, list[ast.expr]]:
-        """A site whose condition has parts that are told apart, and what the mark gets for that."""
+        """Return a site whose condition has parts that are told apart, and what the mark gets for that."""
         [cause] = site.causes
         if cause not in _OF_PARTS:
             return site, []
@@ -267,7 +267,9 @@ class Marker:
             return replace(site, guard=guard), []
         whole = guards.registered(self._module, syntax.names(test))
         causes = tuple(
-            found if (found := self._cause_of_exit(part, loop, scope)) != Cause.OTHER else whole or found
+            part_cause
+            if (part_cause := self._exit_cause(part, loop, scope)) != Cause.OTHER
+            else whole or part_cause
             for part in decided.parts
         )
         return self._with_parts(replace(site, causes=causes), test, decided)
@@ -275,7 +277,7 @@ class Marker:
     def _with_parts(
         self, site: Site, test: ast.expr, decided: DecidedCondition
     ) -> tuple[Site, list[ast.expr]]:
-        """The site with the texts of its parts, and what its mark gets: which one decided, and its values."""
+        """Return the site with its parts' texts, and its mark's arguments: the deciding part, its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
             true = held(part, holds=decided.holds)
@@ -287,17 +289,17 @@ class Marker:
         arguments = [decided.which, decided.values] if any(decided.operands) else [decided.which]
         return replace(site, parts=tuple(texts), operands=decided.operands), arguments
 
-    def _cause_of_exit(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
+    def _exit_cause(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
         enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
         names = syntax.names(test)
         if outcomes := names & self._outcomes:
             names = names - outcomes | {"new_blocks"}
-        return guards.cause_of_exit(self._module, loop, names, enclosing)
+        return guards.exit_cause(self._module, loop, names, enclosing)
 
     def _end(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> ast.stmt:
-        """The mark for a condition that did not hold: tells which part of it was the first to be false."""
+        """Return the mark for a condition that did not hold; it records which part was false first."""
         site, details, queue = self._false(loop, kind, condition)
         return self._mark(node, site, "end", self._budget(scope), *queue, *details)
 
@@ -317,12 +319,12 @@ class Marker:
     def _false(
         self, loop: Loop, kind: ExitKind, condition: ast.expr
     ) -> tuple[Site, list[ast.expr], tuple[ast.expr, ast.expr]]:
-        """The site of a condition that did not hold, which part was false, and what the loop goes through."""
+        """Return the site of a condition that did not hold, which part was false, and the loop's items."""
         site = Site(loop, kind, (Cause.OTHER,), ast.unparse(condition), "")
         decided = self._decide(condition, holds=False)
         if decided is None:
             return site, [], (ast.Constant(None), ast.Constant(None))
-        causes = tuple(guards.cause_of_end(self._module, loop, syntax.names(part)) for part in decided.parts)
+        causes = tuple(guards.end_cause(self._module, loop, syntax.names(part)) for part in decided.parts)
         return (
             *self._with_parts(replace(site, causes=causes), condition, decided),
             syntax.next_in_line(decided.parts[0]),
@@ -331,7 +333,7 @@ class Marker:
     def _preemption(
         self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope
     ) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """To vLLM 0.11 ``schedule()`` preempts by itself; then marks stand in for ``_preempt_request``."""
+        """Mark a preemption: to vLLM 0.11 ``schedule()`` preempts itself, without ``_preempt_request``."""
         match call:
             case ast.Call(ast.Attribute(attr="_preempt_request")):
                 victim = None
@@ -351,7 +353,7 @@ class Marker:
         return [mark, self._call(node, "preempting", victim)], [self._call(node, "preempted")]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
-        """Whether this may make the number of tokens smaller; the old number is surely bound then."""
+        """Return whether this may make the number of tokens smaller; the old number is surely bound then."""
         if self._tokens not in syntax.binds(node) or self._tokens not in scope.bound - self._unbound:
             return False
         around = syntax.names(scope.tests[-1][0]) if scope.tests else frozenset[str]()
@@ -360,17 +362,17 @@ class Marker:
         return isinstance(node, ast.AugAssign) or self._tokens in around | syntax.names(node.value)
 
     def _cap(self, limits: list[_Limit], loop: Loop, scope: _Scope) -> list[ast.stmt]:
-        """The statements with the number kept before each of them, and one comparison after the last."""
+        """Return the statements with the number kept before each, and one comparison after the last."""
         now = ast.Name(self._tokens, ast.Load())
-        kept = [BEFORE if not place else f"{BEFORE}_{place}" for place in range(len(limits))]
+        saved_names = [BEFORE if not place else f"{BEFORE}_{place}" for place in range(len(limits))]
         sites = []
         marked: list[ast.stmt] = []
-        for node, name in zip(limits, kept, strict=True):
+        for node, name in zip(limits, saved_names, strict=True):
             cause = guards.cap_of(self._module, loop, syntax.names(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
             marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
         about = [self._budget(scope), self._name(self._request, scope.fresh)]
-        counts = [*(ast.Name(name, ast.Load()) for name in kept), now]
+        counts = [*(ast.Name(name, ast.Load()) for name in saved_names), now]
         first, site = sites[0]
         mark = self._mark(first, site, "cap", *about, *counts)
         for node, site in sites[1:]:
@@ -388,15 +390,15 @@ class Marker:
         return self._call(node, method, ast.Constant(self._add(node, site)), *arguments)
 
     def _call(self, node: ast.stmt, method: str, *arguments: ast.expr) -> ast.stmt:
-        """A statement on the line of ``node`` that calls one of the marks with the scheduler and these."""
+        """Return a statement on the line of ``node`` that calls a mark with the scheduler and arguments."""
         return syntax.at(node, ast.Expr(_mark_call(method, ast.Name(self._self, ast.Load()), *arguments)))
 
     def _add(self, node: ast.stmt, site: Site) -> int:
-        """The number of a new site."""
+        """Return the number of a new site."""
         self.sites.append(replace(site, location=f"{self._file}:{node.lineno}"))
         return self._first + len(self.sites) - 1
 
 
 def _mark_call(method: str, *arguments: ast.expr) -> ast.Call:
-    """A call on the object that takes the place of ``MARK``."""
+    """Return a call on the object that takes the place of ``MARK``."""
     return ast.Call(ast.Attribute(ast.Constant(MARK), method, ast.Load()), [*arguments], [])

@@ -31,14 +31,14 @@ class Proven:
     """File as it is shown to people: ``vllm/v1/core/sched/scheduler.py``."""
 
     def compiled(self) -> CodeType:
-        """The function's code as ``module`` stands now."""
+        """Return the function's code as ``module`` stands now."""
         path = self.function.__code__.co_filename
         code = compile(self.module, path, "exec", dont_inherit=True)
         return _find(code, self.function.__code__)
 
 
 def prove(function: Any) -> Proven:
-    """The proven source of ``function``.
+    """Return the proven source of ``function``.
 
     Raises:
         UnprovableError: no plain function, decorated, no source, or a source that is not what runs.
@@ -64,7 +64,7 @@ def prove(function: Any) -> Proven:
 
 
 def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
-    """``function`` with other code: the same globals, defaults, closure and names.
+    """Return ``function`` with other code: the same globals, defaults, closure and names.
 
     Raises:
         UnprovableError: ``code`` has other free variables.
@@ -81,34 +81,34 @@ def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
 
 
 def _node(module: ast.Module, function: FunctionType) -> ast.FunctionDef:
-    """The function's definition; all other functions of ``module`` lose their bodies on the way."""
-    found = _thin_out(module, function.__code__)
-    if len(found) != 1 or found[0].decorator_list:
+    """Return the function's definition; all other functions of ``module`` lose their bodies on the way."""
+    definitions = _thin_out(module, function.__code__)
+    if len(definitions) != 1 or definitions[0].decorator_list:
         msg = f"no undecorated definition of it stands in line {function.__code__.co_firstlineno}"
         raise UnprovableError(msg)
-    return found[0]
+    return definitions[0]
 
 
 def _thin_out(node: ast.AST, code: CodeType) -> list[ast.FunctionDef]:
-    found: list[ast.FunctionDef] = []
+    definitions: list[ast.FunctionDef] = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             if isinstance(child, ast.FunctionDef) and (child.lineno, child.name) == (
                 code.co_firstlineno,
                 code.co_name,
             ):
-                found.append(child)
+                definitions.append(child)
             elif child.lineno <= code.co_firstlineno <= (child.end_lineno or 0):
-                found += _thin_out(child, code)
+                definitions += _thin_out(child, code)
             else:
                 child.body = [ast.copy_location(ast.Pass(), child.body[0])]
         elif isinstance(child, ast.stmt | ast.excepthandler):
-            found += _thin_out(child, code)
-    return found
+            definitions += _thin_out(child, code)
+    return definitions
 
 
 def _find(code: CodeType, wanted: CodeType) -> CodeType:
-    """The code object of the same qualified name and line among the constants of ``code``."""
+    """Return the code object of the same qualified name and line among the constants of ``code``."""
     for constant in code.co_consts:
         if not isinstance(constant, CodeType):
             continue
@@ -136,21 +136,23 @@ _COMPARED = (
 )
 
 
-def _same(one: CodeType, other: CodeType) -> bool:
-    """Whether two code objects do the same on the same lines."""
+def _same(first: CodeType, second: CodeType) -> bool:
+    """Return whether two code objects do the same on the same lines."""
     return (
-        all(getattr(one, name) == getattr(other, name) for name in _COMPARED)
-        and list(one.co_lines()) == list(other.co_lines())
-        and len(one.co_consts) == len(other.co_consts)
-        and all(map(_same_constant, one.co_consts, other.co_consts))
+        all(getattr(first, name) == getattr(second, name) for name in _COMPARED)
+        and list(first.co_lines()) == list(second.co_lines())
+        and len(first.co_consts) == len(second.co_consts)
+        and all(map(_same_constant, first.co_consts, second.co_consts))
     )
 
 
-def _same_constant(one: Any, other: Any) -> bool:
-    if isinstance(one, CodeType) and isinstance(other, CodeType):
-        return _same(one, other)
+def _same_constant(first: Any, second: Any) -> bool:
+    if isinstance(first, CodeType) and isinstance(second, CodeType):
+        return _same(first, second)
     # 0.0 equals -0.0, and equal sets may be written in different orders
-    return type(one) is type(other) and (repr(one) == repr(other) or (_is_set(one) and one == other))
+    return type(first) is type(second) and (
+        repr(first) == repr(second) or (_is_set(first) and first == second)
+    )
 
 
 def _is_set(constant: Any) -> bool:
@@ -158,7 +160,7 @@ def _is_set(constant: Any) -> bool:
 
 
 def _shown(function: FunctionType) -> str:
-    """The file without the folders that only this machine has."""
+    """Return the file without the folders that only this machine has."""
     module_file = function.__module__.replace(".", "/") + ".py"
     path = Path(function.__code__.co_filename)
     return module_file if path.as_posix().endswith(module_file) else path.name

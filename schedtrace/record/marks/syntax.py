@@ -23,21 +23,21 @@ _PURE = (
 
 
 def names(node: ast.AST) -> frozenset[str]:
-    """All names, attribute names and numbers (without 0) in a piece of code."""
-    found: set[str] = set()
+    """Return all names, attribute names and numbers (without 0) in a piece of code."""
+    texts: set[str] = set()
     for part in ast.walk(node):
         match part:
             case ast.Name(id=name) | ast.Attribute(attr=name):
-                found.add(name)
+                texts.add(name)
             case ast.Constant(value=int() | float() as number) if number and number is not True:
-                found.add(str(number))
+                texts.add(str(number))
             case _:
                 pass
-    return frozenset(found)
+    return frozenset(texts)
 
 
 def binds(node: ast.AST) -> frozenset[str]:
-    """Names that are surely bound once a statement is through."""
+    """Return the names that are surely bound once a statement is through."""
     match node:
         case ast.Assign(targets=targets):
             parts: list[ast.expr] = targets
@@ -46,32 +46,34 @@ def binds(node: ast.AST) -> frozenset[str]:
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             parts = [target]
         case ast.If(body=body, orelse=orelse):
-            ways = [frozenset[str]().union(*map(binds, way)) for way in (body, orelse) if not _leaves(way)]
-            return frozenset.intersection(*ways) if ways else frozenset()
+            bound = [
+                frozenset[str]().union(*map(binds, side)) for side in (body, orelse) if not _leaves(side)
+            ]
+            return frozenset.intersection(*bound) if bound else frozenset()
         case _:
             parts = []
     return frozenset[str]().union(*map(stores, parts))
 
 
 def stores(target: ast.expr) -> frozenset[str]:
-    """Names that an assignment to ``target`` binds."""
+    """Return the names that an assignment to ``target`` binds."""
     names_in = (part for part in ast.walk(target) if isinstance(part, ast.Name))
     return frozenset(part.id for part in names_in if isinstance(part.ctx, ast.Store))
 
 
 def _leaves(statements: list[ast.stmt]) -> bool:
-    """Whether what comes after these statements is not reached through them."""
+    """Return whether what comes after these statements is not reached through them."""
     return bool(statements) and isinstance(statements[-1], ast.Break | ast.Continue | ast.Return | ast.Raise)
 
 
 def rebinds(node: ast.AST) -> frozenset[str]:
-    """Names that may have another value, or none, once a statement is through."""
+    """Return the names that may have another value, or none, once a statement is through."""
     touched = (part for part in ast.walk(node) if isinstance(part, ast.Name))
     return frozenset(part.id for part in touched if not isinstance(part.ctx, ast.Load))
 
 
 def unbinds(function: ast.FunctionDef) -> frozenset[str]:
-    """Names that the function unbinds somewhere."""
+    """Return the names that the function unbinds somewhere."""
     deleted = {
         part.id
         for part in own_nodes(function)
@@ -82,7 +84,7 @@ def unbinds(function: ast.FunctionDef) -> frozenset[str]:
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function's own code: nothing of functions and classes within it."""
+    """Yield the nodes of a function's own code: nothing of functions and classes within it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, _SCOPES):
             yield child
@@ -90,19 +92,19 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def loops(statements: list[ast.stmt]) -> Iterator[ast.While | ast.For]:
-    """Loops among these statements, in order, the outer ones first."""
+    """Yield the loops among these statements, in order, the outer ones first."""
     for node in own_nodes(ast.Module(statements, [])):
         if isinstance(node, ast.While | ast.For):
             yield node
 
 
 def has_call(node: ast.AST, method: str) -> bool:
-    """Whether ``....method(...)`` stands in it."""
+    """Return whether ``....method(...)`` stands in it."""
     return call_of(node, method) is not None
 
 
 def call_of(node: ast.AST, method: str) -> ast.Call | None:
-    """The first call of ``....method(...)`` in it."""
+    """Return the first call of ``....method(...)`` in it."""
     for part in own_nodes(node):
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == method:
             return part
@@ -110,7 +112,7 @@ def call_of(node: ast.AST, method: str) -> ast.Call | None:
 
 
 def counted_tokens(function: ast.FunctionDef) -> str:
-    """The variable whose value is stored as a request's ``num_scheduled_tokens``."""
+    """Return the variable whose value is stored as a request's ``num_scheduled_tokens``."""
     for node in own_nodes(function):
         match node:
             case ast.Assign([target], ast.Name(name)) if _counts_tokens(target):
@@ -121,14 +123,14 @@ def counted_tokens(function: ast.FunctionDef) -> str:
 
 
 def hands_out_tokens(loop: ast.While | ast.For) -> bool:
-    """Whether requests are scheduled in it: blocks are allocated, or numbers of tokens noted."""
+    """Return whether requests are scheduled in it: blocks are allocated, or numbers of tokens noted."""
     return has_call(loop, "allocate_slots") or any(
         isinstance(node, ast.Assign) and _counts_tokens(node.targets[0]) for node in own_nodes(loop)
     )
 
 
 def _counts_tokens(target: ast.expr) -> bool:
-    """Whether it is ``num_scheduled_tokens[...]``."""
+    """Return whether it is ``num_scheduled_tokens[...]``."""
     match target:
         case ast.Subscript(ast.Name("num_scheduled_tokens") | ast.Attribute(attr="num_scheduled_tokens")):
             return True
@@ -137,7 +139,7 @@ def _counts_tokens(target: ast.expr) -> bool:
 
 
 def allocated_request(function: ast.FunctionDef) -> str:
-    """The variable that holds the request in question: the first argument of ``allocate_slots``."""
+    """Return the variable that holds the request in question: the first argument of ``allocate_slots``."""
     match call_of(function, "allocate_slots"):
         case ast.Call(args=[ast.Name(name), *_]):
             return name
@@ -146,22 +148,22 @@ def allocated_request(function: ast.FunctionDef) -> str:
 
 
 def repeated_arguments(call: ast.Call | None) -> ast.expr | None:
-    """The arguments of a call once more, as ``((positional), {keyword: value})``.
+    """Return the arguments of a call once more, as ``((positional), {keyword: value})``.
 
     Keyword arguments that cannot be evaluated twice without a doubt are left out; None if a positional one
     is of that kind.
     """
     if call is None or not all(map(is_pure, call.args)):
         return None
-    given = [
+    repeatable = [
         (keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg and is_pure(keyword.value)
     ]
-    keywords = ast.Dict([ast.Constant(name) for name, _ in given], [value for _, value in given])
+    keywords = ast.Dict([ast.Constant(name) for name, _ in repeatable], [value for _, value in repeatable])
     return copy.deepcopy(ast.Tuple([ast.Tuple(call.args, ast.Load()), keywords], ast.Load()))
 
 
 def is_pure(node: ast.AST) -> bool:
-    """Whether it can be evaluated again without effect: names, attributes, arithmetic, ``len(self.running)``.
+    """Return whether evaluating it again has no effect: names, attributes, arithmetic, ``len(self.running)``.
 
     What a queue says of itself may change by being asked: nothing that names one is pure, but the name alone.
     """
@@ -176,7 +178,7 @@ def is_pure(node: ast.AST) -> bool:
 
 
 def flags(test: ast.expr) -> list[str]:
-    """The variables whose truth a condition asks for: itself, or as parts of ``not``, ``and``, ``or``."""
+    """Return the variables whose truth a condition asks for: itself, or parts of ``not``, ``and``, ``or``."""
     match test:
         case ast.Name(name):
             return [name]
@@ -200,26 +202,26 @@ def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
 
 
 def assigned_from(function: ast.FunctionDef, method: str) -> list[str]:
-    """The variables that get what ``....method()`` returns, and nothing else."""
+    """Return the variables that get what ``....method()`` returns, and nothing else."""
     stored = stored_names(function)
-    found: list[str] = []
+    assigned: list[str] = []
     for node in own_nodes(function):
         match node:
             case ast.Assign([ast.Name(name), *_], ast.Call(ast.Attribute(attr=called))) if called == method:
-                found.append(name)
+                assigned.append(name)
             case _:
                 pass
-    return [name for name in dict.fromkeys(found) if stored.count(name) == found.count(name)]
+    return [name for name in dict.fromkeys(assigned) if stored.count(name) == assigned.count(name)]
 
 
 def stored_names(function: ast.FunctionDef) -> list[str]:
-    """The names that the function's own code binds or unbinds, once for each time."""
+    """Return the names that the function's own code binds or unbinds, once for each time."""
     names_in = (part for part in own_nodes(function) if isinstance(part, ast.Name))
     return [part.id for part in names_in if not isinstance(part.ctx, ast.Load)]
 
 
 def at(place: ast.AST, node: _Node) -> _Node:
-    """``node`` with the line of ``place`` throughout, so that tracebacks show vLLM's lines."""
+    """Return ``node`` with the line of ``place`` throughout, so that tracebacks show vLLM's lines."""
     for part in ast.walk(node):
         if isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
             ast.copy_location(part, place)
@@ -227,10 +229,10 @@ def at(place: ast.AST, node: _Node) -> _Node:
 
 
 def is_min_of(node: ast.stmt, name: str) -> bool:
-    """Whether it is ``name = min(..., name, ...)``, which never makes the value greater."""
+    """Return whether it is ``name = min(..., name, ...)``, which never makes the value greater."""
     match node:
         case ast.Assign([ast.Name(target)], ast.Call(ast.Name("min"), arguments, [])) if target == name:
-            return any(isinstance(one, ast.Name) and one.id == name for one in arguments)
+            return any(isinstance(argument, ast.Name) and argument.id == name for argument in arguments)
         case _:
             return False
 
@@ -252,12 +254,12 @@ def loop_of(node: ast.While | ast.For) -> Loop | None:
 
 
 def first_loop(statements: list[ast.stmt]) -> Loop | None:
-    """The first of the scheduler's loops among these statements."""
+    """Return the first of the scheduler's loops among these statements."""
     return next(filter(None, map(loop_of, loops(statements))), None)
 
 
 def allocated_blocks(function: ast.FunctionDef) -> str:
-    """The variable that holds what ``allocate_slots`` returned."""
+    """Return the variable that holds what ``allocate_slots`` returned."""
     for node in own_nodes(function):
         match node:
             case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="allocate_slots"))):
@@ -268,7 +270,7 @@ def allocated_blocks(function: ast.FunctionDef) -> str:
 
 
 def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
-    """Whether it says that ``name`` is there: ``name is not None``, ``name``, the opposite if ``negated``."""
+    """Return whether it tests that ``name`` is set (``name``, ``name is not None``); or not (``negated``)."""
     match test:
         case ast.UnaryOp(ast.Not(), operand):
             return is_there(operand, name, negated=not negated)
@@ -281,24 +283,24 @@ def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
 
 
 def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozenset[str]:
-    """Flags that tell how a loop of allocations ended: true behind a success, false behind a failure.
+    """Return flags that record how a loop of allocations ended: true after a success, false after a failure.
 
     Args:
         function: Where the loop stands.
         loop: All values of such a flag are set in it, each right before a ``break``.
         blocks: The variable that holds what ``allocate_slots`` returned.
     """
-    found = list(_flags_before_breaks([loop], blocks, succeeded=None))
+    settings = list(_flags_before_breaks([loop], blocks, succeeded=None))
     stored = stored_names(function)
-    flags_found = [name for name, _ in found]
-    wrong = {name for name, true in found if not true}
+    flags_found = [name for name, _ in settings]
+    wrong = {name for name, true in settings if not true}
     return frozenset(name for name in flags_found if stored.count(name) == flags_found.count(name)) - wrong
 
 
 def _flags_before_breaks(
     statements: list[ast.stmt], blocks: str, *, succeeded: bool | None
 ) -> Iterator[tuple[str, bool]]:
-    """The flags that are set to a constant right before a ``break``, and whether they tell what happened.
+    """Yield the flags set to a constant right before a ``break``, and whether they record what happened.
 
     Where nobody has looked whether there are blocks (``succeeded`` is None) no flag can tell.
     """
@@ -320,7 +322,7 @@ def _flags_before_breaks(
 
 
 def preempted(function: ast.FunctionDef) -> frozenset[str]:
-    """The variables that hold a victim: their status becomes ``PREEMPTED`` here, not in a method."""
+    """Return the variables that hold a victim: their status becomes ``PREEMPTED`` here, not in a method."""
     victims = set()
     for node in own_nodes(function):
         match node:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.root_causes import of_part
+from schedtrace.diagnose.root_causes import share_scaled
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.rules.full_device import gain_without
 from schedtrace.diagnose.waits import charged
@@ -59,7 +59,7 @@ def test_a_step_that_costs_as_much_by_the_request_gains_nothing_from_seats(view_
 
 def test_of_several_engines_no_gain_of_one_is_said(view_of, recorded_words):
     finding = found(rounds(view_of, base_us=100, per_request_us=1000))
-    recorded_words(finding.verdict, of_part(finding, 0.5).verdict)
+    recorded_words(finding.verdict, share_scaled(finding, 0.5).verdict)
 
 
 def test_a_step_that_costs_the_same_whatever_it_holds_gains_from_seats(view_of, recorded_words):

@@ -23,11 +23,11 @@ from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import (
     ALL,
     NOBODY,
-    Came,
     DummyPass,
     Happened,
     Result,
     Rows,
+    SideEvents,
     Synced,
 )
 from schedtrace.record.verdict_facts import FIELDS
@@ -66,7 +66,7 @@ def rows(got=None, new=None, computed=None, resumed=(), drafts=None):
     )
 
 
-def capture(number, requests=None, *, full=False, events=None, came=NOBODY, waiting=(0, 0), **fields):
+def capture(number, requests=None, *, full=False, events=None, side_events=NOBODY, waiting=(0, 0), **fields):
     """Step ``number``, begun 10 ms after the one before."""
     return capture_of(
         step=number,
@@ -85,7 +85,7 @@ def capture(number, requests=None, *, full=False, events=None, came=NOBODY, wait
         rows=requests,
         full=full,
         events=events,
-        came=came,
+        side_events=side_events,
         **fields,
     )
 
@@ -99,7 +99,7 @@ def arrival(name, prompt_tokens=100, **fields):
 
 
 def came(*arrivals, finished=(), **fields):
-    return Came(list(arrivals), list(finished), **fields)
+    return SideEvents(list(arrivals), list(finished), **fields)
 
 
 def test_a_step_in_full(assembler):
@@ -107,7 +107,7 @@ def test_a_step_in_full(assembler):
         0,
         rows(new={"a": 84, "b": 300}, computed={"a": 16}),
         waiting=(3, 1),
-        came=came(
+        side_events=came(
             arrival("a"),
             arrival("b", 400),
             arrival("c", 70),
@@ -151,7 +151,7 @@ def test_a_step_in_full(assembler):
 
 def test_without_a_result_the_output_is_left_open_and_completed_by_a_line_of_its_own(assembler):
     engine = assembler()
-    first = capture(0, rows(new={"a": 100}), came=came(arrival("a")), events=[])
+    first = capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[])
     line = engine.step(first, None)
     assert (line.output_us, line.update_us, line.output_tokens, line.execute_us) == (None, None, None, None)
     late = result(900, got=(["a"], [3]), execution=("host", at(200), at(750)))
@@ -162,7 +162,7 @@ def test_without_a_result_the_output_is_left_open_and_completed_by_a_line_of_its
 
 def test_a_steady_step_is_a_delta_of_what_differs(assembler):
     engine = assembler()
-    engine.step(capture(0, rows(new={"a": 100}), came=came(arrival("a")), events=[]), result(900))
+    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[]), result(900))
     engine.step(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
     assert engine.step(capture(2), result(20_900)) == {
         "type": "delta",
@@ -178,7 +178,7 @@ def test_a_steady_step_is_a_delta_of_what_differs(assembler):
 
 def test_the_figures_of_steady_steps(assembler):
     engine = assembler(full_lines=True)
-    engine.step(capture(0, rows(new={"a": 100}), came=came(arrival("a")), events=[]), result(900))
+    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[]), result(900))
     engine.step(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
     engine.step(capture(2), result(20_900))
     line = engine.step(capture(3, full=True), result(30_900))
@@ -190,7 +190,7 @@ def test_the_figures_of_steady_steps(assembler):
 def test_changes_of_a_step_that_is_not_steady(assembler):
     engine = assembler()
     first = rows(new={"a": 100, "b": 60, "c": 9})
-    engine.step(capture(0, first, came=came(*map(arrival, "abcd")), events=[]), result(900))
+    engine.step(capture(0, first, side_events=came(*map(arrival, "abcd")), events=[]), result(900))
     second = rows({"b": 40, "c": 1}, new={"d": 5}, computed={"b": 60, "c": 9})
     line = engine.step(capture(1, second, events=[]), None)
     assert line["changes"] == RowChanges(
@@ -200,7 +200,9 @@ def test_changes_of_a_step_that_is_not_steady(assembler):
 
 def test_rows_that_no_changes_describe_are_written_in_full(assembler):
     engine = assembler()
-    engine.step(capture(0, rows(new={"a": 9, "b": 9}), came=came(*map(arrival, "ab")), events=[]), None)
+    engine.step(
+        capture(0, rows(new={"a": 9, "b": 9}), side_events=came(*map(arrival, "ab")), events=[]), None
+    )
     line = engine.step(capture(1, rows({"b": 1, "a": 1}, computed={"a": 9, "b": 9}), events=[]), None)
     assert [request.request_id for request in line.requests] == ["b", "a"]
     assert line.changes is None
@@ -208,7 +210,7 @@ def test_rows_that_no_changes_describe_are_written_in_full(assembler):
 
 def test_a_line_in_full_says_what_a_delta_would_have_said(assembler):
     engine = assembler()
-    engine.step(capture(0, rows(new={"a": 9}), came=came(arrival("a", 9)), events=[]), None)
+    engine.step(capture(0, rows(new={"a": 9}), side_events=came(arrival("a", 9)), events=[]), None)
     line = engine.step(capture(1, rows({"a": 2}, computed={"a": 9}), events=[], full=True), None)
     assert (line.requests, line.changes) == (
         [ScheduledRequest("a", 9, 2)],
@@ -219,14 +221,14 @@ def test_a_line_in_full_says_what_a_delta_would_have_said(assembler):
 def test_a_chunk_over_the_end_of_the_prompt_is_part_prefill_part_decode(assembler):
     engine = assembler()
     line = engine.step(
-        capture(0, rows({"a": 30}, computed={"a": 80}), came=came(arrival("a")), events=[]), None
+        capture(0, rows({"a": 30}, computed={"a": 80}), side_events=came(arrival("a")), events=[]), None
     )
     assert (line.prefill_tokens, line.decode_tokens, line.recomputed_tokens) == (20, 10, 0)
 
 
 def test_what_a_preemption_threw_away_is_recomputed_up_to_where_it_was(assembler):
     engine = assembler(full_lines=True)
-    engine.step(capture(0, rows(new={"a": 100}), came=came(arrival("a")), events=[], full=True), None)
+    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[], full=True), None)
     lost = capture(1, rows(), events=[], full=True, waiting=(0, 1))
     lost.preempted = [(Preemption("a", lost_tokens=120), 121)]
     line = engine.step(lost, None)
@@ -242,7 +244,7 @@ def test_what_a_preemption_threw_away_is_recomputed_up_to_where_it_was(assembler
 
 def test_a_smaller_second_loss_does_not_shrink_the_first(assembler):
     engine = assembler(full_lines=True)
-    twice = capture(0, rows(), events=[], full=True, came=came(arrival("a")), waiting=(0, 1))
+    twice = capture(0, rows(), events=[], full=True, side_events=came(arrival("a")), waiting=(0, 1))
     twice.preempted = [(Preemption("a", lost_tokens=120), 121), (Preemption("a", lost_tokens=50), 121)]
     engine.step(twice, None)
     line = engine.step(capture(1, rows({"a": 121}, resumed={"a"}), events=[], full=True), None)
@@ -252,7 +254,7 @@ def test_a_smaller_second_loss_does_not_shrink_the_first(assembler):
 def test_a_new_row_of_a_request_that_ran_before_is_resumed(assembler):
     """The V2 model runner gets resumed requests as new ones."""
     engine = assembler(full_lines=True)
-    engine.step(capture(0, rows(new={"a": 100}), came=came(arrival("a")), events=[], full=True), None)
+    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[], full=True), None)
     line = engine.step(capture(1, rows(new={"a": 90}, computed={"a": 10}), events=[], full=True), None)
     assert ([row.phase for row in line.requests], line.num_new, line.num_resumed) == (["resumed"], 0, 1)
 
@@ -264,7 +266,7 @@ def test_drafts_are_counted(assembler):
             0,
             rows({"a": 4, "b": 3}, computed={"a": 9, "b": 9}, drafts={"a": 3, "b": 2}),
             events=[],
-            came=came(*map(arrival, "ab")),
+            side_events=came(*map(arrival, "ab")),
         ),
         result(900, got=(["a", "b"], [2, 3])),
     )
@@ -276,18 +278,21 @@ def test_drafts_are_counted(assembler):
 
 
 def test_waiting_tokens_are_unknown_where_vllm_counts_other_requests(assembler):
-    line = assembler().step(capture(0, rows(), came=came(arrival("a")), waiting=(1, 2), events=[]), None)
+    line = assembler().step(
+        capture(0, rows(), side_events=came(arrival("a")), waiting=(1, 2), events=[]), None
+    )
     assert line.waiting_tokens_after is None
 
 
 def test_a_request_that_leaves_gets_the_times_of_its_life(assembler):
     engine = assembler()
     engine.step(
-        capture(0, rows(new={"a": 84}, computed={"a": 16}), came=came(arrival("a")), events=[]), result(900)
+        capture(0, rows(new={"a": 84}, computed={"a": 16}), side_events=came(arrival("a")), events=[]),
+        result(900),
     )
     engine.step(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
     end = Finish("a", "LENGTH_CAPPED", 11_000, 100, 2)
-    line = engine.step(capture(2, rows(), came=came(finished=[end]), events=[]), None)
+    line = engine.step(capture(2, rows(), side_events=came(finished=[end]), events=[]), None)
     assert line["finished"] == [
         Finish(
             "a",
@@ -317,17 +322,17 @@ def test_a_request_that_leaves_gets_the_times_of_its_life(assembler):
 )
 def test_the_trial_is_in_the_ids_of_schedtrace_run(assembler, trial_ids, name, trial):
     engine = assembler(trial_ids=trial_ids)
-    assert engine.step(capture(0, rows(), came=came(arrival(name)), events=[]), None).trial == trial
+    assert engine.step(capture(0, rows(), side_events=came(arrival(name)), events=[]), None).trial == trial
 
 
 def test_ids_are_hashed_wherever_they_stand(assembler):
     engine = assembler(hash_ids=True)
-    engine.step(capture(0, rows(new={"v": 9}), came=came(*map(arrival, "avf")), events=[]), None)
+    engine.step(capture(0, rows(new={"v": 9}), side_events=came(*map(arrival, "avf")), events=[]), None)
     inferred = [Exit("waiting", "break", "kv_blocks", "a", 5), Exit("waiting", "break", "kv_blocks", None)]
     happened = Happened([Admission("a")], [RefusedHead("a", [2], 1, [(["v", "f"], [3, 2])], ["f"])])
     taken = capture(1, rows(new={"a": 5}), full=True, events=[], inferred=inferred, happened=happened)
     taken.preempted = [(Preemption("v", 9, "a"), 9)]
-    taken.came = came(finished=[Finish("f", "ABORTED", 1, 1, 1)])
+    taken.side_events = came(finished=[Finish("f", "ABORTED", 1, 1, 1)])
     line = engine.step(taken, None)
     a, v, f = (assemble.WrittenIds(hash_ids=True)[name] for name in "avf")
     assert len({a, v, f, *"avf"}) == 6
@@ -345,7 +350,7 @@ def test_ids_are_hashed_wherever_they_stand(assembler):
 def test_what_clients_chose_is_written_within_bounds(assembler):
     huge = 10**30
     wide = arrival("a", priority=-huge, max_tokens=huge, min_tokens=huge, logprobs=huge, lora="l" * 300)
-    [written] = assembler().step(capture(0, rows(), came=came(wide), events=[]), None).arrived
+    [written] = assembler().step(capture(0, rows(), side_events=came(wide), events=[]), None).arrived
     limit = 10**18 - 1
     assert (written.priority, written.max_tokens, written.min_tokens, written.logprobs) == (
         -limit, limit, limit, limit,

@@ -10,7 +10,7 @@ import pytest
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import ALL, NOBODY, Came, DummyPass, Synced
+from schedtrace.record.capture import ALL, NOBODY, DummyPass, SideEvents, Synced
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.verdict_facts import FIELDS
 from tests.toys import Queue
@@ -27,7 +27,7 @@ class Writer:
         self.put_beside = self.beside.append
         self.prefixes = Prefixes()
         self.working = self.takes = True
-        self.came = NOBODY
+        self.side_events = NOBODY
         self.closed = 0
 
     def put(self, capture):
@@ -35,7 +35,7 @@ class Writer:
         return self.takes
 
     def take_events(self):
-        return self.came
+        return self.side_events
 
     def give_back(self, came):
         self.taken.append(came)
@@ -144,7 +144,7 @@ def called(recorder, scheduler, decided, events=()):
 def test_a_capture_has_the_state_before_and_after_the_call(recorder_of, writer):
     scheduler = Scheduler(waiting=Queue(map(request, "abc")), running=[request("r")])
     recorder = recorder_of(scheduler)
-    writer.came = Came([Arrival("a", 0, 0, 10)])
+    writer.side_events = SideEvents([Arrival("a", 0, 0, 10)])
     recorder.schedule_begins(scheduler)
     assert (recorder.events, recorder.queued, recorder.in_schedule) == (
         [], True, True,
@@ -159,7 +159,7 @@ def test_a_capture_has_the_state_before_and_after_the_call(recorder_of, writer):
     assert (capture.waiting_before, capture.waiting_after, capture.not_ready_after) == (3, 1, 0)
     assert (capture.free_before, capture.free_after) == (40, 30)
     assert (capture.rows.ids, capture.rows.computed, capture.rows.new) == (["b"], [20], [("a", 4)])
-    assert (capture.came, capture.full) == (writer.came, False)
+    assert (capture.side_events, capture.full) == (writer.side_events, False)
     assert (recorder.in_schedule, recorder.events) == (False, None)
 
 
@@ -193,12 +193,12 @@ def test_after_a_step_that_was_dropped_the_next_one_stands_alone(recorder, sched
 
 
 def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder, scheduler, writer):
-    writer.came = Came([Arrival("a", 0, 0, 10)])
+    writer.side_events = SideEvents([Arrival("a", 0, 0, 10)])
     recorder.schedule_begins(scheduler)
     recorder.request_preempted(scheduler, request("v"))
     recorder.schedule_raised(ValueError("no"))
     assert (writer.taken, writer.notices) == (
-        [writer.came],
+        [writer.side_events],
         ["step 0 is missing: ValueError('no')"],
     )
     assert (recorder.in_schedule, recorder.active) == (False, True)

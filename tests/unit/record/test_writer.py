@@ -16,7 +16,7 @@ from schedtrace.model.trace_bounds import Bounds
 from schedtrace.model.trace_facts import Control
 from schedtrace.record import assemble, trace_files, writer
 from schedtrace.record import capture as capture_module
-from schedtrace.record.capture import ALL, NOBODY, Came, DummyPass, Result, Rows, Synced
+from schedtrace.record.capture import ALL, NOBODY, DummyPass, Result, Rows, SideEvents, Synced
 from schedtrace.record.settings import Settings
 from schedtrace.record.writer import Writer
 from tests.makers import header
@@ -69,13 +69,14 @@ def work(made, *captures):
     return taken
 
 
-def capture(number, *, ids=(), full=True, ended_ns=None, came=NOBODY):
+def capture(number, *, ids=(), full=True, ended_ns=None, side_events=NOBODY):
     ended_ns = time.monotonic_ns() if ended_ns is None else ended_ns
     rows = Rows(list(ids), [0] * len(ids), dict.fromkeys(ids, 1), (), [], {})
     return capture_of(
         step=number, start_ns=ended_ns - 1000, end_ns=ended_ns, token_budget=1000, max_num_running_reqs=8,
         running_before=0, running_after=0, waiting_before=0, waiting_after=0, not_ready_after=0,
-        kv_blocks_total=50, free_before=40, free_after=40, rows=rows, full=full, events=[], came=came,
+        kv_blocks_total=50, free_before=40, free_after=40, rows=rows, full=full, events=[],
+        side_events=side_events,
     )  # fmt: skip
 
 
@@ -154,12 +155,13 @@ def test_who_came_and_went_in_dropped_steps_is_written_before_the_next_step(writ
     made = writer_of(anchor_ns=0)
     made._last_events_ns = time.monotonic_ns()
     arrivals = [
-        Came([Arrival(name, 5, 7, 40)], [Finish("g", "STOPPED", 9, 1, 1)] * at)
+        SideEvents([Arrival(name, 5, 7, 40)], [Finish("g", "STOPPED", 9, 1, 1)] * at)
         for at, name in enumerate("abc")
     ]
     assert made.put(done(capture(0, ids="g")))
     assert [
-        made.put(done(capture(1 + at, ended_ns=9_000_000 + at, came=one))) for at, one in enumerate(arrivals)
+        made.put(done(capture(1 + at, ended_ns=9_000_000 + at, side_events=one)))
+        for at, one in enumerate(arrivals)
     ] == [False] * 3
     work(made)
     assert lines(made) == [("step", 0)]
@@ -185,7 +187,7 @@ def test_of_dropped_steps_so_many_requests_are_kept_and_the_others_counted(write
     for at, name in enumerate("abcde"):
         made.prefixes.note(SimpleNamespace(request_id=name, block_hashes=[b"x"]))
         gone = Finish(name, "ABORTED", 0, 1, 0)
-        made.put(capture(at, came=Came([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
+        made.put(capture(at, side_events=SideEvents([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
     made.close()
     _, events, end = decoded(made)
     assert [event["request_id"] for event in events["arrived"]] == ["a", "b"]
@@ -199,11 +201,15 @@ def test_what_dropped_steps_gave_is_unknown_and_what_is_known_stays(writer_of, m
     """``ran`` had its first token before, ``new`` began in a dropped step, ``waits`` begins after it."""
     monkeypatch.setattr(writer, "MAX_PENDING", 1)
     made = writer_of(anchor_ns=0)
-    first = done(capture(0, ended_ns=2_000_000, came=Came([Arrival("ran", 1, 1, 1)])))
+    first = done(capture(0, ended_ns=2_000_000, side_events=SideEvents([Arrival("ran", 1, 1, 1)])))
     first.rows.new, first.rows.scheduled = [("ran", 0)], {"ran": 1}
     made.put(first)
     hidden = done(
-        capture(1, ended_ns=4_001_000, came=Came([Arrival("new", 3, 3, 9), Arrival("waits", 4, 4, 9)]))
+        capture(
+            1,
+            ended_ns=4_001_000,
+            side_events=SideEvents([Arrival("new", 3, 3, 9), Arrival("waits", 4, 4, 9)]),
+        )
     )
     hidden.rows.new = [("new", 8)]
     hidden.preempted = [(Preemption("ran", lost_tokens=3), 4)]
@@ -212,7 +218,12 @@ def test_what_dropped_steps_gave_is_unknown_and_what_is_known_stays(writer_of, m
     after.rows.new, after.rows.scheduled = [("waits", 0)], {"ran": 1, "new": 1, "waits": 9}
     work(made, after)
     made.put(
-        capture(3, came=Came((), [Finish(name, "STOPPED", 9_000, 9, 2) for name in ("ran", "new", "waits")]))
+        capture(
+            3,
+            side_events=SideEvents(
+                (), [Finish(name, "STOPPED", 9_000, 9, 2) for name in ("ran", "new", "waits")]
+            ),
+        )
     )
     made.close()
     line = decoded(made)[-2]
@@ -229,10 +240,10 @@ def test_what_dropped_steps_gave_is_unknown_and_what_is_known_stays(writer_of, m
 def test_a_request_that_ended_in_dropped_steps_has_no_last_token(writer_of, monkeypatch):
     monkeypatch.setattr(writer, "MAX_PENDING", 1)
     made = writer_of(anchor_ns=0)
-    first = done(capture(0, ended_ns=2_000_000, came=Came([Arrival("a", 1, 1, 1)])))
+    first = done(capture(0, ended_ns=2_000_000, side_events=SideEvents([Arrival("a", 1, 1, 1)])))
     first.rows.new, first.rows.scheduled = [("a", 0)], {"a": 1}
     made.put(first)
-    made.put(capture(1, came=Came((), [Finish("a", "STOPPED", 3_000, 1, 2)])))
+    made.put(capture(1, side_events=SideEvents((), [Finish("a", "STOPPED", 3_000, 1, 2)])))
     made.close()
     [finish] = decoded(made)[-2]["finished"]
     assert (finish["first_token_us"], finish.get("last_token_us")) == (2_000, None)
@@ -242,7 +253,7 @@ def test_dropped_steps_are_written_where_no_step_follows(writer_of, monkeypatch)
     monkeypatch.setattr(writer, "MAX_PENDING", 1)
     made = writer_of()
     made.put(done(capture(0)))
-    work(made, capture(1, came=Came([Arrival("a", 0, 0, 1)])))
+    work(made, capture(1, side_events=SideEvents([Arrival("a", 0, 0, 1)])))
     assert lines(made) == [("step", 0)]
     made._last_events_ns -= writer.WRITE_LATEST_NS
     work(made)
@@ -438,7 +449,7 @@ def unlink_and_touch(path):
 def test_a_file_that_is_lost_is_begun_anew_as_a_whole(accident, what, writer_of, warnings):
     made = writer_of()
     made.notice("earlier")
-    first = done(capture(0, ids="a", came=Came([Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)])))
+    first = done(capture(0, ids="a", side_events=SideEvents([Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)])))
     work(made, first, steady(1))
     accident(made.path)
     made.put(steady(2))

@@ -253,11 +253,11 @@ def test_workers_say_where_their_threads_are_and_of_a_stopped_one_its_state(monk
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", CHILD], **pipes) as worker:
         worker.stdout.readline()
-        answer = control_socket.stacks_of_workers()
+        answer = control_socket.worker_stacks()
         os.kill(worker.pid, signal.SIGSTOP)
         os.waitpid(worker.pid, os.WUNTRACED)
         monkeypatch.setattr(control_socket, "STACKS_S", 0.2)
-        stopped = control_socket.stacks_of_workers()
+        stopped = control_socket.worker_stacks()
         os.kill(worker.pid, signal.SIGCONT)
         worker.stdin.close()
     assert answer == {str(worker.pid): [f"worker with pid {worker.pid}:", "Thread 1", "  File x"]}

@@ -16,7 +16,7 @@ from schedtrace.model.trace_facts import Stalled
 from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
 from schedtrace.record import writer
-from schedtrace.record.capture import NOBODY, Came
+from schedtrace.record.capture import NOBODY, SideEvents
 from schedtrace.record.live import flight_recorder
 from schedtrace.record.settings import Rules
 from tests.unit.record.test_writer import capture, done, work, writer_of  # noqa: F401  # a fixture
@@ -73,12 +73,12 @@ def test_only_the_last_parts_are_kept(writer_of, tmp_path, monkeypatch):  # noqa
     ],
 )
 def test_what_is_worth_a_snapshot(came_us, first_us, finished_us, preempted, reason, made, tmp_path):
-    taken = done(capture(0, ids="a", came=Came([Arrival("a", came_us, 0, 5)])))
+    taken = done(capture(0, ids="a", side_events=SideEvents([Arrival("a", came_us, 0, 5)])))
     taken.preempted = [(Preemption("a", 1), 5)] * preempted
     work(made, taken)
     life = made._assembler._lives.get("a")
     life.first_token_us = first_us
-    work(made, done(capture(1, came=Came([], [Finish("a", "STOPPED", finished_us, 5, 1)]))))
+    work(made, done(capture(1, side_events=SideEvents([], [Finish("a", "STOPPED", finished_us, 5, 1)]))))
     made.flight.answer(made._end)
     names = [path.name for path in tmp_path.iterdir()]
     assert (len(names), reason is None) in {(0, True), (1, False)}
@@ -168,7 +168,12 @@ def test_a_process_killed_within_a_snapshot_leaves_a_run_whose_last_part_is_cut(
     for number in range(8):  # two in each part
         monkeypatch.setattr(time, "monotonic", lambda at=number: clock() + at * 0.81)
         work(
-            made, done(capture(number, ids="a", came=Came([Arrival("a", 0, 0, 5)]) if not number else NOBODY))
+            made,
+            done(
+                capture(
+                    number, ids="a", side_events=SideEvents([Arrival("a", 0, 0, 5)]) if not number else NOBODY
+                )
+            ),
         )
     monkeypatch.setattr(time, "monotonic", clock)
     folder = tmp_path / "cut"

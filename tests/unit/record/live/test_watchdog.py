@@ -17,10 +17,10 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.live import watchdog as module
 from schedtrace.record.live.stall_causes import (
     ThreadPlace,
+    frame_place,
     holders,
-    place_of_frame,
-    place_of_thread,
     stacks_here,
+    thread_place,
 )
 from schedtrace.record.live.watchdog import AFTER_S, Watchdog, after_s, explains, make_watchdog
 from schedtrace.record.step_lines import WrittenIds
@@ -469,17 +469,17 @@ def innermost(file, *functions):
     ],
 )
 def test_places_by_the_names_of_functions(functions, at):
-    found = place_of_frame(innermost("/x/site-packages/other.py", *functions))
+    found = frame_place(innermost("/x/site-packages/other.py", *functions))
     assert (found.at, found.connector) == (at, False)
     assert found.within == f"other.py:{2 * len(functions)} {functions[-1]}"
 
 
 def test_places_by_files(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", Some(__file__="/x/vllm/__init__.py"))
-    found = place_of_frame(innermost("/x/vllm/v1/executor/ray.py", "a", "get_response"))
+    found = frame_place(innermost("/x/vllm/v1/executor/ray.py", "a", "get_response"))
     assert found == ThreadPlace("output", "vllm/v1/executor/ray.py:4 get_response", connector=False)
     file = "/x/vllm/distributed/kv_transfer/kv_connector/v1/nixl.py"
-    assert place_of_frame(innermost(file, "schedule", "get_num_new_matched_tokens")).connector
+    assert frame_place(innermost(file, "schedule", "get_num_new_matched_tokens")).connector
 
 
 def test_stacks_have_the_names_of_threads():
@@ -490,7 +490,7 @@ def test_stacks_have_the_names_of_threads():
     over.set()
     thread.join()
     assert f"{thread.ident:016x} some-thread (most recent call first)" in text
-    assert place_of_thread(thread.ident) is None
+    assert thread_place(thread.ident) is None
 
 
 @pytest.mark.parametrize(("number", "more"), [(8, ""), (9, " and 1 more"), (10, " and 2 more")])
