@@ -58,7 +58,7 @@ class Rule(Generic[Seen]):
     quiet: int | None = None
     """Place among what is worth the first sentence where nothing limits the run; None: it is not."""
     threshold: Threshold | None = None
-    """What ``diff`` holds a finding against that one run has and the other has not; of a rule about charges
+    """Threshold for ``diff`` of a finding that one run has and the other has not; of a rule about charges
     their share."""
     proven: tuple[tuple[str | None, str], ...] = ()
     """Cause and setting of advice that a contract test has tried: vLLM's scheduler was driven with it, and

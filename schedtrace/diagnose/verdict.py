@@ -71,7 +71,7 @@ def lead_first(findings: list[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Unlimited:
-    """What is said of an engine that nothing limits."""
+    """Facts for the verdict on an engine that nothing limits."""
 
     steps: int
     rank: int

@@ -171,7 +171,7 @@ MOST_KEPT = 10_000
 
 
 class Dropped(msgspec.Struct, gc=False):
-    """Rest of steps that are dropped in a row, because the writer is behind."""
+    """Facts kept of steps that were dropped in a row, because the writer is behind."""
 
     last_step: int = 0
     end_ns: int = 0
