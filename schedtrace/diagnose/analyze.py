@@ -49,7 +49,7 @@ class Timelines:
         self._place: int | None = None
         self._last: Timeline | None = None
         self.problems: list[Message] = []
-        """What is wrong with the file that was read last, and the recorder's notices."""
+        """Problems of the file that was read last, and the recorder's notices."""
         self._in_window = False
         self._steps = 0
         self._times_us: list[int] = []

@@ -11,7 +11,7 @@ from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_CYCLES = 20
-"""To know how a cycle's length depends on its largest batch."""
+"""Fewest cycles that show how a cycle's length depends on its largest batch."""
 NAMED = 10
 """Requests of a batch that are named."""
 

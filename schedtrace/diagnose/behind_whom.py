@@ -47,7 +47,7 @@ class Behind:
     """Requests of a kind that waited behind another kind."""
 
     trait: str
-    """What the holders have in common: ``at_once``, or one of ``OF_KIND`` and ``OF_SIZE``."""
+    """Trait that the holders have in common: ``at_once``, or one of ``OF_KIND`` and ``OF_SIZE``."""
     value: str | int | None
     """The value of a trait of ``OF_KIND``; else None."""
     waiters: int

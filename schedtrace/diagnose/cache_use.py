@@ -1,4 +1,4 @@
-"""What requests found in the prefix cache: new ones, beside what a boundless one has, and preempted ones."""
+"""Use of the prefix cache: by new requests, beside what a boundless cache has, and by preempted ones."""
 
 from functools import partial
 from itertools import pairwise

@@ -17,7 +17,7 @@ class FindingKind(msgspec.Struct, kw_only=True):
     code: str
     """Name in a report; takes ``analyze --only`` and ``--ignore``."""
     summary: str
-    """What it means when this is found."""
+    """Meaning of the finding."""
     needs: list[str]
     """Facts a record must hold for it to be judged; a trace of vLLM's own scheduler holds all of them."""
 

@@ -18,7 +18,7 @@ from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline
 
 LOCAL_INTERVAL_SINCE = (0, 33)
-"""Before this release only data-parallel ranks in lock-step read ``prefill_schedule_interval``."""
+"""First release in which ranks outside lock-step, too, read ``prefill_schedule_interval``."""
 
 
 def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:

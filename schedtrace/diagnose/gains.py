@@ -1,4 +1,4 @@
-"""What another setting would gain on this load, as far as its trace bounds it.
+"""Gains of another setting on this load, as far as its trace bounds them.
 
 Work is conserved: a wider limit saves no token's time. It makes fewer steps of those in which somebody
 waited, and so saves what a step costs whatever it computes. Who was there bounds how many fewer, the steps

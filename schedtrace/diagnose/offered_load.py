@@ -1,4 +1,4 @@
-"""What a load asks of an engine and what the engine does of it: rates, the backlog, and who sets the pace."""
+"""Load that an engine is offered and the part that it serves: rates, the backlog, and who sets the pace."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ BEYOND_FRAC = 0.10
 PARTS = 3
 """Parts of the time in which requests came: the backlog grows from each to the next."""
 GROWS_FRAC = 0.2
-"""At least by so much from the second to the last; from an empty engine it grows in the first anyway."""
+"""Least growth from the second to the last; from an empty engine it grows in the first anyway."""
 BURST = 2
 """Requests in a busy period, on average, that make it worth a word."""
 IDLE_FRAC = 0.5
@@ -42,7 +42,7 @@ class OfferedLoad:
     """
 
     pace: Literal["at_once", "answers", "clock", "unknown"]
-    """What decides when a request comes: the begin of its trial, the answers before it, or its own time.
+    """Event that decides when a request comes: its trial's begin, the answers before it, or its own time.
 
     ``unknown``: too few requests, or not all of them are in the trace.
     """
@@ -50,14 +50,14 @@ class OfferedLoad:
     """Share of the time in which the engine had work."""
     loop: ClosedLoop | None = None
     latency_ms: float | None = None
-    """Both of ``answers``; the latency is the median from a request to its answer."""
+    """Median time from a request to its answer; it and ``loop`` are set for ``answers``."""
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     """Prompts without cached tokens, and output."""
     served_requests_per_s: float | None = None
     served_tokens_per_s: float | None = None
     grows: bool = False
-    """More came than was done, and the backlog grew all the time."""
+    """Whether more came than was done, and the backlog grew all the time."""
     backlog: int = 0
     """Requests in the scheduler when the last one came."""
     busy_periods: int = 0

@@ -1,4 +1,4 @@
-"""What a report needs of one engine of a run: taken from its timeline, which need not be kept."""
+"""Facts that a report needs of one engine of a run: taken from its timeline, which need not be kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

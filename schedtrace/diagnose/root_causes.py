@@ -22,7 +22,7 @@ MOST_OF_IT = 0.5
 
 @dataclass(frozen=True)
 class Judged:
-    """What the rules found on one engine."""
+    """Findings of the rules on one engine."""
 
     requests_us: int
     """All its requests' time: what its shares are of."""

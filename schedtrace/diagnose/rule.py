@@ -8,11 +8,11 @@ from schedtrace.model.report import Finding
 from schedtrace.model.trace_facts import Fact
 
 Seen = TypeVar("Seen")
-"""What a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""
+"""Object that a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""
 
 
 Findings = Iterator[Finding]
-"""What a rule yields."""
+"""Finding that a rule yields."""
 
 
 class Threshold(NamedTuple):
@@ -41,12 +41,12 @@ class Rule(Generic[Seen]):
     summary: str
     """Meaning of the finding, in one line."""
     needs: frozenset[Fact]
-    """What a record must hold for this rule to judge it."""
+    """Facts that a record must hold for this rule to judge it."""
     find: Callable[[Seen], Iterable[Finding]]
     symptom_of: tuple[str, ...] = ()
     """Codes of the root causes whose effect it may be; empty: it is a root cause."""
     holds_up: bool = False
-    """True for a symptom that costs requests their time by itself, whether its root cause is found or not."""
+    """Whether it is a symptom that costs requests time by itself, with or without its root cause."""
     charges: tuple[str, ...] = ()
     """Roots of ``timeline.charges`` that it is about, where its wait may be the effect of another."""
     specific: bool = False
@@ -56,9 +56,9 @@ class Rule(Generic[Seen]):
     only_if_avoidable: bool = False
     """Whether it limits a run only where something helps."""
     quiet: int | None = None
-    """Its place among what is worth the first sentence where nothing limits the run; None: it is not."""
+    """Place among what is worth the first sentence where nothing limits the run; None: it is not."""
     threshold: Threshold | None = None
-    """What ``diff`` holds a finding against that one run has and the other has not; of a rule about charges
+    """Threshold for ``diff`` of a finding that one run has and the other has not; of a rule about charges
     their share."""
     proven: tuple[tuple[str | None, str], ...] = ()
     """Cause and setting of advice that a contract test has tried: vLLM's scheduler was driven with it, and

@@ -74,11 +74,11 @@ CHOSEN = frozenset(
         *("block_size", "max_model_len", "max_num_encoder_input_tokens", *STRUCTURES),
     }
 )
-"""What vLLM computes where it is not given."""
+"""Settings that vLLM computes where they are not given."""
 BY_CONTEXT = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 """Settings whose default differs between ``LLM(...)`` and a server."""
 AUTOMATIC = (None, -1, "auto")
-"""Given values that ask vLLM to choose."""
+"""Values that ask vLLM to choose."""
 GIVEN = "(given)"
 """Recorded for what is no plain value."""
 

@@ -17,7 +17,7 @@ from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time,
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_OF_GROUP = 5
-"""Fewer slow steps may share something by chance."""
+"""Fewest slow steps of a group: fewer may share something by chance."""
 FEWEST_OF_REQUEST = 20
 """Fewest steps of a request, to compare its first and its last ones with those without it."""
 SLOW_FACTOR = 1.5
@@ -30,7 +30,7 @@ WINDOW = 20
 """Steps on either side of a batch size."""
 FIRST_STEPS = (5, 10, 20, 50)
 ROUGHLY_SLOW_FACTOR = 1.1
-"""What a rough model leaves: far below ``SLOW_FACTOR``, since an outlier may spoil such a model."""
+"""Factor that a rough model leaves: far below ``SLOW_FACTOR``, since an outlier may spoil such a model."""
 NEAR_TIE = 0.9
 """Another group that explains so much of what the best one does is named, too."""
 
@@ -39,7 +39,7 @@ UNSURE = 0.02
 
 
 class Trait(NamedTuple):
-    """What a request asks for that makes a step more than a forward pass of its tokens."""
+    """Feature of a request that makes a step more than a forward pass of its tokens."""
 
     words: str
     """The requests that ask for it."""

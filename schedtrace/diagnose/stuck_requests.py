@@ -10,7 +10,7 @@ from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_REFUSALS = 10
 LONG_US = 1_000_000
-"""Fewer refusals prove it only if they last so long."""
+"""Least time of fewer refusals, in microseconds: only then do they prove it."""
 FEWEST_PREEMPTIONS = 2
 """Fewest preemptions of a request by itself with nobody else there."""
 GONE = ("ABORTED", "IGNORED", "ERROR")

@@ -28,7 +28,7 @@ SPAN = {"begin_us": pl.Int64, "end_us": pl.Int64}
 
 
 class Throughput(NamedTuple):
-    """What vLLM's benchmarks print."""
+    """Rates that vLLM's benchmarks print."""
 
     requests_per_s: float
     total_tokens_per_s: float

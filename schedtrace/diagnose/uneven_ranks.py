@@ -117,7 +117,8 @@ class RankImbalance(Evidence, kw_only=True):
     largest: int
     """Rank that the finding names."""
     measure: str
-    """What it is about: avoidable ``waits``, ``requests`` in the scheduler, or ``tokens`` computed."""
+    """Measure of the imbalance: avoidable ``waits``, ``requests`` in the scheduler, or ``tokens`` computed.
+    """
     unevenness_frac: float
     """``1 - mean / max`` over the ranks, of their mean numbers of requests or, for ``tokens``, of these."""
     since_s: float | None

@@ -1,4 +1,4 @@
-"""What is said first of a run: what limited it, by how much, and who held it; or that nothing did."""
+"""Verdict on a run: what limited it, by how much, and who held it; or that nothing did."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SAID_FROM_FRAC = 0.05
 """Parts of the requests' time that the first sentence names."""
 STAYS_FRAC = 0.5
 EXPLAINS_FROM_FRAC = 0.10
-"""What nothing can be gained from still explains the run from a tenth of the requests' time on."""
+"""Least share of the requests' time from which a finding without gain still explains the run."""
 NEARLY = 0.8
 PARTS = {
     "front_end": "the front end",
@@ -71,7 +71,7 @@ def lead_first(findings: list[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Unlimited:
-    """What is said of an engine that nothing limits."""
+    """Facts for the verdict on an engine that nothing limits."""
 
     steps: int
     rank: int

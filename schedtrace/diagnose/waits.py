@@ -1,4 +1,4 @@
-"""What the findings about waits share: whom a charge concerns, how long, and the steps that it shows in."""
+"""Facts that findings about waits share: whom a charge concerns, how long, and the steps that it shows in."""
 
 from dataclasses import dataclass
 

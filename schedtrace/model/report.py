@@ -1,4 +1,4 @@
-"""What ``analyze`` finds; ``docs/report-format.md`` describes its JSON form."""
+"""Report of ``analyze``; ``docs/report-format.md`` describes its JSON form."""
 
 from enum import IntEnum
 from typing import Any, Literal
@@ -60,15 +60,15 @@ class Advice(msgspec.Struct, kw_only=True):
     value: int | float | bool | str | None = None
     """The proposed value, which vLLM accepts in this configuration; None: no particular one."""
     costs: Message = NOTHING
-    """What it costs elsewhere: a whole sentence."""
+    """Cost of it elsewhere: a whole sentence."""
     proven: bool = False
     """A contract test drives vLLM's scheduler with this advice and sees that the wait gets shorter."""
     tested: Message = NOTHING
-    """What became of this very load with it, on a replay (``analyze --predict``)."""
+    """Result of it on this very load, on a replay (``analyze --predict``)."""
 
 
 class Gain(msgspec.Struct, kw_only=True):
-    """What a finding's first advice would gain on this load, estimated from the trace."""
+    """Gain of a finding's first advice on this load, estimated from the trace."""
 
     metric: str
     """``output_tokens_per_s``, ``ttft_p50_ms`` or another figure of the report."""
@@ -97,7 +97,7 @@ class Finding(msgspec.Struct, kw_only=True):
     title: Message = NOTHING
     """A few words; empty for a symptom."""
     verdict: Message = NOTHING
-    """What is said first of the run if this finding leads: what limited it, and by how much."""
+    """First sentence about the run if this finding leads: what limited it, and by how much."""
     share_frac: float | None = None
     """Share of the requests' time on all engines that it explains; None: it is about something else."""
     holder: Message = NOTHING
@@ -124,9 +124,9 @@ class Finding(msgspec.Struct, kw_only=True):
     trials: list[int]
     """Trials that show it; empty for a trace without trials."""
     steps: list[int]
-    """Their numbers, the first ``MAX_STEPS``."""
+    """Numbers of these steps, the first ``MAX_STEPS``."""
     tokens: int
-    """What ``tokens`` counts stands on the finding's page."""
+    """Tokens, as defined on the finding's page."""
     message: Message
     """The evidence in figures."""
     advice: list[Advice] = []
@@ -145,7 +145,7 @@ class Finding(msgspec.Struct, kw_only=True):
     cost_error_frac: float | None = None
     """Typical relative error of the step-time model that the estimate rests on; None: not from that model."""
     symptoms: "list[Finding]" = []
-    """What this root cause also caused."""
+    """Effects of this root cause."""
 
     @property
     def is_root(self) -> bool:
@@ -179,7 +179,7 @@ class TrialReport(msgspec.Struct, kw_only=True):
     trial: int | None
     engine_rank: int
     complete: bool
-    """False: the run ended within this trial."""
+    """Whether it is complete; false: the run ended within this trial."""
     steps: int
     """``schedule()`` calls, those without tokens included."""
     duration_s: float | None
@@ -197,7 +197,7 @@ class TrialReport(msgspec.Struct, kw_only=True):
     """Preemptions; None: this scheduler cannot be asked for them."""
     requests_finished: int | None
     requests_aborted: int | None
-    """Ended otherwise: aborted, ignored, in error."""
+    """Requests that ended otherwise: aborted, ignored, in error."""
     requests_per_s: float | None
     total_tokens_per_s: float | None
     output_tokens_per_s: float | None
@@ -289,7 +289,7 @@ class RequestTime(msgspec.Struct, kw_only=True):
     """Share of all their time; the shares of an engine add up to 1."""
     requests: int
     strip: list[float]
-    """Over equal parts of the run's steps: the share of the requests' time then."""
+    """Shares of the requests' time in it, over equal parts of the run's steps."""
 
 
 class EngineTime(msgspec.Struct, kw_only=True):
@@ -323,7 +323,7 @@ class NotJudged(msgspec.Struct, kw_only=True):
     code: str
     """Name of the page in ``docs/findings/``."""
     missing: list[str]
-    """What the record lacks, of what the rule needs."""
+    """Facts that the record lacks, of what the rule needs."""
 
 
 class LoadPart(msgspec.Struct, kw_only=True):
@@ -351,7 +351,7 @@ class Tested(msgspec.Struct, kw_only=True):
     part: LoadPart | None = None
     """Null: the whole load."""
     refused: str = ""
-    """Why nothing was predicted; empty: it was."""
+    """Reason why nothing was predicted; empty: it was."""
 
 
 class RunReport(msgspec.Struct, kw_only=True):
@@ -362,9 +362,9 @@ class RunReport(msgspec.Struct, kw_only=True):
     config: dict[str, Any]
     """Model, versions, limits and workload, as far as the run records them."""
     problems: list[Message]
-    """What is wrong with the trace, and the recorder's notices."""
+    """Problems of the trace, and the recorder's notices."""
     verdict: list[Message]
-    """What limited this run, by how much, and who or what held it; at most three sentences."""
+    """Limits of this run, by how much, and who or what held it; at most three sentences."""
     time_split: list[TimePart]
     """Parts of the requests' time, the largest first."""
     trials: list[TrialReport]

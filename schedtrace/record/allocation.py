@@ -1,4 +1,4 @@
-"""Why ``allocate_slots`` returned None: its own code is asked, up to where it would begin to allocate.
+"""Reasons why ``allocate_slots`` returned None: its own code is asked, up to where it would allocate.
 
 The proven source of ``allocate_slots`` is cut behind its last ``return None``, and every statement that is
 there for its effect is left out. What remains is run once more, with the arguments of the call that failed,
@@ -57,7 +57,7 @@ class StandIn(msgspec.Struct, frozen=True):
     ask: Any = None
     """Takes its arguments; returns the limit's kind and the local variables, or None if there is room."""
     refused: str | None = None
-    """Why there is no such function."""
+    """Reason why there is no such function."""
 
 
 class Refusal(msgspec.Struct, gc=False):
@@ -233,7 +233,8 @@ def _fails(node: ast.AST) -> bool:
 
 MOST_HOLDERS = 16
 MOST_BLOCKS_LOOKED_AT = 4096
-"""In a group whose tables hold null blocks; some 30 ns each, on the scheduler's path."""
+"""Most blocks to look at in a group whose tables hold null blocks: some 30 ns each, on the scheduler's path.
+"""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

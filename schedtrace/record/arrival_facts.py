@@ -1,4 +1,4 @@
-"""What a request asks for, and what it begins with, taken when it reaches the scheduler."""
+"""Facts of a request, and the hashes of its prompt, taken when it reaches the scheduler."""
 
 import hashlib
 import os
@@ -101,7 +101,7 @@ class _Prompt:
     """Number of the prompt's own tokens, whatever the list grows to later."""
     block_size: int
     told_apart_by: str
-    """What vLLM's hashes tell apart besides tokens."""
+    """Key that vLLM's hashes depend on besides tokens."""
 
     def blocks(self) -> Iterator[bytes]:
         """Yield a hash of every full block and all before it."""

@@ -1,4 +1,4 @@
-"""What is noted on the scheduler's path: plain values, as few as possible, and none of vLLM's objects.
+"""Capture on the scheduler's path: plain values, as few as possible, and none of vLLM's objects.
 
 An object kept alive costs the engine: its memory cannot be used again for the next step's. The lists and
 dicts of strings and numbers that a ``SchedulerOutput`` carries are kept by reference, and only of steps that
@@ -27,7 +27,7 @@ ALL = "all"
 
 
 class Happened(msgspec.Struct, gc=False):
-    """What one step has of it, if anything."""
+    """Facts of one step, if it has any."""
 
     admitted: list[Admission] = []
     refusals: list[allocation.RefusedHead] = []
@@ -48,7 +48,7 @@ class Happened(msgspec.Struct, gc=False):
 
 
 class Rows(msgspec.Struct, gc=False):
-    """What each request got in a step that is not steady."""
+    """Requests of a step that is not steady, and their tokens."""
 
     ids: list[str]
     """Requests that ran before: running ones, then resumed ones."""
@@ -64,7 +64,7 @@ class Rows(msgspec.Struct, gc=False):
 
 
 class Result(msgspec.Struct, gc=False, frozen=True):
-    """What came back for one step."""
+    """Output of one step."""
 
     back_ns: int
     """Monotonic time at which ``update_from_output`` was called."""
@@ -171,7 +171,7 @@ MOST_KEPT = 10_000
 
 
 class Dropped(msgspec.Struct, gc=False):
-    """What is kept of steps that are dropped in a row, because the writer is behind."""
+    """Facts kept of steps that were dropped in a row, because the writer is behind."""
 
     last_step: int = 0
     end_ns: int = 0
@@ -263,7 +263,7 @@ FULL_EVERY_NS = 900_000_000
 
 
 class SteadySteps:
-    """Tells steady steps from others, on the scheduler's path: nothing of a steady step's requests is kept.
+    """Detector of steady steps, on the scheduler's path: nothing of a steady step's requests is kept.
 
     At scale nearly every step is steady: the same requests in the same order, each one token further and
     given one token. All of that is compared, at C speed: no sum or count stands for it. Computed tokens are

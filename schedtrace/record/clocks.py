@@ -26,7 +26,7 @@ class Anchor(NamedTuple):
     wall_us: int
     """Unix time in microseconds."""
     uncertainty_us: int
-    """Most that the two may be apart: half of the time between two readings of the first."""
+    """Largest distance of the two: half of the time between two readings of the first."""
 
 
 def read_anchor() -> Anchor:

@@ -89,7 +89,7 @@ def _disguises(root: type) -> tuple[type, ...]:
         __class__ = property(lambda self: plain_class(type(self)), _given)  # as mocks do
 
     class Reduces(root):  # type: ignore[misc]  # likewise
-        """Is copied and pickled as an object of the plain class."""
+        """Class whose objects are copied and pickled as objects of the plain class."""
 
         __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What the scheduler does not see of its engine: the input thread, dummy batches, grammars, the end.
+"""Hooks into the engine around the scheduler: the input thread, dummy batches, grammars, the end.
 
 Every wrapper calls the original with the very arguments it got, and keeps its own errors to itself. What
 other threads do with requests is kept in ``Inputs``: written by the input thread and the threads that compile
@@ -111,7 +111,7 @@ INPUTS: Beside[Inputs] = Beside()
 _CONTROL_METHODS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
 """Methods of ``EngineCore`` by which an operator asks something of it."""
 _PASSES_A_SYNC = 32
-"""Before it was a setting, vLLM 0.10 to 0.29."""
+"""Passes from one sync to the next in vLLM 0.10 to 0.29, before it was a setting."""
 
 
 def _methods() -> list[tuple[Any, str, Callable[..., Any]]]:

@@ -1,4 +1,4 @@
-"""In the front end's process: what the user gave, what vLLM made of it, and whom it turned away at the door.
+"""Hooks into the front end's process: what the user set, what vLLM made of it, and whom it turned away.
 
 Written to ``front-end-<pid>.jsonl`` beside the traces: the front end makes the engine's configuration and
 refuses requests before any engine hears of them. A configuration that is never served (vLLM makes some to

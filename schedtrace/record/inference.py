@@ -1,4 +1,4 @@
-"""Why did ``schedule()`` stop? Told from the state it left behind, and marked ``via: inferred``.
+"""Inference of why ``schedule()`` stopped, from the state it left behind; marked ``via: inferred``.
 
 For schedulers whose source cannot be proven to be what runs (``source.py``). The order of the tests below
 follows ``Scheduler.schedule()`` of vLLM 0.12 to 0.33. Where the state does not decide, the answer is

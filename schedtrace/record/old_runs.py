@@ -29,7 +29,7 @@ DEFAULT = "20G"
 SETTLED_S = 600.0
 """A recorder writes every few seconds while it lives: a folder without a change for so long has none."""
 CLOCK_S = 60.0
-"""What the clock of the disk and that of processes may differ by."""
+"""Largest difference between the clock of the disk and that of processes."""
 _NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
 """Folder name as ``settings.claim_run_dir`` and the flight recorder form it; one number is a process."""
 _FILES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))

@@ -1,4 +1,4 @@
-"""What Linux tells of processes and threads: who started whom, whether they run, and the time they got."""
+"""Facts that Linux has of processes and threads: who started whom, whether they run, and their times."""
 
 import multiprocessing
 import os

@@ -60,7 +60,7 @@ class Recorder:
         self.events: list[Event] | None = None
         """Notes of the marks in the call of ``schedule()`` that runs; None outside such a call."""
         self.queued = True
-        """True if somebody may be waiting in the call that runs."""
+        """Whether somebody may be waiting in the call that runs."""
         self.left = 0
         """Requests that have left the running ones so far: finished, aborted or preempted."""
         self._in_flight: dict[int, tuple[Capture, int]] = {}

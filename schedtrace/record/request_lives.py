@@ -1,4 +1,4 @@
-"""What the writer remembers of each request while it lives: its arrival, its tokens' times, what it lost."""
+"""Lives of requests, as the writer remembers them: arrival, tokens' times, and what each lost."""
 
 from collections import deque
 from collections.abc import Container, Iterator, Sequence

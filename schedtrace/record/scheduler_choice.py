@@ -1,4 +1,4 @@
-"""Has vLLM's own choice of scheduler class recorded from the engine's start.
+"""Recording of vLLM's own choice of scheduler class from the engine's start.
 
 vLLM loads general plugins before ``EngineCore`` asks ``SchedulerConfig.get_scheduler_cls()`` for the class.
 Wrapping that answer keeps ``scheduler_cls`` unset, so async scheduling, diffusion schedulers and a user's

@@ -1,4 +1,4 @@
-"""What to record and where to: environment variables, since they reach every process of vLLM."""
+"""Settings of what to record and where to: environment variables, since they reach every process of vLLM."""
 
 import os
 import re
@@ -58,7 +58,7 @@ class Rules:
     e2e_s: float | None = None
     """Seconds from the arrival of a request to its end."""
     preemptions: tuple[int, float] | None = None
-    """More than so many within so many seconds."""
+    """Number of preemptions, and seconds within which more than that many happen."""
 
     def __bool__(self) -> bool:
         return self != Rules()
@@ -110,7 +110,7 @@ class Settings:
     bounds: Bounds | None = None
     """Bounds of a trace in parts; None: one plain file."""
     in_memory: bool = False
-    """These parts stay in memory until a snapshot is asked for."""
+    """Whether these parts stay in memory until a snapshot is asked for."""
     snapshot_on: Rules = NO_RULES
     """Events at which a snapshot is written by itself."""
 

@@ -21,11 +21,11 @@ from schedtrace.model.trace_names import part_name, plain_name
 from schedtrace.record.settings import create
 
 Begins = Literal["due", "truncated", "removed", "replaced"]
-"""Why a file begins while it is recorded: the one before has enough, or something happened to it."""
+"""Reason why a file begins while it is recorded: the one before has enough, or something happened to it."""
 
 
 NO_FILE = -1
-"""In place of a descriptor that is closed: its number may be somebody else's by now."""
+"""Value in place of a descriptor that is closed: its number may be somebody else's by now."""
 
 
 class TraceOutput(Protocol):
@@ -205,7 +205,7 @@ def _is_empty(status: os.stat_result) -> bool:
 FRAME_S = 0.8
 """The writer looks every 0.2 s, so a frame holds a second at most: what a killed process loses."""
 FRAME_BYTES = 4 * 2**20
-"""Before compression."""
+"""Bytes of a frame before compression."""
 SMALL = 2**18
 """Bytes of a part that is read in no time."""
 MOST_HEAD = 2

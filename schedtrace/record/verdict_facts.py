@@ -1,4 +1,4 @@
-"""What a verdict needs beside the decisions: taken for the recorder at the few places where it can be seen.
+"""Facts that a verdict needs beside the decisions, taken at the few places where they can be seen.
 
 Every method runs on the scheduler's thread. None may raise into vLLM: the recorder and the marks, which call
 them, see to that.

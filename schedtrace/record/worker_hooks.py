@@ -1,4 +1,4 @@
-"""In a worker's process: when it began to execute a batch, and when the output was ready.
+"""Hooks into a worker's process: when it began to execute a batch, and when the output was ready.
 
 Both are readings of its monotonic clock, which processes of one host share, put on the output that goes to
 the engine anyway; nothing else is sent, and nothing is waited for.

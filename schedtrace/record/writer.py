@@ -79,7 +79,7 @@ class Writer:
     def __init__(self, chosen: Settings, header: Header, anchor_ns: int) -> None:
         self.working = True
         self._stopped: tuple[str, int, int] | None = None
-        """Why recording ended though nobody has ended it, when, and before which step."""
+        """Reason why recording ended though nobody has ended it, when, and before which step."""
         self.arrived: deque[Arrival] = deque()
         self.finished: deque[Finish] = deque()
         self._dummies: deque[DummyPass] = deque()
@@ -89,7 +89,7 @@ class Writer:
             DummyPass: self._dummies, Synced: self._synced, Control: self._controls
         }  # fmt: skip
         self._side_events: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
-        """In the order of ``SideEvents``."""
+        """Queues in the order of ``SideEvents``."""
         self._lost_beside = False
         self.prefixes = Prefixes(header.block_size)
         self._anchor_ns = anchor_ns

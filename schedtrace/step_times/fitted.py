@@ -26,7 +26,7 @@ from schedtrace.version import __version__
 BLOCK = 25
 """Steps of a block: residuals of neighbours are alike, so they are drawn in blocks."""
 MOST_STEPS = 20_000
-"""Most steps of a fit: of more, evenly chosen blocks are fitted."""
+"""Largest number of steps of a fit: of more, evenly chosen blocks are fitted."""
 
 
 @dataclass(frozen=True)

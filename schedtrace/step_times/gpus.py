@@ -1,4 +1,4 @@
-"""What a GPU can do at best, from its vendor's data sheet, and how its memory is used.
+"""Peak performance of a GPU, from its vendor's data sheet, and the use of its memory.
 
 A model takes so much of it, and KV cache blocks take the rest. All figures are of one GPU out of
 ``tensor_parallel_size``; those of memory are estimates: ``docs/simulation.md``.

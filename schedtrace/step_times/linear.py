@@ -42,7 +42,7 @@ class Unresolved(msgspec.Struct, frozen=True):
     constant: float
     factors: dict[str, float]
     deviation: float
-    """Most that a recorded step was off that sum."""
+    """Largest distance of a recorded step from that sum."""
 
 
 class Linear(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What a trace shows of step times: one row a step, with what it computed and how long each part took."""
+"""Step times of a trace: one row a step, with what it computed and how long each part took."""
 
 import polars as pl
 

@@ -15,7 +15,7 @@ from schedtrace.step_times.shapes import Shape
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What kernels reach of a data sheet's figures, and what they cost besides. All are assumptions."""
+    """Share of a data sheet's figures that kernels reach, and their other costs. All are assumptions."""
 
     compute: float = 0.7
     """780 of 989 TFLOP/s were measured for one large BF16 product on an H100; layers have smaller ones."""

@@ -1,4 +1,4 @@
-"""What every wait is charged to: each is followed to the end of its chain, step by step.
+"""Charges of every wait: each is followed to the end of its chain, step by step.
 
 A request that waits for a seat waits, in the end, for what stalls the requests in the seats; a request that
 waits for the token budget may wait for one long prompt. The result is a table that divides the time of

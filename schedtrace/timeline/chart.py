@@ -1,4 +1,4 @@
-"""What pictures of an engine show, step by step: one table for the report page, the exports and ``watch``.
+"""Table behind pictures of an engine, step by step, for the report page, the exports and ``watch``.
 
 Beside it they draw ``Timeline.request_states`` and ``Timeline.preemptions`` as they are.
 """

@@ -275,7 +275,7 @@ def _waiting_us(spans: pl.DataFrame, room: pl.DataFrame) -> int:
 
 
 FEWEST_PASSES = 20
-"""Without prefill, to know what a pass takes."""
+"""Fewest passes without prefill that show what a pass takes."""
 
 SCHEMA = {
     "wave": pl.Int64,
@@ -292,11 +292,11 @@ SCHEMA = {
 
 
 class Offset(NamedTuple):
-    """What to add to times of one trace to have them on the clock of another, in microseconds."""
+    """Offset from times of one trace to the clock of another, in microseconds."""
 
     us: int
     uncertainty_us: int | None
-    """Most that it may be off; None: not known, since a host's wall clock is not known to be right."""
+    """Largest error of it; None: not known, since a host's wall clock is not known to be right."""
 
 
 def offset(of: Header, to: Header) -> Offset:

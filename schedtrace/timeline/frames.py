@@ -22,7 +22,7 @@ from schedtrace.read.trace import all_rows, rows_between, rows_of
 
 @dataclass(frozen=True)
 class Demand:
-    """What a load asks of an engine at once, as far as it was recorded."""
+    """Load of an engine at once, as far as it was recorded."""
 
     requests: int = 0
     """Most requests in the scheduler after a step."""
@@ -63,7 +63,7 @@ class EngineFrames:
     header: Header
     steps: pl.DataFrame
     stretches: pl.LazyFrame
-    """What requests were scheduled, as stretches of steps (``read/tables.py``)."""
+    """Stretches of steps in which requests were scheduled (``read/tables.py``)."""
     arrivals: pl.DataFrame
     """Requests that came; those that were there when the trace began are in ``present``."""
     finishes: pl.DataFrame
@@ -77,7 +77,7 @@ class EngineFrames:
     end_us: int
     """Last moment that the trace knows of (``last_moment_us``)."""
     demand: Demand
-    """What the load asks for at once; a window has that of the whole timeline."""
+    """Demand of the load at once; a window has that of the whole timeline."""
     there_first: pl.DataFrame
     """Rows of ``present`` of requests that were there when the trace began, not only after a gap."""
     warmup_steps: int
@@ -86,7 +86,7 @@ class EngineFrames:
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
     """Requests there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
     closed_workload: bool = False
-    """True if all requests of a trial are handed to one engine at once; False also where that is unknown."""
+    """Whether all requests of a trial go to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
     """Facts that the record holds; an empty frame means "none" only if its fact is among them."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class EngineFrames:
     """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
     ends in it, and ``until_us`` is the last moment that the trace knows."""
     front_end: FrontEndRecord | None = None
-    """What the front ends of the run recorded, for all its engines."""
+    """Records of the run's front ends, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/gaps.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
@@ -107,11 +107,11 @@ class EngineFrames:
     missing: list[Message] = field(default_factory=list)
     """Parts that the trace lacks before its end."""
     requests_missing: bool = False
-    """True if the trace may lack requests."""
+    """Whether the trace may lack requests."""
     offset_us: int = 0
     """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
     is_window: bool = False
-    """True if cut to a part of its trace (``timeline/window.py``)."""
+    """Whether it is cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
     def admitted(self) -> pl.DataFrame:

@@ -16,7 +16,7 @@ from schedtrace.timeline.unrecorded import gone
 
 @dataclass(frozen=True)
 class EngineTables:
-    """What all else is made of. The tables of a window are cut out of those of the whole trace."""
+    """Tables that all else is made of. Those of a window are cut out of those of the whole trace."""
 
     gone: pl.DataFrame
     """Requests that left in a gap of the trace (``timeline/unrecorded.py``)."""

@@ -1,4 +1,4 @@
-"""Has something done on an engine's own thread between two of its steps, whether it works or idles.
+"""Tasks on an engine's own thread between two of its steps, whether it works or idles.
 
 The engine's loop takes what clients send from ``input_queue`` before each step, and sleeps on that queue
 while it has nothing to do (``EngineCoreProc._process_input_queue``). So a message of ours wakes it, and is

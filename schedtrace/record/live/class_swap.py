@@ -47,7 +47,7 @@ class EndedRecording(NamedTuple):
     held_us: float
     """Microseconds for which the engine was held up."""
     stopped: str | None
-    """Why it had ended before, or is not whole; None: it is whole."""
+    """Reason why it had ended before, or is not whole; None: it is whole."""
 
 
 class ClassSwap:

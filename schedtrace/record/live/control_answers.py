@@ -1,4 +1,4 @@
-"""What engines and workers answer to who asks over their socket."""
+"""Answers of engines and workers to clients of their socket."""
 
 import os
 import sys

@@ -51,7 +51,7 @@ Answering = Callable[[AnyAsk], AnyAnswer]
 
 
 class ControlSocket:
-    """This process's; forked children do not have it.
+    """Socket of this process; forked children do not have it.
 
     Args:
         answer: Called on threads of the socket, one question after the other, but ``AskStatus`` at

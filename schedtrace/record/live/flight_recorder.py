@@ -124,7 +124,7 @@ class Asked(Future[Path]):
 
 
 EVERY_S = 300.0
-"""Between two snapshots that nobody asked for."""
+"""Least time between two snapshots that nobody asked for."""
 MOST = 10
 """Number of such snapshots: a server that is always slow does not fill the disk."""
 ASK = "schedtrace snapshot writes one"
@@ -154,7 +154,7 @@ class FlightRecorder:
         self._refused_after_s = 0.0
         """``_latest_s`` when the log was told last that there is no other."""
         self._reason: str | None = None
-        """What happened that is worth a snapshot."""
+        """Event that is worth a snapshot."""
         self._preempted: deque[tuple[int, int]] = deque()
 
     @property

@@ -39,7 +39,7 @@ class CopiedRequest(NamedTuple):
 
 
 class QueueCopy(NamedTuple):
-    """What was copied of a scheduler between two steps, as it was found."""
+    """Copy of a scheduler's requests between two steps, as they were."""
 
     at_ns: int
     """Monotonic time of the copy in nanoseconds."""
@@ -50,7 +50,7 @@ class QueueCopy(NamedTuple):
     output_tokens: list[int]
     num_preemptions: list[int | None]
     events: list[list[Any]]
-    """Their own lists, which may grow."""
+    """Events of each request: vLLM's own lists, which may grow."""
     running: list[Any]
     waiting: queues.Waiting
     in_flight: bool

@@ -1,4 +1,4 @@
-"""Why an engine makes no progress: a kind, a sentence, and who holds what. Read from outside its thread.
+"""Causes of a stalled engine: a kind, a sentence, and who holds what. Read from outside its thread.
 
 What is read may be of two moments, and a container may change meanwhile: only copies are walked. Nothing is
 asked of the engine, so a hung one is described as well.
@@ -140,11 +140,11 @@ _REMOTE = "WAITING_FOR_REMOTE_KVS"
 
 
 class StallCause(NamedTuple):
-    """What is known of an engine that does not get on."""
+    """Cause of an engine's stall, as far as known."""
 
     kind: Kind
     sentence: str
-    """Without a full stop."""
+    """Sentence without a full stop."""
 
 
 def is_paused(engine: Any) -> bool:

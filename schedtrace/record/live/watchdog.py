@@ -45,7 +45,7 @@ EVERY_S = 1.0
 END_S = 1.0
 """Seconds for a look to end that goes on while the engine ends."""
 ABSENT_S = 3 * EVERY_S
-"""Between two looks, from which on the watchdog itself was held up: the process was stopped, for instance."""
+"""Seconds between two looks from which on the watchdog itself was held up: the process was stopped, say."""
 MOST_FAILED = 60
 """Number of failed looks in a row after which the watchdog ends."""
 STACKS_EVERY_S = 600.0
@@ -56,10 +56,10 @@ SAME_FRAMES = 3
 MOST_STACK_LINES = 400
 """Lines of stacks in a trace."""
 LOOKS_WITHOUT_CALL = 2
-"""In a row, from which on ``schedule()`` counts as not called any more."""
+"""Looks in a row after which ``schedule()`` counts as not called any more."""
 MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
 log = logging.getLogger("vllm.schedtrace")
-"""Has vLLM's handlers, level and format."""
+"""Logger with vLLM's handlers, level and format."""
 
 Causes = Callable[[], list[Exit]]
 Ids = Callable[[], WrittenIds]
@@ -132,7 +132,7 @@ class Watchdog:
         self._movement = Movement()
         self._ids = ids or _as_the_server_asks
         self._places: list[ThreadPlace] = []
-        """At each look since the latest progress."""
+        """Places at each look since the latest progress."""
         self._calls = Calls()
         self._moved_s: float | None = None
         self._looked_s = 0.0
@@ -364,7 +364,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """At the latest look; None: it is not counted."""
+        """Number at the latest look; None: it is not counted."""
         self._at_progress: int | None = None
         self._looks_without = 0
         self._moved_s = 0.0

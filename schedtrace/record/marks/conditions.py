@@ -1,4 +1,4 @@
-"""Has a condition tell which part of it decided, what was compared there, and where its flags came from.
+"""Conditions that note which part of them decided, what was compared there, and where flags came from.
 
 Nothing is evaluated a second time, since a queue may change by being asked. The condition itself is
 rewritten: each part is evaluated where and when it always was, and its truth kept in a local variable.

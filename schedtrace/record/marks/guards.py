@@ -63,7 +63,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Registered:
-    """What installed packages have named."""
+    """Guards that installed packages have named."""
 
     guards: tuple[Guard, ...]
     failed: tuple[str, ...]

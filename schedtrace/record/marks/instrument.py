@@ -17,7 +17,7 @@ from schedtrace.record.marks.source import UnprovableError, copy_of, prove
 
 @dataclass(frozen=True)
 class Instrumented:
-    """What became of the ``schedule()`` methods of a scheduler class."""
+    """Result for the ``schedule()`` methods of a scheduler class."""
 
     classes: tuple[type, ...]
     """Subclasses of those whose ``schedule()`` notes its exits; to be put into the bases."""

@@ -35,7 +35,7 @@ class _Scope:
 
     loop: Loop | None = None
     nested: bool = False
-    """Within a loop of that loop: allocating again after each preemption."""
+    """Whether it is in a loop of that loop: allocating again after each preemption."""
     takes_head: bool = False
     """The loop takes whoever is first in the queue: a ``while``, not a ``for`` over all."""
     tests: tuple[tuple[ast.expr, bool], ...] = ()
