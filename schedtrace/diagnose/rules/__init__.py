@@ -105,8 +105,8 @@ def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
 
 
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE)
-"""Those that judge each engine by itself, by their code."""
+"""Rules that judge each engine by itself, by code."""
 RANK_RULES: dict[str, Rule[Ranks]] = _rules(_OF_ALL_RANKS)
-"""Those that judge all ranks of a run together, once."""
+"""Rules that judge all ranks of a run together, by code."""
 KINDS: dict[str, Rule[Any]] = {**RULES, **RANK_RULES, **_rules(_OF_REPLAYS)}
-"""All of them."""
+"""All rules by code."""

@@ -14,11 +14,11 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5
-"""Of the requests: so many that come in bursts are a load in bursts."""
+"""Share of requests that must come in bursts to make a load a bursty one."""
 
 
 class LateExample(StepExample, kw_only=True):
-    """One step and what it missed."""
+    """A step and the requests that it missed."""
 
     scheduled_requests: int
     """Number of requests that the step scheduled."""
@@ -35,7 +35,7 @@ class LateExample(StepExample, kw_only=True):
 
     @property
     def requests(self) -> int:
-        """Those that it had, and those that it missed."""
+        """Number of requests that the step scheduled or missed."""
         return self.scheduled_requests + self.late_requests
 
 

@@ -10,12 +10,12 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 
 FOUND_FROM_FRAC = 0.01
-"""Of the ranks' time."""
+"""Share of the ranks' time."""
 WARNING_FRAC = 0.25
 
 
 class RankDummies(msgspec.Struct, kw_only=True):
-    """One rank's dummy batches."""
+    """Dummy batches of a rank."""
 
     rank: int
     """Data-parallel rank."""
@@ -39,7 +39,7 @@ class DummyExample(StepExample, kw_only=True):
 
 
 class DummyBatches(Evidence, kw_only=True):
-    """How many there were, and how long they took."""
+    """Number of dummy batches, and their time."""
 
     batches: int
     """Number of dummy batches of all ranks."""

@@ -20,11 +20,11 @@ ADVICE = {
     "session": "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks",
     "finished": "look at the KV connector's other side: it does not fetch the blocks of finished requests",
 }
-"""Where all holders are of this kind."""
+"""Advice where all holders are of this kind."""
 
 
 class IdleHolders(Waited, kw_only=True):
-    """Who kept blocks; the run of steps is the longest."""
+    """Requests that kept blocks; the run of steps is the longest."""
 
     first_step: int
     """First step of the longest stretch."""

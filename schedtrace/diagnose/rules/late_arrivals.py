@@ -14,7 +14,7 @@ FOUND_FROM_FRAC = 0.01
 
 
 class ShortStep(StepExample, kw_only=True):
-    """One step that ran before all requests had arrived."""
+    """A step that ran before all requests had arrived."""
 
     total_requests: int
     """Number of requests that the step scheduled."""
@@ -70,18 +70,18 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
     Columns of ``timeline.steps``, ``to_come`` (requests that reached the scheduler after ``schedule()`` had
     returned) and ``spent_us`` (from the step's start to its output).
     """
-    came = (
+    arrivals = (
         timeline.arrivals.filter(~pl.col("streaming_update"))
         .select(_of("trial"), "queued_us")
         .sort("queued_us")
         .with_columns(came=pl.int_range(1, pl.len() + 1).over("of"), all=pl.len().over("of"))
     )
-    totals = came.select("of", "all").unique()
+    totals = arrivals.select("of", "all").unique()
     return (
         timeline.steps.with_columns(_of("trial"))
         .sort("end_us")
         .join_asof(
-            came.select("of", "queued_us", "came"),
+            arrivals.select("of", "queued_us", "came"),
             left_on="end_us",
             right_on="queued_us",
             by="of",

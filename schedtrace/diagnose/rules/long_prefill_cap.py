@@ -13,7 +13,7 @@ THRESHOLD = "long_prefill_token_threshold"
 
 
 class CappedStep(StepExample, kw_only=True):
-    """One step with capped chunks and budget left."""
+    """A step with capped chunks and budget left."""
 
     used_tokens: int
     """Tokens that the step scheduled."""
