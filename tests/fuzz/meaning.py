@@ -17,7 +17,7 @@ SHOWN = (
     *("preemption", "spec-decode", "parked-loads", "kv-bound", "head-of-line"),
     "never-fits",
     *("pipeline-bubbles", "rank-imbalance", "prefill-stall", "dummy-batches", "front-end", "refused-at-door"),
-    *("priority-inversion", "no-progress", "prefix-cache", "late-arrivals"),
+    *("priority-inversion", "no-progress", "prefix-cache", "arrival-limited"),
 )
 RUNS = [ROOT / "tests/docs/data/base", *(FINDINGS / name / "shows" for name in SHOWN)]
 DELTAS = ROOT / "tests/docs/data/deltas.jsonl"

@@ -25,7 +25,6 @@ from schedtrace.diagnose.rules import (
     idle_holders,
     interruption,
     kv_bound,
-    late_arrivals,
     long_prefill_cap,
     long_prompt,
     long_tail,
@@ -85,7 +84,6 @@ _OF_AN_ENGINE = (
     prefill_starves_decode,
     decode_starves_prefill,
     long_prefill_cap,
-    late_arrivals,
 )
 
 _OF_ALL_RANKS = (
