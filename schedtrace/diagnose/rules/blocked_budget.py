@@ -135,8 +135,7 @@ RULE = Rule(
         "max-num-seqs-bound",
         "other-limit",
         "head-of-line",
-        "parked-loads",
-        "idle-holders",
+        "kv-held-idle",
         "priority-inversion",
     ),
 )

@@ -206,8 +206,7 @@ RULE = Rule(
         "token-budget-bound",
         "max-num-seqs-bound",
         "other-limit",
-        "parked-loads",
-        "idle-holders",
+        "kv-held-idle",
     ),
     holds_up=True,
 )

@@ -53,6 +53,22 @@ def test_a_storm_is_a_degree_of_preemption(of):
     assert all(one.evidence.storm is None for one in of("preemption", "no-storm"))
 
 
+def test_finished_requests_keep_blocks_idly(of, recorded_words):
+    """Three finished requests keep 18 of 24 blocks until another engine fetches them."""
+    [finding] = of("kv-held-idle", "finished")
+    evidence = finding.evidence
+    assert (finding.cause, evidence.kind, evidence.holders, evidence.deadlock) == (
+        "kv_blocks",
+        "finished",
+        3,
+        False,
+    )
+    assert (evidence.first_step, evidence.last_step, evidence.idle_blocks) == (3, 22, 18)
+    assert (evidence.largest, evidence.largest_blocks) == ("prefill0", 6)
+    recorded_words(finding)
+    assert of("kv-held-idle", "fetched") == []
+
+
 FIGURES = {
     # The long prompt needs 15 blocks of the 9 left; the two behind it need 2 each, for 24 steps.
     "head-of-line": (
@@ -95,7 +111,7 @@ FIGURES = {
         {"request_id": "long", "prompt_tokens": 1500, "steps": 6, "requests": 3},
     ),
     # Three loads hold 5 blocks each.
-    "parked-loads": ({}, {"parked_requests": 3, "parked_blocks": 15}),
+    "kv-held-idle": ({"cause": "remote_kv_pending"}, {"parked_requests": 3, "parked_blocks": 15}),
     # Both seats belong to requests of priority 5 until these are done.
     "priority-inversion": (
         {"cause": "max_num_seqs"},
