@@ -25,7 +25,6 @@ from schedtrace.diagnose.rules import (
     interruption,
     kv_bound,
     kv_held_idle,
-    long_prefill_cap,
     long_prompt,
     long_tail,
     max_num_seqs_bound,
@@ -81,7 +80,6 @@ _OF_AN_ENGINE = (
     stall,
     prefill_starves_decode,
     decode_starves_prefill,
-    long_prefill_cap,
 )
 
 _OF_ALL_RANKS = (

@@ -397,10 +397,6 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "priority-inversion": (lambda: urgent(0), lambda: urgent(5)),
     "other-limit": (lambda: adapters(1), lambda: adapters(2)),
     "client-limited": (lambda: closed_loop(2), lambda: closed_loop(4)),
-    "long-prefill-cap": (
-        lambda: together(2, 200, 4, long_prefill_token_threshold=32),
-        lambda: together(2, 32, 4, long_prefill_token_threshold=32),
-    ),
     "prefill-starves-decode": (lambda: joined(200), lambda: joined(8)),
     "decode-starves-prefill": (
         lambda: joined(12, running=6, every=2, max_num_seqs=8, max_num_batched_tokens=8),

@@ -121,8 +121,6 @@ FIGURES = {
     "client-limited": ({}, {"clients": 2, "requests_per_s": None}),
     # With one adapter a batch, the three requests of the second adapter wait for those of the first.
     "other-limit": ({"cause": "lora_cap"}, {"requests": 3, "refused_steps": 12}),
-    # Two prompts of 200 tokens in chunks of 32: six steps of 64 where two of 256 would have done.
-    "long-prefill-cap": ({"count": 6}, {"steps_if_full": 2, "examples.0.used_tokens": 64}),
     # 10 us a token, made up.
     "prefill-starves-decode": (
         {"count": 8, "tokens": 8 * 200},
