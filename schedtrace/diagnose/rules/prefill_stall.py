@@ -149,7 +149,7 @@ def _ranks(ranks: Ranks, stalls: PrefillStalls, blamed: pl.DataFrame) -> list[Ra
             prefill_passes=prefills_of.get(rank, 0),
             stalled_others_ms=caused_of.get(rank, 0.0) / 1e3,
         )
-        for rank in (one.number for one in ranks.each)
+        for rank in (engine.number for engine in ranks.each)
     ]
 
 

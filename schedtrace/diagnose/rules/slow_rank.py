@@ -126,12 +126,12 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
             if other != number and own.knows(pace.work):
                 works = {other: pace.work} | ({number: own.work} if pace.knows(own.work) else {})
                 ratios.append(
-                    [own.expected_us(one) / max(1.0, pace.expected_us(one)) for one in works.values()]
+                    [own.expected_us(work) / max(1.0, pace.expected_us(work)) for work in works.values()]
                 )
                 compared.setdefault(number, [*works.items()][-1])
         if ratios:
-            factors[number] = median(sum(one) / len(one) for one in ratios)
-            least[number] = median(min(one) for one in ratios)
+            factors[number] = median(sum(per_work) / len(per_work) for per_work in ratios)
+            least[number] = median(min(per_work) for per_work in ratios)
     if not factors:
         return None
     slowest = max(factors, key=lambda number: factors[number])
@@ -139,7 +139,7 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
     if least[slowest] < max(SLOW_FACTOR, 1 + ERRORS * error):
         return None
     pace, factor, (whose, work) = paces[slowest], factors[slowest], compared[slowest]
-    others_us = median(one.expected_us(work) for number, one in paces.items() if number != slowest)
+    others_us = median(peer.expected_us(work) for number, peer in paces.items() if number != slowest)
     lost = sum(rank.requests_us for rank in ranks.each if rank.number == slowest) * (1 - 1 / factor)
     evidence = SlowRank(
         rank=slowest,
@@ -174,7 +174,7 @@ def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
     ).with_columns(more_us=pl.col("length_us") - base)
     candidates = []
     for number in numbers:
-        name, others = str(number), pl.max_horizontal(str(one) for one in numbers if one != number)
+        name, others = str(number), pl.max_horizontal(str(peer) for peer in numbers if peer != number)
         alike = _as_long(tokens.with_columns(others=others), name)
         if min(alike.select((pl.col(name, "others") > 0).sum()).row(0)) < FEWEST_PASSES:
             continue
@@ -214,7 +214,7 @@ def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
 
     A prefill's first token costs more than its last: per token, short prompts look slow.
     """
-    own, rest = (tokens.filter(pl.col(one) == pl.col("most"))["most"] for one in (name, "others"))
+    own, rest = (tokens.filter(pl.col(column) == pl.col("most"))["most"] for column in (name, "others"))
     if own.is_empty() or rest.is_empty():
         return tokens.clear()
     least, most = max(own.min(), rest.min()), min(own.max(), rest.max())  # type: ignore[type-var]  # integers

@@ -140,11 +140,11 @@ class Stalls(Evidence, kw_only=True):
 def _find(timeline: Timeline) -> list[Finding]:
     long = (pl.col("steps") >= FEWEST_STEPS) | (pl.col("stalled_us") >= LONG_US)
     stalls = empty_steps(timeline).filter(long)
-    found = [
+    findings = [
         _finding(timeline, str(cause), rows)
         for (cause,), rows in stalls.group_by("cause", maintain_order=True)
     ]
-    return sorted(found, key=lambda finding: -finding.count)
+    return sorted(findings, key=lambda finding: -finding.count)
 
 
 def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
