@@ -30,7 +30,7 @@ def why_it_varies(default: list[RunReport], prequeued: list[RunReport]) -> str:
         return "In these runs no step was small for want of arrivals: this is not the thread's case."
     late = [f for report in default for f in report.every_finding() if f.code == "arrival-limited"]
     requests = sum(finding.evidence.late_requests for finding in late)
-    latest_ms = max(finding.evidence.late_us_max for finding in late) / 1e3
+    latest_ms = max(finding.evidence.late_us_max or 0 for finding in late) / 1e3
     again = sum(count_of(report, "arrival-limited") for report in prequeued)
     sent = sum(finding.evidence.on_their_way for finding in late)
     return (

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
 
 from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
+from schedtrace.model.causes import Cap
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Configured
 from schedtrace.model.message import NOTHING, Message, Number, given, joined
 from schedtrace.model.report import Advice, EffectiveSetting, Finding
@@ -113,6 +114,17 @@ FEWEST_REQUESTS = 10
 """Prompts that must have come before "no hit in the prefix cache" says anything."""
 
 
+class CappedSteps(NamedTuple):
+    """Steps that left budget unused because ``long_prefill_token_threshold`` capped chunks."""
+
+    steps: int
+    """Number of these steps."""
+    withheld_tokens: int
+    """Tokens that prompts wanted, the budget had left and the threshold withheld."""
+    full_steps: int
+    """Number of full steps that the tokens of these steps would have needed, trial by trial."""
+
+
 @dataclass(frozen=True)
 class Use:
     """The most that one engine used, and how long one looked."""
@@ -125,6 +137,25 @@ class Use:
     """Most requests at once."""
     admitted: int
     cached_tokens: int
+    capped: CappedSteps
+
+
+def capped_steps(timeline: Timeline) -> CappedSteps:
+    """Return the steps with budget left in which the threshold, or its adaptive form, capped chunks."""
+    capped = (
+        timeline.caps.filter(pl.col("cap").is_in([Cap.LONG_PREFILL, Cap.LONG_PREFILL_ADAPTIVE]))
+        .filter(pl.col("remaining_budget") > 0)
+        .group_by("step", maintain_order=True)
+        .agg(withheld=(pl.col("wanted_tokens") - pl.col("capped_tokens")).sum())
+        .join(timeline.steps, on="step", maintain_order="left")
+        .with_columns(withheld=pl.min_horizontal("withheld", "remaining_budget"))
+    )
+    used_tokens = capped.group_by("trial").agg(pl.col("used_tokens").sum())["used_tokens"]
+    return CappedSteps(
+        steps=capped.height,
+        withheld_tokens=int(capped["withheld"].sum()),
+        full_steps=sum(-(-used // timeline.token_budget) for used in used_tokens),
+    )
 
 
 def use_of(timeline: Timeline) -> Use | None:
@@ -142,6 +173,7 @@ def use_of(timeline: Timeline) -> Use | None:
         most_running=most_running,
         admitted=int(steps["num_new"].sum() or 0),
         cached_tokens=int(steps["cached_tokens"].sum() or 0),
+        capped=capped_steps(timeline),
     )
 
 
@@ -158,11 +190,27 @@ def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
         requests = max(engine.most_running for engine in engines)
         if _little(requests, setting, engines) is not None:
             return say("at most {requests:n request} ran at once", requests=requests)
+    if setting.name == "long_prefill_token_threshold":
+        return _capped([engine.capped for engine in engines])
     if setting.name == "enable_prefix_caching" and setting.value:
         requests = sum(engine.admitted for engine in engines)
         if requests >= FEWEST_REQUESTS and not any(engine.cached_tokens for engine in engines):
             return say("none of {requests:n request} found a cached token", requests=requests)
     return NOTHING
+
+
+def _capped(engines: Sequence[CappedSteps]) -> Message:
+    """Say what the capped chunks left unused; nothing where none was capped."""
+    steps = sum(engine.steps for engine in engines)
+    if not steps:
+        return NOTHING
+    return say(
+        "it capped chunks in {steps:n step}, which left {tokens:n token} unused on average that the prompts "
+        "wanted; full steps would have needed {full_steps:n step} for the same work",
+        steps=steps,
+        tokens=round(sum(engine.withheld_tokens for engine in engines) / steps),
+        full_steps=sum(engine.full_steps for engine in engines),
+    )
 
 
 def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:

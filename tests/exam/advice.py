@@ -23,7 +23,7 @@ LEAST_CUT = 0.25
 MOST_LOSS = 0.1
 """By which share of it all requests' time may grow instead."""
 BUDGET = ("token_budget", "input_budget", "chunked_prefill_off")
-WAITS_OF = {"token-budget-bound": BUDGET, "long-prompt": BUDGET, "parked-loads": ("kv_blocks",)}
+WAITS_OF = {"token-budget-bound": BUDGET, "long-prompt": BUDGET, "kv-held-idle": ("kv_blocks",)}
 """Findings that promise to cut other waits than that for their own cause."""
 UNITS = {
     "prefill-starves-decode": "ms longest pause",

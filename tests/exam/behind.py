@@ -140,7 +140,7 @@ def parts(engine, name, begins, *, prompt, every_us, us=0):
 
 @case(
     "113-sessions-wait-for-each-other",
-    "idle-holders",
+    "kv-held-idle",
     engine=SESSIONS,
     says=HOLD,
     exits={"kv_blocks": 100},
@@ -156,7 +156,7 @@ def sessions_wait_for_each_other(engine):
 
 @case(
     "113b-sessions-and-chats",
-    "idle-holders",
+    "kv-held-idle",
     engine={**SESSIONS, "num_blocks": 151, "async_scheduling": True},
     says=HOLD,
     exits={"kv_blocks": 100},
@@ -174,7 +174,7 @@ def sessions_and_chats(engine):
 
 @case(
     "113d-nobody-fetches",
-    "idle-holders",
+    "kv-held-idle",
     engine={"num_blocks": 201, "max_model_len": 2048, "kv_transfer_config": KV},
     says=(r"finished request", r"(hold|keep|kept)[^.]*blocks", r"fetch"),
     silent=(r"each other", r"deadlock"),

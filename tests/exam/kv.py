@@ -167,7 +167,7 @@ def loaded(engine, us, request_id, prompt, outputs):
 
 @case(
     "15-parked-loads",
-    "parked-loads",
+    "kv-held-idle",
     engine={"num_blocks": 101, "kv_transfer_config": KV},
     says=(r"load|remote", r"block"),
     exits={"kv_blocks": 20, "remote_kv_pending": 100},
@@ -201,7 +201,7 @@ def remote_kv_is_late(engine):
 @case(
     "15c-loads-that-never-come",
     "waiting-remote-kv-pending",
-    "parked-loads",
+    "kv-held-idle",
     engine={"kv_transfer_config": KV, "async_scheduling": True},
     says=(r"lost-", r"remote|KV (transfer|load)"),
     exits={"remote_kv_pending": 100},

@@ -14,10 +14,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "tests/data/findings"
 SHOWN = (
-    *("preemption", "spec-decode", "parked-loads", "kv-bound", "head-of-line"),
+    *("preemption", "spec-decode", "kv-held-idle", "kv-bound", "head-of-line"),
     "never-fits",
     *("pipeline-bubbles", "rank-imbalance", "prefill-stall", "dummy-batches", "front-end", "refused-at-door"),
-    *("priority-inversion", "no-progress", "prefix-cache", "late-arrivals"),
+    *("priority-inversion", "no-progress", "prefix-cache", "arrival-limited"),
 )
 RUNS = [ROOT / "tests/docs/data/base", *(FINDINGS / name / "shows" for name in SHOWN)]
 DELTAS = ROOT / "tests/docs/data/deltas.jsonl"

@@ -23,18 +23,15 @@ from schedtrace.diagnose.rules import (
     dummy_batches,
     front_end,
     head_of_line,
-    idle_holders,
     interruption,
     kv_bound,
-    late_arrivals,
-    long_prefill_cap,
+    kv_held_idle,
     long_prompt,
     long_tail,
     max_num_seqs_bound,
     never_fits,
     no_progress,
     other_limit,
-    parked_loads,
     pipeline_bubbles,
     preemption,
     prefill_stall,
@@ -62,8 +59,7 @@ _OF_AN_ENGINE = (
     token_budget_bound,
     long_prompt,
     head_of_line,
-    parked_loads,
-    idle_holders,
+    kv_held_idle,
     priority_inversion,
     other_limit,
     interruption,
@@ -85,8 +81,6 @@ _OF_AN_ENGINE = (
     stall,
     prefill_starves_decode,
     decode_starves_prefill,
-    long_prefill_cap,
-    late_arrivals,
 )
 
 _OF_ALL_RANKS = (
@@ -111,8 +105,8 @@ FROM_PACKAGES: dict[str, Rule[Timeline]] = {
 }
 """Rules that other packages name (``diagnose/package_rules.py``), by their code."""
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | FROM_PACKAGES
-"""Those that judge each engine by itself, by their code."""
+"""Rules that judge each engine by itself, by code."""
 RANK_RULES: dict[str, Rule[Ranks]] = _rules(_OF_ALL_RANKS)
-"""Those that judge all ranks of a run together, once."""
+"""Rules that judge all ranks of a run together, by code."""
 KINDS: dict[str, Rule[Any]] = _OWN | FROM_PACKAGES
-"""All of them."""
+"""All rules by code."""

@@ -19,17 +19,17 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.unrecorded import recorded
 
 FEWEST = 3
-"""Of fewer requests no pattern can be told."""
+"""Fewest aborted requests that can show a pattern."""
 SAME_AGE_FRAC = 0.1
 """Ages that differ by less than a tenth are a client's timeout."""
 SOON_FRAC = 0.1
 """A retry follows within a tenth of what the client had waited."""
 MOST_FRAC = 0.5
-"""So many of them show a pattern."""
+"""Share of aborted requests that shows a pattern."""
 
 
 class AbortExample(msgspec.Struct, kw_only=True):
-    """One aborted request."""
+    """An aborted request."""
 
     request_id: str
     """vLLM's id of the request."""
@@ -72,10 +72,10 @@ class Aborts(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    known = timeline.known_requests.filter(~pl.col("streaming_update"))
+    requests = timeline.known_requests.filter(~pl.col("streaming_update"))
     aborted = (
         timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule"))
-        .join(known.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
+        .join(requests.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
         .with_columns(
             us=pl.coalesce("abort_us", "finished_us"),
             since=pl.coalesce("arrived_us_of_arrival", "queued_us_of_arrival"),
@@ -99,7 +99,7 @@ def _find(timeline: Timeline) -> Findings:
     spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     evidence = Aborts(
         aborted=aborted.height,
-        requests=known.height,
+        requests=requests.height,
         time_ms=time_us / 1e3,
         computed_tokens=int(states["tokens"].sum()),
         output_tokens=int(aborted["output_tokens"].sum()),
@@ -147,23 +147,23 @@ def _find(timeline: Timeline) -> Findings:
     )
 
 
-def _retries(aborted: pl.DataFrame, came: pl.DataFrame) -> tuple[dict[str, str], bool]:
+def _retries(aborted: pl.DataFrame, arrivals: pl.DataFrame) -> tuple[dict[str, str], bool]:
     """Aborted request to the one that came at once with the same prompt, and whether hashes tell so.
 
     Where no hashes are recorded, it is a request with as many prompt and output tokens.
     """
     columns = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
-    by_content = came["prefix_hashes"].drop_nulls().len() > 0
+    by_content = arrivals["prefix_hashes"].drop_nulls().len() > 0
     waiting: dict[Any, list[tuple[int, str]]] = defaultdict(list)
-    for row in came.select("request_id", "queued_us", *columns).iter_rows():
+    for row in arrivals.select("request_id", "queued_us", *columns).iter_rows():
         insort(waiting[row[2:]], (row[1], row[0]))
-    found: dict[str, str] = {}
+    retries: dict[str, str] = {}
     for name, us, age, *like in aborted.select("request_id", "us", "age", *columns).iter_rows():
-        others = waiting[tuple(like)]
-        at = bisect_left(others, (us, ""))
-        if at < len(others) and others[at][0] - us <= SOON_FRAC * age and others[at][1] != name:
-            found[name] = others.pop(at)[1]
-    return found, by_content
+        candidates = waiting[tuple(like)]
+        at = bisect_left(candidates, (us, ""))
+        if at < len(candidates) and candidates[at][0] - us <= SOON_FRAC * age and candidates[at][1] != name:
+            retries[name] = candidates.pop(at)[1]
+    return retries, by_content
 
 
 RULE = Rule(

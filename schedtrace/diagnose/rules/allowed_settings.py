@@ -20,9 +20,9 @@ from schedtrace.timeline.timeline import Timeline
 UNITS = {"G": 2**30, "M": 2**20, "K": 2**10}
 """Suffixes of vLLM's options; a fraction before one of them is refused."""
 LEAST_UNITS = 16
-"""Of a suffix: with fewer, rounding up would ask for much more than is needed."""
+"""Fewest units of a suffix: with fewer, rounding up would ask for much more than is needed."""
 LEAST_COST = 0.01
-"""Of a step: what all running requests together add less than this is not seen."""
+"""Smallest share of a step that all running requests together must add to be visible."""
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 BATCHED_TOKENS = Setting("--max-num-batched-tokens")
@@ -35,7 +35,7 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
     A finding whose first advice goes loses its gain with it, since that is what this advice would gain. Where
     it is not recorded whether vLLM chose the present value itself, the advice says so.
     """
-    kept: list[Advice] = []
+    accepted: list[Advice] = []
     refuted: list[Message] = []
     for advice in finding.advice:
         check = _CHECKS.get(advice.setting or "")
@@ -45,14 +45,14 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
             refuted.append(say("{option:setting} is no choice here: {why}.", option=option, why=why))
         elif _unsure(timeline, advice):
             unsure = "{advice}; whether vLLM itself keeps it off here is not recorded"
-            kept.append(msgspec.structs.replace(advice, message=say(unsure, advice=advice.message)))
+            accepted.append(msgspec.structs.replace(advice, message=say(unsure, advice=advice.message)))
         else:
-            kept.append(advice)
-    if not refuted and kept == finding.advice:
+            accepted.append(advice)
+    if not refuted and accepted == finding.advice:
         return finding
-    gone = not kept or kept[0].setting != finding.advice[0].setting
+    gone = not accepted or accepted[0].setting != finding.advice[0].setting
     gain = None if gone else finding.gain
-    return msgspec.structs.replace(finding, advice=kept, gain=gain, refuted=[*finding.refuted, *refuted])
+    return msgspec.structs.replace(finding, advice=accepted, gain=gain, refuted=[*finding.refuted, *refuted])
 
 
 def chosen_by_vllm(timeline: Timeline, name: str) -> bool | None:
@@ -109,10 +109,10 @@ def _tokens(timeline: Timeline, value: Any) -> Message:
 
 
 def _adapters(timeline: Timeline, value: Any) -> Message:
-    """Where ``max_cpu_loras`` is not given, it follows ``max_loras``."""
+    """Say why vLLM refuses so many LoRA adapters; an unset ``max_cpu_loras`` follows ``max_loras``."""
     most, now = (timeline.header.settings.get(f"lora_config.max_{name}") for name in ("cpu_loras", "loras"))
-    given = isinstance(most, int) and most != now
-    return _above(value, most if given else None, Setting("--max-cpu-loras"))
+    is_set = isinstance(most, int) and most != now
+    return _above(value, most if is_set else None, Setting("--max-cpu-loras"))
 
 
 def _block_size(timeline: Timeline, _: Any) -> Message:
@@ -156,13 +156,13 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     wanted = _bytes_of(timeline, blocks)
     if cpu and (gib := settings.get(f"environment.{SPACE}")):
         return say("{space}, in GiB", space=_typed(SPACE, wanted and -(-wanted // UNITS["G"]), gib))
-    given = settings.get("cache_config.kv_cache_memory_bytes")
+    configured = settings.get("cache_config.kv_cache_memory_bytes")
     memory = _typed(
         "--kv-cache-memory-bytes",
         wanted and typed_bytes(wanted),
-        typed_bytes(given, exact=True) if isinstance(given, int) and given > 0 else None,
+        typed_bytes(configured, exact=True) if isinstance(configured, int) and configured > 0 else None,
     )
-    if cpu or given:
+    if cpu or configured:
         return memory
     share = settings.get("cache_config.gpu_memory_utilization")
     more = _more_of_gpu(timeline, blocks)
@@ -187,7 +187,7 @@ def _typed(option: str, value: object, now: object) -> Message:
 
 
 def typed_bytes(count: int, *, exact: bool = False) -> str:
-    """So many bytes as vLLM's options take them, rounded up: ``32M``.
+    """Return a number of bytes as vLLM's options take it, rounded up: ``32M``.
 
     Args:
         count: More than 0.
@@ -202,13 +202,13 @@ def typed_bytes(count: int, *, exact: bool = False) -> str:
 def _bytes_of(timeline: Timeline, blocks: int | None) -> int | None:
     """Memory of so many blocks on each device; None: not recorded, or the stages of a pipeline differ."""
     header = timeline.header
-    given, total = header.settings.get("cache_config.kv_cache_memory_bytes"), header.kv_blocks_total
+    configured, total = header.settings.get("cache_config.kv_cache_memory_bytes"), header.kv_blocks_total
     if blocks is None or (header.pipeline_parallel_size or 1) > 1:
         return None
     if header.kv_block_bytes:
         return blocks * header.kv_block_bytes
-    if isinstance(given, int) and total:  # an older trace: a block has at most this
-        return -(-blocks * given // total)
+    if isinstance(configured, int) and total:  # an older trace: a block has at most this
+        return -(-blocks * configured // total)
     return None
 
 
@@ -265,7 +265,7 @@ def threshold(timeline: Timeline) -> int:
 
 
 def replayed(setting: Setting) -> Advice:
-    """Of what moves waits from one request to others: only a replay tells whether a value of it helps."""
+    """Return advice on a setting that moves waits between requests: only a replay shows a good value."""
     return advise(
         "{option}, if a replay of this load shows a value that helps: {command:code}",
         option=setting,

@@ -1,24 +1,34 @@
 """``arrival-limited``: the step was small because requests had not arrived yet; none was refused."""
 
+import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5
-"""Of the requests: so many that come in bursts are a load in bursts."""
+"""Share of requests that must come in bursts to make a load a bursty one."""
+SLOW_HANDOVER_FRAC = 0.01
+"""Share of the busy time of short steps: less does not move throughput."""
+HANDOVER = (
+    "{steps:n step} ran with tokens and seats to spare and no request waiting, while up to "
+    "{to_come:n request} of the same trial had not arrived: {spent_ms:ms}, {spent_frac:%} of the busy time. "
+    "They used {budget_used_frac:%} of the budget on average. The front end took {handed_over_ms:ms} to hand "
+    "over the requests of a trial."
+)
+"""Sentences about the fields of ``Handover``."""
 
 
 class LateExample(StepExample, kw_only=True):
-    """One step and what it missed."""
+    """A step and the requests that it missed."""
 
     scheduled_requests: int
     """Number of requests that the step scheduled."""
@@ -35,8 +45,25 @@ class LateExample(StepExample, kw_only=True):
 
     @property
     def requests(self) -> int:
-        """Those that it had, and those that it missed."""
+        """Number of requests that the step scheduled or missed."""
         return self.scheduled_requests + self.late_requests
+
+
+class Handover(msgspec.Struct, kw_only=True):
+    """Short steps of a run whose requests all exist from the start, and how long the front end took."""
+
+    steps: int
+    """Number of steps that nothing limited except that requests of their trial had not arrived."""
+    to_come: int
+    """Most requests of the trial that were still to come at such a step."""
+    spent_ms: float
+    """Time of these steps, from start to output."""
+    spent_frac: float
+    """Share of the busy time."""
+    budget_used_frac: float
+    """Mean share of the token budget that these steps used."""
+    handed_over_ms: float
+    """Mean time over the trials from the first request in the scheduler to the last one."""
 
 
 class LateRequests(Evidence, kw_only=True):
@@ -44,26 +71,43 @@ class LateRequests(Evidence, kw_only=True):
 
     late_requests: int
     """Number of requests that came too late for a step."""
-    late_us_max: int
+    late_us_max: int | None
     """Latest of their arrivals at the front end, since the end of the ``schedule()`` that missed them.
-    Negative: the request was at the front end before, but not in the scheduler."""
+    Negative: the request was at the front end before, but not in the scheduler. None: no request was late."""
     on_their_way: int
     """Number of late requests that were at the front end when ``schedule()`` ended."""
     extra_steps: int
     """Number of later steps that first scheduled late requests; they may have run other requests, too."""
     extra_steps_us: int
     """Time of these steps from start to output, added up."""
+    handover: Handover | None
+    """Short steps; None: they took too little of the run, or requests came as clients sent them."""
     examples: list[LateExample]
     """Steps with most late requests."""
 
 
 def _find(timeline: Timeline) -> Findings:
-    late = late_requests(timeline)
-    if late.is_empty():
-        return
+    late, handover = late_requests(timeline), _handover(timeline)
+    if late.height:
+        yield _late_finding(timeline, late, handover)
+    elif handover is not None:
+        short = short_steps(timeline)
+        yield step_finding(
+            timeline,
+            short,
+            _evidence(timeline, late, handover),
+            severity="info",
+            cause=Cause.QUEUE_EMPTY,
+            via=str(short["waiting_via"].unique().sort()[0]),
+            tokens=int(short["remaining_budget"].sum()),
+            message=say(HANDOVER, handover),
+        )
+
+
+def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | None) -> Finding:
     share = _share(timeline, late)
-    evidence = _evidence(timeline, late)
-    yield step_finding(
+    evidence = _evidence(timeline, late, handover)
+    return step_finding(
         timeline,
         late.select("step", "trial").unique(),
         evidence,
@@ -82,8 +126,11 @@ def _find(timeline: Timeline) -> Findings:
         "[; {on_their_way:n} of them had reached it when schedule() ended].] "
         "[vLLM first scheduled them in {extra_steps:n later step}"
         "[ that took {extra_steps_us:us} in total].]"
-        "[{extra_steps:!}None of them was scheduled before the trace ended.]",
-        values={"late": evidence.on_their_way < evidence.late_requests},
+        "[{extra_steps:!}None of them was scheduled before the trace ended.][ {of_handover}]",
+        values={
+            "late": evidence.on_their_way < evidence.late_requests,
+            "of_handover": say(HANDOVER, handover) if handover else NOTHING,
+        },
         advice=[] if share is None else [_advice(timeline)],
         example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
         "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
@@ -154,7 +201,7 @@ def _advice(timeline: Timeline) -> Advice:
     )
 
 
-def _evidence(timeline: Timeline, late: pl.DataFrame) -> LateRequests:
+def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None) -> LateRequests:
     first_seen = (
         timeline.admitted.lazy()
         .filter(pl.col("phase") == "new")
@@ -166,10 +213,11 @@ def _evidence(timeline: Timeline, late: pl.DataFrame) -> LateRequests:
     lateness = late["late_us"]
     return LateRequests(
         late_requests=late.height,
-        late_us_max=int(lateness.max()),  # type: ignore[arg-type]  # likewise
+        late_us_max=int(lateness.max()) if late.height else None,  # type: ignore[arg-type]  # integers
         on_their_way=late.filter(pl.col("late_us") <= 0).height,
         extra_steps=extra.height,
         extra_steps_us=int(extra.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0),
+        handover=handover,
         examples=_examples(late),
     )
 
@@ -230,10 +278,88 @@ def _examples(late: pl.DataFrame) -> list[LateExample]:
     return LateExample.largest(rows, "late_requests")
 
 
+def _handover(timeline: Timeline) -> Handover | None:
+    """Return what short steps took; None where requests do not all exist from the start, or it is little."""
+    if not timeline.closed_workload or not timeline.busy_us:
+        return None
+    short = short_steps(timeline)
+    spent_us = int(short["spent_us"].sum() or 0)
+    if spent_us / timeline.busy_us < SLOW_HANDOVER_FRAC:
+        return None
+    return Handover(
+        steps=short.height,
+        to_come=int(short["to_come"].max()),  # type: ignore[arg-type]  # an integer column with rows
+        spent_ms=spent_us / 1e3,
+        spent_frac=spent_us / timeline.busy_us,
+        budget_used_frac=float(short["use_frac"].sum()) / short.height,
+        handed_over_ms=_handed_over_us(timeline) / 1e3,
+    )
+
+
+def short_steps(timeline: Timeline) -> pl.DataFrame:
+    """Return working steps that nothing limited except that requests of their trial had not arrived.
+
+    Columns of ``timeline.steps``, ``to_come`` (requests that reached the scheduler after ``schedule()`` had
+    returned) and ``spent_us`` (from the step's start to its output).
+    """
+    arrivals = (
+        timeline.arrivals.filter(~pl.col("streaming_update"))
+        .select(_of("trial"), "queued_us")
+        .sort("queued_us")
+        .with_columns(came=pl.int_range(1, pl.len() + 1).over("of"), all=pl.len().over("of"))
+    )
+    totals = arrivals.select("of", "all").unique()
+    return (
+        timeline.steps.with_columns(_of("trial"))
+        .sort("end_us")
+        .join_asof(
+            arrivals.select("of", "queued_us", "came"),
+            left_on="end_us",
+            right_on="queued_us",
+            by="of",
+            check_sortedness=False,
+        )
+        .join(totals, on="of", how="left", maintain_order="left")
+        .with_columns(
+            to_come=pl.col("all").fill_null(0).cast(pl.Int64) - pl.col("came").fill_null(0),
+            spent_us=pl.col("output_us") - pl.col("start_us"),
+        )
+        .filter(
+            (pl.col("to_come") > 0)
+            & (pl.col("total_requests") > 0)
+            & (pl.col("eligible_after") == 0)
+            & (pl.col("remaining_budget") > 0)
+            & (pl.col("num_running_after") < timeline.seats)
+            & pl.col("spent_us").is_not_null()
+        )
+        .sort("step")
+    )
+
+
+def _of(trial: str) -> pl.Expr:
+    """Return the trial; a trace without trials is a single one, and null equals nothing in a join."""
+    return pl.col(trial).fill_null(-1).alias("of")
+
+
+def _handed_over_us(timeline: Timeline) -> float:
+    """Return the mean over the trials from the first request in the scheduler to the last one."""
+    spans = timeline.arrivals.group_by("trial").agg(pl.col("queued_us").max() - pl.col("queued_us").min())
+    return float(spans["queued_us"].mean() or 0)  # type: ignore[arg-type]  # a mean of integers
+
+
+def _short_frac(finding: Finding) -> float | None:
+    """Return the share of short steps where the finding is about these alone."""
+    evidence = finding.evidence
+    if not isinstance(evidence, LateRequests) or evidence.late_requests or evidence.handover is None:
+        return None
+    return evidence.handover.spent_frac
+
+
 RULE = Rule(
     code="arrival-limited",
     summary="steps were small because requests had not reached the scheduler yet; no request was refused",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS}),
     find=_find,
     quiet=4,
+    threshold=Threshold(SLOW_HANDOVER_FRAC, _short_frac),
 )

@@ -11,11 +11,11 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 
 WARNING_FRAC = 0.05
-"""Of the time of all passes, saved at most."""
+"""Share of all passes' time, saved at most, from which it is a warning."""
 
 
 class AlonePrefill(StepExample, kw_only=True):
-    """One common step in which one rank alone prefilled, with that rank's step."""
+    """A common step in which a single rank prefilled, with that rank's step."""
 
     rank: int
     """Rank that prefilled."""

@@ -17,7 +17,7 @@ _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause
 
 
 class BlockedStep(StepExample, kw_only=True):
-    """One step that left budget while requests waited."""
+    """A step that left budget while requests waited."""
 
     request_id: str | None
     """Request that the exit names; None: it names none."""
@@ -34,7 +34,7 @@ class BlockedStep(StepExample, kw_only=True):
 
     @property
     def free(self) -> Message:
-        """Nothing where the trace does not record it."""
+        """Free KV blocks as part of a sentence; empty if the trace does not record them."""
         if self.kv_blocks_free_after is None:
             return NOTHING
         return say(", {kv_blocks_free_after:n KV block} free", self)
@@ -66,11 +66,11 @@ def _find(timeline: Timeline) -> list[Finding]:
         ),
         limit=pl.when(pl.col("waiting_cause").is_in(list(_LIMITS))).then("waiting_detail"),
     )
-    found = [
+    findings = [
         _finding(timeline, str(cause), None if limit is None else str(limit), steps)
         for (cause, limit), steps in blocked.group_by("waiting_cause", "limit", maintain_order=True)
     ]
-    return sorted(found, key=lambda finding: -finding.tokens)
+    return sorted(findings, key=lambda finding: -finding.tokens)
 
 
 def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFrame) -> Finding:
@@ -114,11 +114,11 @@ def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
 
 
 def _could_have_used(steps: pl.DataFrame) -> Message:
-    """How much budget the waiting requests could have used, had the cause not stood in the way."""
-    known = steps.filter(pl.col("waiting_tokens_after").is_not_null())
-    if known.is_empty():
+    """Say how much budget the waiting requests could have used without this cause."""
+    counted = steps.filter(pl.col("waiting_tokens_after").is_not_null())
+    if counted.is_empty():
         return say("The trace does not record how many tokens they wanted.")
-    mean = known["unused"].sum() / known.height
+    mean = counted["unused"].sum() / counted.height
     return say(
         "Otherwise each step could have scheduled {tokens:n token} more on average.",
         tokens=round(mean),
@@ -135,8 +135,7 @@ RULE = Rule(
         "max-num-seqs-bound",
         "other-limit",
         "head-of-line",
-        "parked-loads",
-        "idle-holders",
+        "kv-held-idle",
         "priority-inversion",
     ),
 )

@@ -13,7 +13,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 class MissedExample(StepExample, kw_only=True):
-    """One step and the next."""
+    """A step and the next one."""
 
     next_step: int
     """Number of the next step."""

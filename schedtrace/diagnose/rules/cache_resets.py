@@ -13,7 +13,7 @@ KEYS = " The resets dropped {prefix_keys:n cached block} that later prompts coul
 
 
 class Reset(StepExample, kw_only=True):
-    """One reset: ``step`` is the first one afterwards."""
+    """A reset: ``step`` is the first one afterwards."""
 
     preempted: int
     """Number of requests that the reset preempted."""
@@ -45,7 +45,7 @@ class Resets(Evidence, kw_only=True):
 
     @property
     def repeated(self) -> bool:
-        """Some request was preempted by more than one."""
+        """True if some request was preempted by several resets."""
         return self.most_times > 1
 
 
@@ -61,8 +61,8 @@ def _find(timeline: Timeline) -> Findings:
         .sort("lost_tokens", "step", descending=[True, False])
     )
     often = taken["request_id"].value_counts().sort("count", "request_id", descending=[True, False])
-    known = timeline.controls.filter((pl.col("control") == "reset_prefix_cache") & ~pl.col("failed"))
-    keys = known["prefix_keys"].drop_nulls()
+    resets = timeline.controls.filter((pl.col("control") == "reset_prefix_cache") & ~pl.col("failed"))
+    keys = resets["prefix_keys"].drop_nulls()
     evidence = Resets(
         resets=each.height,
         preempted=taken.height,

@@ -23,7 +23,7 @@ RESOLVED_FRAC = 0.005
 
 
 class StepExample(msgspec.Struct, kw_only=True):
-    """One case of a finding, at one step."""
+    """A case of a finding, at a step."""
 
     step: int
     """Number of the step."""
@@ -97,13 +97,13 @@ class Cost:
     """Time that a finding cost, by the step-time model."""
 
     ms: float | None = None
-    """None: there is no model, or it does not resolve so little."""
+    """Time in milliseconds; None: there is no model, or it does not resolve so little."""
     frac: float | None = None
     """``ms`` as a share of the busy time."""
     error_frac: float | None = None
     """Typical relative error of the model."""
     unresolved: bool = False
-    """There is an estimate, but it is smaller than the model's error and under 1 % of the run."""
+    """True if the estimate is smaller than the model's error and under 1 % of the run."""
 
     def severity(self, *, unknown: str) -> str:
         """Severity by cost; ``unknown`` where there is no estimate."""
@@ -261,7 +261,7 @@ def advise(
     costs: str | Message = NOTHING,
     **values: Worded,
 ) -> Advice:
-    """One thing to do.
+    """Return a piece of advice.
 
     Args:
         words: A template with these fields and values; it may also name ``value``, and ``option``: how the
@@ -370,12 +370,12 @@ def in_trials(timeline: Timeline, trials: list[int]) -> Message:
 
 def listed(parts: list[Message], last: str = "and") -> Message:
     """``a, b and c``; parts that say nothing are left out."""
-    said = [part for part in parts if part]
-    return joined([joined(said[:-1], ", "), *said[-1:]], f" {last} ")
+    filled = [part for part in parts if part]
+    return joined([joined(filled[:-1], ", "), *filled[-1:]], f" {last} ")
 
 
 WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
-"""Of ``LongestWaited``."""
+"""Sentence about the fields of ``LongestWaited``."""
 
 Example = TypeVar("Example", bound=msgspec.Struct)
 

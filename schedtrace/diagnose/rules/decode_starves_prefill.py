@@ -12,14 +12,14 @@ from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline
 
 MOST_OF_IT = 0.5
-"""From half of the budget on, decodes leave prefills less than they take."""
+"""Share of the budget from which decodes leave prefills less than they take."""
 
 FELT = 0.10
 """A tenth of the run is felt."""
 
 
 class StarvedStep(StepExample, kw_only=True):
-    """One step and its two kinds of work."""
+    """A step and its two kinds of work."""
 
     decode_tokens: int
     """Tokens of decodes."""

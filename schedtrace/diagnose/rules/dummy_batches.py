@@ -10,12 +10,12 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import Ranks
 
 FOUND_FROM_FRAC = 0.01
-"""Of the ranks' time."""
+"""Share of the ranks' time."""
 WARNING_FRAC = 0.25
 
 
 class RankDummies(msgspec.Struct, kw_only=True):
-    """One rank's dummy batches."""
+    """Dummy batches of a rank."""
 
     rank: int
     """Data-parallel rank."""
@@ -39,7 +39,7 @@ class DummyExample(StepExample, kw_only=True):
 
 
 class DummyBatches(Evidence, kw_only=True):
-    """How many there were, and how long they took."""
+    """Number of dummy batches, and their time."""
 
     batches: int
     """Number of dummy batches of all ranks."""
@@ -70,12 +70,12 @@ def _find(ranks: Ranks) -> Findings:
         )
         for rank, batches, time_us in ranks.dummies.select("rank", "batches", "time_us").iter_rows()
     ]
-    batches, time_ms = sum(one.batches for one in each), sum(one.time_ms for one in each)
+    batches, time_ms = sum(figures.batches for figures in each), sum(figures.time_ms for figures in each)
     frac = 1e3 * time_ms / (whole_us * len(each))
     if not batches or frac < FOUND_FROM_FRAC:
         return
     gaps = _gaps(ranks)
-    most = max(each, key=lambda one: one.time_ms)
+    most = max(each, key=lambda figures: figures.time_ms)
     evidence = DummyBatches(
         batches=batches,
         steps_frac=batches / (batches + sum(turns.values())),
@@ -89,7 +89,7 @@ def _find(ranks: Ranks) -> Findings:
         engine_rank=most.rank,
         steps=step_numbers(gaps.filter(pl.col("rank") == most.rank)),
         severity="warning" if frac >= WARNING_FRAC else "info",
-        engine_ranks=[one.rank for one in each if one.batches],
+        engine_ranks=[figures.rank for figures in each if figures.batches],
         count=batches,
         trials=trial_numbers(ranks.turns),
         message="{steps_frac:%} of the ranks' batches held no request and ran only because other ranks "

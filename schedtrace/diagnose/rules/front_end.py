@@ -30,7 +30,7 @@ def is_offline(timeline: Timeline) -> bool:
 
 
 def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
-    """One row per request whose arrival at the front end and first token are known.
+    """Return a row per request whose arrival at the front end and first token are recorded.
 
     Columns, in microseconds:
 
@@ -44,9 +44,9 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
     """
     first_tokens = timeline.finishes.select("request_id", "first_token_us").drop_nulls()
     prepared = pl.coalesce("input_queue_us", "taken_us")
-    came = timeline.first_arrivals.filter(pl.col("arrived_us").is_not_null())
+    arrivals = timeline.first_arrivals.filter(pl.col("arrived_us").is_not_null())
     return (
-        _with_step_under_way(timeline, came)
+        _with_step_under_way(timeline, arrivals)
         .join(first_tokens.unique("request_id"), on="request_id", maintain_order="left")
         .select(
             "request_id",
@@ -62,13 +62,13 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _with_step_under_way(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
+def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataFrame:
     """Return arrivals with ``taken_us``: since when each can have waited for the engine to take it.
 
     The engine takes requests between two steps; an idle one takes each at once.
     """
     begins = timeline.steps.select(begin_us="start_us").sort("begin_us")
-    rows = came.sort("queued_us").join_asof(
+    rows = arrivals.sort("queued_us").join_asof(
         begins, left_on="queued_us", right_on="begin_us", allow_exact_matches=False, coalesce=False
     )
     under_way = rows.with_columns(
@@ -81,7 +81,7 @@ def _with_step_under_way(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame
 
 
 def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
-    """For how long the engine had no request while at least one was on its way to it."""
+    """Return how long the engine had no request while at least one was on its way to it."""
     began = timeline.steps.select(pl.col("start_us").min()).item()
     if ways.is_empty() or began is None:
         return 0
@@ -92,13 +92,13 @@ def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
 
 
 FOUND_FROM_FRAC = 0.15
-"""Of the time to first token, offline of the run: below that it is what every request pays."""
+"""Share of the time to first token, offline of the run: every request pays less than that."""
 NOTICED_MS = 50
 """A server's median way: below that, its users notice nothing, however short the rest is."""
 STARVED_FRAC = 0.10
-"""Of the time that a thread was ready: below that, waiting for a processor explains nothing."""
+"""Share of a thread's ready time: below it, waiting for a processor explains nothing."""
 SATURATED_FRAC = 0.90
-"""Of the time: a thread that runs this much does nothing else."""
+"""Share of the time: a thread that runs this much does nothing else."""
 MOST_THREADS = 3
 """Named in a sentence."""
 NAMES = {
@@ -119,7 +119,7 @@ SERVED = (
 
 
 class ThreadShare(msgspec.Struct, kw_only=True):
-    """One thread, from the first to the last time that the trace saw it."""
+    """A thread, from the first to the last time that the trace saw it."""
 
     role: str
     """``engine``, ``worker`` or ``front_end``."""
@@ -215,7 +215,7 @@ def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
 def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> FrontEndTime:
     working = timeline.steps.filter(pl.col("total_requests") > 0)
     empty = working.select((pl.col("num_waiting_after") == 0).mean()).item()
-    way, *parts = ways.select(
+    way_us, *parts = ways.select(
         LENGTH_US.median().alias("way"), pl.col("before_us", "prepare_us", "input_queue_us").median()
     ).row(0)
     longest = ways.select("request_id", LENGTH_US.alias("way_us"), "ttft_us").sort(
@@ -226,7 +226,7 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
         requests=ways.height,
         offline=is_offline(timeline),
         found_frac=found_frac,
-        way_ms_p50=way / 1e3,
+        way_ms_p50=way_us / 1e3,
         before_ms_p50=before or 0.0,
         prepare_ms_p50=prepare,
         input_queue_ms_p50=input_queue,
@@ -254,8 +254,8 @@ def _parts(evidence: FrontEndTime) -> str:
 
 def _holder(evidence: FrontEndTime) -> Message:
     """What kept the front end's threads; where nothing shows, what the engine's process cannot see."""
-    known = joined([saturated(evidence.threads), starved(evidence.threads)])
-    return known or say(
+    threads = joined([saturated(evidence.threads), starved(evidence.threads)])
+    return threads or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
         "engine's process; a profile of the front end's process would show it."
     )
@@ -263,15 +263,15 @@ def _holder(evidence: FrontEndTime) -> Message:
 
 def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
     """A processor first where one was missing; more front ends of a server; tokens instead of text."""
-    found = []
+    pieces = []
     short = bool(starved(evidence.threads))
     if short:
-        found.append(advise("Give engine, workers and front end a processor core each."))
+        pieces.append(advise("Give engine, workers and front end a processor core each."))
     configured = timeline.front_end.configured if timeline.front_end else None
     if configured is not None and configured.usage_context == SERVER_CONTEXT:
-        found += _more_threads(timeline)
+        pieces += _more_threads(timeline)
         if not short:
-            found.append(
+            pieces.append(
                 advise(
                     "Run more front-end processes: {option:setting} (now {clients:n}).",
                     option="--api-server-count",
@@ -279,8 +279,8 @@ def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
                     costs="Each needs a processor core and memory of its own.",
                 )
             )
-    found.append(advise("Send token ids instead of text where the client can tokenize."))
-    return found
+    pieces.append(advise("Send token ids instead of text where the client can tokenize."))
+    return pieces
 
 
 def _more_threads(timeline: Timeline) -> list[Advice]:
@@ -325,11 +325,11 @@ def thread_shares(timeline: Timeline) -> list[ThreadShare]:
 
 
 def starved(shares: list[ThreadShare]) -> Message:
-    """Which threads waited for a processor, the one that waited most first; nothing if none waited long."""
+    """Name the threads that waited long for a processor, the longest wait first; empty if there are none."""
     short = [share for share in shares if share.waited_frac >= STARVED_FRAC]
     if not short:
         return NOTHING
-    others = [
+    rest = [
         say("{thread} {waited_frac:%}", share, thread=NAMES[share.role]) for share in short[1:MOST_THREADS]
     ]
     return say(
@@ -337,7 +337,7 @@ def starved(shares: list[ThreadShare]) -> Message:
         "ready to run[, {others}].",
         short[0],
         thread=NAMES[short[0].role],
-        others=joined(others, ", "),
+        others=joined(rest, ", "),
     )
 
 

@@ -19,10 +19,11 @@ from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 WORTH_FRAC = 0.05
-"""Where the widest limit gains less, the device is full."""
+"""Share of throughput: if lifting the widest limit gains less, the device is full."""
 OVERLOADED_FRAC = 0.10
-"""Likewise where more comes than the engine does, and this is under a quarter of what is missing."""
+"""The same share where more requests arrive than the engine serves."""
 MISSING_FRAC = 0.25
+"""Share of the missing throughput that the gain must stay below there."""
 LIMITS = {
     Cause.MAX_NUM_SEQS: ("a seat", "more seats"),
     Cause.TOKEN_BUDGET: ("the token budget", "a larger one"),
@@ -87,7 +88,7 @@ def limit_finding(
 
 
 def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | None:
-    """By how much throughput would rise if nobody waited for this limit; None without a model of step times.
+    """Return the rise of throughput if no request waited for this limit; None without a step-time model.
 
     Those who waited at a step would have been in it, as far as the other limits had room, so that fewer steps
     do the work; nobody would have computed again what a preemption threw away.

@@ -19,7 +19,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 class HeldUp(StepExample, kw_only=True):
-    """One request that would have fitted behind a refused one."""
+    """A request that would have fitted behind a refused one."""
 
     head: str
     """Refused request at the head of the queue."""
@@ -156,10 +156,10 @@ def _holder(timeline: Timeline, evidence: HeadOfLine, cause: str) -> Message:
 
 def _advice(timeline: Timeline, cause: str) -> list[Advice]:
     config = timeline.header.scheduler_config
-    found = []
+    pieces = []
     if cause == Cause.KV_BLOCKS:
         total = timeline.header.kv_blocks_total or 0
-        found.append(
+        pieces.append(
             advise(
                 "{space}: {blocks:n block} instead of {total:n}",
                 space=kv_space(timeline, 2 * total or None),
@@ -170,7 +170,7 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
             )
         )
         if config.get("scheduler_reserve_full_isl") and config.get("enable_chunked_prefill"):
-            found.append(
+            pieces.append(
                 advise(
                     "{option:setting} (now on) admits it with its first chunk",
                     option="--no-scheduler-reserve-full-isl",
@@ -178,15 +178,15 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
                 )
             )
     if cause == Cause.CHUNKED_PREFILL_OFF:
-        found.append(
+        pieces.append(
             advise(
                 "{option} (now off): the large prompt then takes the budget that is left",
                 setting="enable_chunked_prefill",
                 value=True,
             )
         )
-    found.append(advise("send long prompts to an engine of their own"))
-    return found
+    pieces.append(advise("send long prompts to an engine of their own"))
+    return pieces
 
 
 RULE = Rule(

@@ -21,7 +21,7 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
-"""Of the requests' time: what is less moves none of their latencies."""
+"""Share of the requests' time: less moves no latency."""
 
 WHOLE_FROM = 10.0
 """Times as long: so far with a decimal."""
@@ -121,14 +121,14 @@ KINDS = {
 
 
 class Interruption(StepExample, kw_only=True):
-    """One of them: ``step`` is the slow step, or the first one afterwards."""
+    """An interruption: ``step`` is the slow step, or the first one afterwards."""
 
     begin_us: int
     """Beginning, since the recording began."""
     length_us: int
-    """How long it took."""
+    """Length of the interruption."""
     part: str
-    """Where most of the time went."""
+    """Part of the step that took most of the time."""
     factor: float | None
     """Actual over expected time; None for an event that is no slow step."""
     open: bool | None = None
@@ -151,7 +151,7 @@ class StarvedThread(msgspec.Struct, kw_only=True):
 
 
 class Interruptions(Evidence, kw_only=True):
-    """All of one kind."""
+    """Interruptions of a kind."""
 
     kind: str
     """Kind of the event, as above."""
@@ -170,7 +170,7 @@ class Interruptions(Evidence, kw_only=True):
     longest_request: str
     """Request that lost most."""
     part: str
-    """Where most of the time went."""
+    """Part of the step that took most of the time."""
     factor: float | None
     """Median of actual over expected time."""
     detail: str | None
@@ -211,7 +211,7 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def repeated(self) -> int:
-        """How often it happened, if more than once."""
+        """Number of interruptions if there are several, else 0."""
         return self.times if self.times > 1 else 0
 
     @property
@@ -237,7 +237,7 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def stretch(self) -> Steps:
-        """From the first of these steps to the last."""
+        """Range from the first of these steps to the last."""
         return Steps(self.first_step or 0, self.last_step or 0)
 
     @property
@@ -249,10 +249,10 @@ class Interruptions(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> list[Finding]:
-    found = timeline.events
-    if found.is_empty() or not timeline.requests_us:
+    interruptions = timeline.events
+    if interruptions.is_empty() or not timeline.requests_us:
         return []
-    kinds = [(str(kind), rows) for (kind,), rows in found.group_by("kind", maintain_order=True)]
+    kinds = [(str(kind), rows) for (kind,), rows in interruptions.group_by("kind", maintain_order=True)]
     findings = [
         _finding(timeline, kind, rows) for kind, rows in kinds if not _explained(timeline, kind, rows)
     ]

@@ -43,7 +43,7 @@ class KvSpace(LongestWaited, kw_only=True):
     mean_budget_left_frac: float | None
     """Mean share of the token budget that was left in these steps."""
     held_step: int | None
-    """One step whose waiting loop was refused blocks: that of the refusal that lasted longest where the
+    """A step whose waiting loop was refused blocks: that of the refusal that lasted longest where the
     trace lists the holders, else one with as many blocks held as their median (of all steps if none was
     refused). ``running`` and all blocks are of this step, so that they add up."""
     running: int | None
@@ -107,7 +107,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
-    """With blocks for all: as many more requests run as there are more blocks, and none is preempted."""
+    """Estimate the gain of blocks for all: requests that run grow with the blocks, and none is preempted."""
     if evidence.blocks_for_all is None or not evidence.blocks_total:
         return None
     most = RAN * evidence.blocks_for_all / evidence.blocks_total
@@ -135,7 +135,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
 
 
 def _of_groups(evidence: KvSpace) -> Message:
-    """Which groups take blocks that do not follow from a request's tokens."""
+    """Name the groups whose blocks do not follow from a request's tokens."""
     states = [group for group in evidence.groups if group.kind == STATE]
     if not states:
         return NOTHING
@@ -199,7 +199,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
     need, blocks = evidence.blocks_for_all, "[: now {total:n} blocks]"
     if need is not None:
         blocks = ": {value:n} blocks[ instead of {total:n}] hold all at once"
-    found = [
+    pieces = [
         advise(
             "{space}" + blocks,
             space=kv_space(timeline, need),
@@ -210,7 +210,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
     ]
     cache_dtype = timeline.header.settings.get("cache_config.cache_dtype")
     if timeline.header.device != "cpu" and not str(cache_dtype).startswith("fp8"):
-        found.append(
+        pieces.append(
             advise(
                 "{option:setting}[ (now {now})], where the GPU's attention backend supports it: twice the "
                 "blocks in the same memory",
@@ -220,7 +220,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
             )
         )
     if thrashing and (value := _watermark(timeline)) is not None:
-        found.append(
+        pieces.append(
             advise(
                 "{option} {value:n} (now {now:n}): a reserve of {blocks:n block} for running requests",
                 now=timeline.header.scheduler_config["watermark"] or 0,
@@ -230,7 +230,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
                 costs="Later admission: a longer time to first token.",
             )
         )
-    return found
+    return pieces
 
 
 def _watermark(timeline: Timeline) -> float | None:

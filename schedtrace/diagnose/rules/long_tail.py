@@ -18,7 +18,7 @@ QUANTILE = 0.9
 FEWEST = 20
 """Requests of a trial: of fewer, one more is a tenth of them."""
 FOUND_FROM_FRAC = 0.05
-"""Of the run."""
+"""Share of the run."""
 
 
 class Tail(Evidence, kw_only=True):
@@ -38,7 +38,7 @@ class Tail(Evidence, kw_only=True):
 
 @dataclass(frozen=True)
 class _OneTail:
-    """Of one trial."""
+    """Tail of a trial."""
 
     begin_us: int
     end_us: int
@@ -124,11 +124,11 @@ def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
     run_us = int(end_us) - int(begin_us)  # type: ignore[arg-type]  # integers
     usual = float(ends["output_tokens"].quantile(QUANTILE) or 0)
     long = ends.filter(pl.col("output_tokens") >= FAR * usual)
-    others = ends.filter(pl.col("output_tokens") < FAR * usual)
-    came = timeline.trial_rows(timeline.arrivals, trial).select(pl.col("queued_us").max()).item()
-    if ends.height < FEWEST or long.is_empty() or others.is_empty():
+    usual_ends = ends.filter(pl.col("output_tokens") < FAR * usual)
+    last_arrival_us = timeline.trial_rows(timeline.arrivals, trial).select(pl.col("queued_us").max()).item()
+    if ends.height < FEWEST or long.is_empty() or usual_ends.is_empty():
         return None, run_us
-    begin = max(_latest(others), came or 0)
+    begin = max(_latest(usual_ends), last_arrival_us or 0)
     alone = long.filter(pl.col("finished_us") > begin).sort(
         "output_tokens", "request_id", descending=[True, False]
     )

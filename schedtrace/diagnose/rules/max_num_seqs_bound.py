@@ -29,7 +29,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_TIMES = 1.1
-"""As many seats: fewer more are not worth a restart."""
+"""Factor on the seats: a smaller rise is not worth a restart."""
 FULLEST_FRAC = 0.1
 """A tenth of the steps may be fuller than what seats are advised for: one of them alone decides nothing."""
 
@@ -89,7 +89,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
     steps = waits.steps
     free = pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
     states = timeline.request_states.filter(pl.col("tokens") > 0)
-    decodes, others = (
+    decodes, prefills = (
         _per_step(steps, states.filter(pl.col("state").is_in(of)))
         for of in (["decode"], ["prefill", "recompute"])
     )
@@ -103,7 +103,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
         steps=timeline.steps.height,
         seats=timeline.seats,
         decoding=decodes,
-        prefilling=others,
+        prefilling=prefills,
         without_tokens=mean(steps, pl.col("num_running_after") - pl.col("total_requests")),
         mean_blocks_free_frac=mean(steps, free),
         mean_budget_left_frac=mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),

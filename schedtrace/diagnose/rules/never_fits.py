@@ -26,7 +26,7 @@ MOST_EXAMPLES = 3
 
 
 class NeverFits(msgspec.Struct, kw_only=True):
-    """One request that can never run to its end."""
+    """A request that can never run to its end."""
 
     request_id: str
     """vLLM's id of the request."""
@@ -51,7 +51,7 @@ class NeverFits(msgspec.Struct, kw_only=True):
 
     @property
     def at(self) -> Steps:
-        """From its first refusal to its last."""
+        """Range from its first refusal to its last."""
         return Steps(self.step, self.last_step, self.trial)
 
     @property
@@ -83,11 +83,11 @@ class NeverFitting(Evidence, kw_only=True):
 
 def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)
-    found = [
+    findings = [
         _finding(timeline, str(cause), rows)
         for (cause,), rows in never.group_by("cause", maintain_order=True)
     ]
-    return sorted(found, key=lambda finding: -(finding.share_frac or 0))
+    return sorted(findings, key=lambda finding: -(finding.share_frac or 0))
 
 
 def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
@@ -157,13 +157,13 @@ def _example(timeline: Timeline, cause: str, row: dict[str, Any]) -> NeverFits:
     queued = timeline.request_states.filter(
         (pl.col("request_id") == row["request_id"]) & pl.col("state").is_in(QUEUED)
     )
-    known = {
+    fields = {
         "step": row["first_step"],
         "blocks_needed": computed or ([row["blocks_needed"]] if row["blocks_needed"] else []),
         "waited_ms": int(queued.select(LENGTH_US.sum()).item()) / 1e3,
         "waiting_behind": max(0, row["waiting"] - 1),
     }
-    return msgspec.convert({**row, **known}, NeverFits)
+    return msgspec.convert({**row, **fields}, NeverFits)
 
 
 def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:
@@ -222,7 +222,7 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
 
 
 def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
-    """As many as the largest of them can come to need, and the null block."""
+    """Advise as many blocks as the largest request can come to need, and the null block."""
     length = timeline.header.max_model_len
     ends = [tokens + (most or 0) for tokens, most in rows.select("prompt_tokens", "max_tokens").iter_rows()]
     largest = max(ends) if length is None else min(length, max(ends))

@@ -26,11 +26,11 @@ from schedtrace.timeline.timeline import Timeline
 CIRCLES = "A request computes its tokens again and again"
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
-"""Of all computed tokens: so much done again leads the report, also where all requests finished."""
+"""Share of all computed tokens: so much done again leads the report, also where all requests finished."""
 
 
 class NoProgressExample(msgspec.Struct, kw_only=True):
-    """One request that made no progress."""
+    """A request that made no progress."""
 
     request_id: str
     """vLLM's id of the request."""
@@ -57,13 +57,13 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
     for_itself: int = 0
     """Number of preemptions for its own allocation."""
     ready_us: int | None = None
-    """When a parked request was ready, on the trace's clock; None: it was not parked."""
+    """Time when a parked request was ready, on the trace's clock; None: it was not parked."""
     parked_ms: float | None = None
     """Time parked after it was ready; None: it was not parked."""
 
     @property
     def at(self) -> Steps:
-        """From the first of these steps to the last."""
+        """Range from the first of these steps to the last."""
         return Steps(self.step, self.last_step, self.trial)
 
 
@@ -91,8 +91,8 @@ def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)["request_id"].implode()
     restarted = _not_by_resets(timeline, no_progress(timeline).filter(~pl.col("request_id").is_in(never)))
     parked = ready_but_parked(timeline)
-    found = [_restarts(timeline, restarted)] if restarted.height else []
-    return found + [
+    restarts = [_restarts(timeline, restarted)] if restarted.height else []
+    return restarts + [
         _parked(timeline, str(cause), rows)
         for (cause,), rows in parked.group_by("cause", maintain_order=True)
     ]
@@ -101,8 +101,8 @@ def _find(timeline: Timeline) -> list[Finding]:
 def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     """Without those that finished and that only cache resets preempted: ``cache-resets`` has them."""
     each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
-    known = rows.join(each, on="request_id", how="left", maintain_order="left")
-    return known.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")
+    examined = rows.join(each, on="request_id", how="left", maintain_order="left")
+    return examined.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")
 
 
 def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
@@ -111,11 +111,11 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     lost = taken.filter("in_schedule")
     by_itself = (pl.col("for_request_id") == pl.col("request_id")).sum()
     times = lost.group_by("request_id").agg(preemptions=pl.len(), for_itself=by_itself)
-    known = rows.rename({"first_step": "step"}).join(
+    examined = rows.rename({"first_step": "step"}).join(
         times, on="request_id", how="left", maintain_order="left"
     )
     examples = first_examples(
-        NoProgressExample, known.with_columns(pl.col("preemptions", "for_itself").fill_null(0))
+        NoProgressExample, examined.with_columns(pl.col("preemptions", "for_itself").fill_null(0))
     )
     worst: NoProgressExample = examples[0]
     recomputed = int(rows["recomputed_tokens"].sum())
@@ -173,12 +173,12 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
 
 
 def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -> list[str]:
-    """For whom it was preempted, the most frequent first; else who ran in most steps meanwhile."""
+    """Name the requests it was preempted for, the most frequent first; else those that ran in most steps."""
     mine = pl.col("request_id") == worst.request_id
-    others = lost.filter(mine, pl.col("for_request_id") != worst.request_id)
-    if others.height:
+    preemptors = lost.filter(mine, pl.col("for_request_id") != worst.request_id)
+    if preemptors.height:
         return (
-            others.group_by("for_request_id", maintain_order=True)
+            preemptors.group_by("for_request_id", maintain_order=True)
             .len()
             .sort("len", descending=True, maintain_order=True)["for_request_id"]
             .head(MOST_HOLDERS)
@@ -201,14 +201,16 @@ def _held_by(worst: NoProgressExample, holders: list[str], resets: pl.DataFrame)
         return say("{times:n reset} of the prefix cache preempted {request_id:id}.", worst, times=times)
     if not holders or not worst.preemptions:
         return NOTHING
-    others = Requests(holders, len(holders))
+    holding = Requests(holders, len(holders))
     if worst.preemptions > worst.for_itself:
-        return say("vLLM preempted {request_id:id} {preemptions:n time}, for {others}.", worst, others=others)
-    return say("Meanwhile {others} held KV blocks.", others=others)
+        return say(
+            "vLLM preempted {request_id:id} {preemptions:n time}, for {others}.", worst, others=holding
+        )
+    return say("Meanwhile {others} held KV blocks.", others=holding)
 
 
 def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
-    """Nothing to set where no preemption took its tokens, such as after a failed KV load."""
+    """Return advice; none where no preemption took its tokens, such as after a failed KV load."""
     if lost.is_empty():
         return []
     advices = []
@@ -257,8 +259,8 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         rows.filter("hopeless").height,
         share_of_requests(timeline, int(rows["parked_us"].sum())),
     )
-    known = rows.rename({"first_step": "step", "unended": "unfinished"})
-    examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
+    examined = rows.rename({"first_step": "step", "unended": "unfinished"})
+    examples = first_examples(NoProgressExample, examined.with_columns(parked_ms=pl.col("parked_us") / 1e3))
     worst: NoProgressExample = examples[0]
     return finding_of(
         NoProgress(requests=rows.height, unfinished=unended, hopeless=hopeless, examples=examples),

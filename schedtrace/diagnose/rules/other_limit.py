@@ -158,8 +158,8 @@ def _of_cause(timeline: Timeline, cause: str) -> Findings:
     if waits is None:
         return
     title = CAUSES[cause].entry.title if cause in CAUSES else ""
-    known = timeline.exits.filter((pl.col("cause") == cause) & pl.col("refusal"))
-    detail = known["detail"].drop_nulls().mode().sort().to_list()[:1] or [None]
+    refusals = timeline.exits.filter((pl.col("cause") == cause) & pl.col("refusal"))
+    detail = refusals["detail"].drop_nulls().mode().sort().to_list()[:1] or [None]
     stalls = (waits.rows["state"] == "stalled").all()
     why = reason(timeline.header, loop="running" if stalls else "waiting", cause=cause, detail=detail[0])
     yield wait_finding(
@@ -167,29 +167,29 @@ def _of_cause(timeline: Timeline, cause: str) -> Findings:
         waits,
         title=title or "Waiting for {cause:cause}",
         verdict="Requests spent {share:%} of their time waiting because {why} ({cause:cause})."
-        if known.height
+        if refusals.height
         else "Requests spent {share:%} of their time waiting for something that the trace does not record.",
-        holder=_guard(known) if cause == Cause.OTHER else holder_of(timeline, cause, waits),
+        holder=_guard(refusals) if cause == Cause.OTHER else holder_of(timeline, cause, waits),
         cause=cause,
         message="{refused_steps:n} of {steps:n step} refused or passed over a request for it; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"cause": cause, "why": why},
-        advice=_advice(timeline, cause, detail[0]) if known.height else [],
+        advice=_advice(timeline, cause, detail[0]) if refusals.height else [],
         evidence=LimitWait(
             **longest_wait_figures(waits),
-            refused_steps=known["step"].n_unique(),
+            refused_steps=refusals["step"].n_unique(),
             steps=timeline.steps.height,
         ),
     )
 
 
-def _guard(known: pl.DataFrame) -> Message:
+def _guard(refusals: pl.DataFrame) -> Message:
     """The condition of the scheduler that refused most of them."""
-    told = known.filter(pl.col("guard").is_not_null() & pl.col("location").is_not_null())
-    if told.is_empty():
+    guarded = refusals.filter(pl.col("guard").is_not_null() & pl.col("location").is_not_null())
+    if guarded.is_empty():
         return NOTHING
     often = (
-        told.group_by("guard", "location")
+        guarded.group_by("guard", "location")
         .agg(pl.col("count").sum(), pl.col("values").drop_nulls().mode().sort().first())
         .sort("count", "location", descending=[True, False])
         .row(0, named=True)
@@ -201,7 +201,7 @@ def _guard(known: pl.DataFrame) -> Message:
 
 
 def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
-    """With a value where one is known to be legal; nothing where a client asked for the wait."""
+    """Return advice, with a value where a legal one exists; none where a client asked for the wait."""
     if cause in ASKED_FOR or cause == Cause.OTHER:
         return []
     match cause:

@@ -26,7 +26,7 @@ class Cycle(StepExample, kw_only=True):
 
     @property
     def span(self) -> Steps:
-        """All of its steps."""
+        """Range of all its steps."""
         return Steps(self.step, self.step + len(self.sizes) - 1, self.trial)
 
 
@@ -62,7 +62,7 @@ def _find(timeline: Timeline) -> Findings:
     if frac < UNEVEN_FRAC or 2 * uneven.height < every.height:
         return
     left = even_cycle_frac(every, uneven)
-    found = cohorts(timeline, uneven, depth)
+    groups = cohorts(timeline, uneven, depth)
     examples = Cycle.largest(uneven, "largest")
     yield step_finding(
         timeline,
@@ -73,7 +73,7 @@ def _find(timeline: Timeline) -> Findings:
             cycles=every.height,
             uneven_cycles=uneven.height,
             unevenness_frac=frac,
-            cohorts=found,
+            cohorts=groups,
             most_gain_frac=largest / int(uneven["best"].sum()) - 1,
             examples=examples,
         ),
@@ -82,13 +82,13 @@ def _find(timeline: Timeline) -> Findings:
         "requests on average; the pipeline runs at "
         "the pace of the largest[: even batches would take {saved:%} less time].",
         share_frac=_share(timeline, uneven, left),
-        holder=_holder(found),
+        holder=_holder(groups),
         message="In {uneven_cycles:n} of {cycles:n cycle} without prefill a batch was larger than an "
         "even share; on average the batches lack {unevenness_frac:%} of the largest one. Even batches "
         "would finish at most {most_gain_frac:%} more tokens a second[, by the lengths of cycles with "
         "smaller largest batches about {gain:%}]. Times of single stages are not in the trace.",
         values={
-            "means": listed([say("{mean_requests:n1}", cohort) for cohort in found]),
+            "means": listed([say("{mean_requests:n1}", cohort) for cohort in groups]),
             "saved": None if left is None else 1 - left,
             "gain": 1 / left - 1 if left else None,
             "counts": listed([say("{size:n}", size=size) for size in examples[0].sizes]),
@@ -106,10 +106,10 @@ def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> floa
     return share_of_requests(timeline, felt_us * (1 - left))
 
 
-def _holder(found: list[Cohort]) -> Message:
-    """Who is in the largest batch, and in the smallest."""
-    largest = max(found, key=lambda cohort: cohort.mean_requests)
-    smallest = min(found, key=lambda cohort: cohort.mean_requests)
+def _holder(groups: list[Cohort]) -> Message:
+    """Describe the largest batch and the smallest."""
+    largest = max(groups, key=lambda cohort: cohort.mean_requests)
+    smallest = min(groups, key=lambda cohort: cohort.mean_requests)
     if not largest.requests:
         return NOTHING
     return say(

@@ -38,7 +38,7 @@ STORM_EXAMPLE = (
 
 
 class RepeatVictim(msgspec.Struct, kw_only=True):
-    """One request that was preempted more than once."""
+    """A request that was preempted more than once."""
 
     request_id: str
     """vLLM's id of the request."""
@@ -47,7 +47,7 @@ class RepeatVictim(msgspec.Struct, kw_only=True):
 
 
 class PreemptionExample(StepExample, kw_only=True):
-    """One preemption of a request."""
+    """A preemption of a request."""
 
     request_id: str
     """Request that was preempted."""
@@ -58,14 +58,14 @@ class PreemptionExample(StepExample, kw_only=True):
 
     @property
     def whom(self) -> Message:
-        """For whose sake."""
+        """Request that got the blocks."""
         if self.for_request_id == self.request_id:
             return say("for blocks that it needed itself")
         return say("for [{for_request_id:id}][{for_request_id:!}a request that is not recorded]", self)
 
 
 class StormExample(StepExample, kw_only=True):
-    """One preemption and how long its victim was away."""
+    """A preemption and how long its victim was away."""
 
     request_id: str
     """Request that was preempted."""

@@ -12,13 +12,13 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, Ranks
 
 FOUND_FROM_FRAC = 0.01
-"""Of the time of all passes."""
+"""Share of all passes' time."""
 RESOLVED = 2.0
 """Standard deviations that the sum of the stalls must be above 0."""
 
 
 class RankStall(msgspec.Struct, kw_only=True):
-    """One rank's part in it."""
+    """A rank's part in the stalls."""
 
     rank: int
     """Data-parallel rank."""
@@ -48,7 +48,7 @@ class StallExample(StepExample, kw_only=True):
 
 
 class PrefillStall(Evidence, kw_only=True):
-    """How often ranks waited, and for how long."""
+    """Number of passes in which ranks waited, and their time."""
 
     passes: int
     """Number of common steps, in which a rank computed something."""
@@ -89,9 +89,9 @@ def _find(ranks: Ranks) -> Findings:
         ranks=_ranks(ranks, stalls, blamed),
         examples=_examples(stalls, blamed),
     )
-    worst = max(evidence.ranks, key=lambda one: one.stalled_others_ms)
-    others = [one for one in evidence.ranks if one.rank != worst.rank]
-    held = max(others, key=lambda one: one.stalled_ms)
+    worst = max(evidence.ranks, key=lambda rank: rank.stalled_others_ms)
+    peers = [rank for rank in evidence.ranks if rank.rank != worst.rank]
+    held = max(peers, key=lambda rank: rank.stalled_ms)
     yield finding_of(
         evidence,
         title="Ranks wait for each other's prefills",
@@ -107,7 +107,7 @@ def _find(ranks: Ranks) -> Findings:
             held_up=worst.stalled_others_ms,
         ),
         engine_rank=worst.rank,
-        engine_ranks=[one.rank for one in evidence.ranks if one.stalled_passes],
+        engine_ranks=[rank.rank for rank in evidence.ranks if rank.stalled_passes],
         count=stalling.height,
         trials=trial_numbers(stalling),
         steps=blamed.filter(pl.col("rank") == worst.rank)["step"].sort().head(MAX_STEPS).to_list(),
@@ -149,7 +149,7 @@ def _ranks(ranks: Ranks, stalls: PrefillStalls, blamed: pl.DataFrame) -> list[Ra
             prefill_passes=prefills_of.get(rank, 0),
             stalled_others_ms=caused_of.get(rank, 0.0) / 1e3,
         )
-        for rank in (one.number for one in ranks.each)
+        for rank in (engine.number for engine in ranks.each)
     ]
 
 

@@ -24,7 +24,7 @@ MOST_FRAC = 0.5
 
 
 class StretchedStep(StepExample, kw_only=True):
-    """One step and what its prefill added."""
+    """A step and what its prefill added."""
 
     prefill_tokens: int
     """Tokens of prefills."""
@@ -113,7 +113,7 @@ def _of_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
 
 
 def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
-    """Whose prompts they were."""
+    """Name the requests whose prompts they were."""
     each = prefills(timeline).join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
     each = each.group_by("request_id").agg(pl.col("scheduled_tokens").sum(), pl.col("prompt_tokens").first())
     largest = each.sort("scheduled_tokens", "request_id", descending=[True, False])

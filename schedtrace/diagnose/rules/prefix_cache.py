@@ -27,7 +27,7 @@ FEWEST_REQUESTS = 10
 SMALL_BLOCK = 16
 """vLLM's block size on GPUs: prompts that do not share as much do not begin alike."""
 LEAST_FRAC = 0.01
-"""Of the requests' time, to be stated."""
+"""Share of the requests' time from which it is stated."""
 
 REASONS = {
     "skipped": "{requests:n request} did not look, since vLLM does not read the cache for prompt "
@@ -192,7 +192,7 @@ def _returned(timeline: Timeline, block_size: int) -> pl.DataFrame:
 
 def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> PrefixCache:
     prompt, cached = int(use["prompt_tokens"].sum()), int(use["cached_tokens"].sum())
-    known = use["shareable_tokens"].is_not_null().any()
+    counted = use["shareable_tokens"].is_not_null().any()
     resets, evicted = _keys_lost(timeline)
     misses = use.filter(pl.col("cached_tokens") == 0)["miss"].drop_nulls().value_counts(sort=True)
     return PrefixCache(
@@ -200,8 +200,8 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         prompt_tokens=prompt,
         cached_tokens=cached,
         hit_frac=cached / prompt if prompt else None,
-        shareable_tokens=int(use["shareable_tokens"].sum()) if known else None,
-        missed_tokens=int(use["missed_tokens"].sum()) if known else None,
+        shareable_tokens=int(use["shareable_tokens"].sum()) if counted else None,
+        missed_tokens=int(use["missed_tokens"].sum()) if counted else None,
         without_hit=dict(misses.iter_rows()),
         salted=int(use["salted"].fill_null(value=False).sum()),
         resets=resets,
@@ -216,7 +216,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
 
 
 def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
-    """How often the cache became empty between two steps of a trial, and how many keys it lost otherwise.
+    """Count how often the cache became empty between two steps of a trial, and the keys it lost otherwise.
 
     The keys are counted once a step, so a loss shows only as far as it exceeds the step's new keys.
     """
@@ -238,7 +238,7 @@ def _shown(use: pl.DataFrame, back: pl.DataFrame, *, nothing: bool) -> pl.DataFr
 
 
 def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
-    """Those that had to compute most again."""
+    """Return the requests that had to compute most again."""
     admitted = use.filter(pl.col("missed_tokens") > 0).select(
         *("step", "trial", "request_id"),
         computed_before_tokens="shareable_tokens",
@@ -268,7 +268,7 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 
 
 def _holder(evidence: PrefixCache) -> Message:
-    """Who emptied the cache."""
+    """Say what emptied the cache."""
     parts = [
         say("[The cache was reset {resets:n time}.]", evidence),
         say("[Running requests took at least {evicted_blocks:n block} that were cached.]", evidence),

@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 def priority_inversions(timeline: Timeline) -> pl.DataFrame:
-    """One row per step that scheduled a request from the queue and left a more urgent, ready one there.
+    """Return a row per step that scheduled a request from the queue but left a more urgent, ready one.
 
     Only under ``--scheduling-policy priority``, where a smaller number goes first. A request that the step
     skipped by name, or was refused by name, does not count. Columns: ``step``, ``trial``, ``request_id`` and
@@ -39,7 +39,7 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
     urgency, ids = queue["priority"].to_numpy(), queue["request_id"].to_numpy()
     named = set(timeline.exits.filter(pl.col("loop") == "waiting").select("step", "request_id").iter_rows())
     asked = timeline.known_requests.select("request_id", "priority")
-    came = (
+    admitted = (
         timeline.admitted.lazy()
         .select("step", "trial", "request_id")
         .collect()
@@ -48,7 +48,7 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
         .unique("step", keep="first", maintain_order=True)
     )
     rows = []
-    for step, trial, by, by_priority in came.iter_rows():
+    for step, trial, by, by_priority in admitted.iter_rows():
         behind = np.flatnonzero((since <= step) & (step < left) & (urgency < by_priority))
         ready = [at for at in behind if (step, ids[at]) not in named]
         if ready:
@@ -110,7 +110,7 @@ def _resource(cause: str) -> Message:
 
 
 def _advice(timeline: Timeline) -> list[Advice]:
-    found = [
+    findings = [
         advise(
             "send less urgent requests to an engine of their own, or limit how many are sent",
             costs="Idle capacity while there are few urgent requests.",
@@ -118,7 +118,7 @@ def _advice(timeline: Timeline) -> list[Advice]:
     ]
     value = min(2 * timeline.seats, most_seats(timeline))
     if value > timeline.seats:
-        found.append(
+        findings.append(
             advise(
                 "{option} {value:n} (now {seats:n}), where the KV cache has room",
                 timeline,
@@ -127,7 +127,7 @@ def _advice(timeline: Timeline) -> list[Advice]:
                 costs=seats_cost(timeline),
             )
         )
-    return found
+    return findings
 
 
 RULE = Rule(

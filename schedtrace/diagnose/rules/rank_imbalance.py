@@ -65,25 +65,25 @@ def _verdict(evidence: RankImbalance) -> Message:
 def _loads(evidence: RankImbalance) -> dict[int, float]:
     """Rank to the tokens that it computed, or to the requests that it held on average."""
     return {
-        one.rank: one.prefill_tokens + one.decode_tokens
+        figures.rank: figures.prefill_tokens + figures.decode_tokens
         if evidence.measure == "tokens"
-        else one.mean_running + one.mean_waiting
-        for one in evidence.ranks
+        else figures.mean_running + figures.mean_waiting
+        for figures in evidence.ranks
     }
 
 
 def _of_rank(evidence: RankImbalance, rank: int) -> RankFigures:
-    return next(one for one in evidence.ranks if one.rank == rank)
+    return next(figures for figures in evidence.ranks if figures.rank == rank)
 
 
 def _holder(evidence: RankImbalance) -> Message:
     """Why: what the rank got, beside the others."""
     own = _of_rank(evidence, evidence.largest)
-    others = [one for one in evidence.ranks if one.rank != own.rank]
+    peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
         "Rank {rank:n} got {requests:n} of {total:n request}",
         own,
-        total=sum(one.requests for one in evidence.ranks),
+        total=sum(figures.requests for figures in evidence.ranks),
     )
     if evidence.why == "client":
         return say("{got}; the client chose the rank of {chosen:n}.", own, got=got)
@@ -94,9 +94,13 @@ def _holder(evidence: RankImbalance) -> Message:
             got=got,
             prompt=_rounded(own.mean_prompt_tokens),
             output=_rounded(own.mean_output_tokens),
-            prompts=_rounded(_averaged([(one.requests, one.mean_prompt_tokens) for one in others])),
-            outputs=_rounded(_averaged([(one.requests, one.mean_output_tokens) for one in others])),
-            ranks="rank" if len(others) == 1 else "ranks",
+            prompts=_rounded(
+                _averaged([(figures.requests, figures.mean_prompt_tokens) for figures in peers])
+            ),
+            outputs=_rounded(
+                _averaged([(figures.requests, figures.mean_output_tokens) for figures in peers])
+            ),
+            ranks="rank" if len(peers) == 1 else "ranks",
         )
     if evidence.why == "requests":
         return say("{got}; the router chose the rank.", got=got)
@@ -108,31 +112,35 @@ def _rounded(value: float | None) -> int | None:
 
 
 def _averaged(parts: list[tuple[int, float | None]]) -> float | None:
-    known = [(count, value) for count, value in parts if value is not None and count]
-    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else None
+    counted = [(count, value) for count, value in parts if value is not None and count]
+    return (
+        sum(count * value for count, value in counted) / sum(count for count, _ in counted)
+        if counted
+        else None
+    )
 
 
 def _message(evidence: RankImbalance) -> Message:
     tokens, loads = evidence.measure == "tokens", _loads(evidence)
     del loads[evidence.largest]
     own = _of_rank(evidence, evidence.largest)
-    other = _of_rank(evidence, min(loads, key=lambda rank: loads[rank]))
+    peer = _of_rank(evidence, min(loads, key=lambda rank: loads[rank]))
     parts = [
         say(
             "Rank {rank:n} held {mean_running:n1} running and {mean_waiting:n1} waiting requests on average, "
             "rank {least:n} {others}.",
             own,
-            least=other.rank,
-            others=say("{mean_running:n1} and {mean_waiting:n1}", other),
+            least=peer.rank,
+            others=say("{mean_running:n1} and {mean_waiting:n1}", peer),
         )
     ]
     if tokens:
         parts.append(
             say(
                 "It computed {own:n token}, rank {rank:n} {others:n}.",
-                other,
+                peer,
                 own=own.prefill_tokens + own.decode_tokens,
-                others=other.prefill_tokens + other.decode_tokens,
+                others=peer.prefill_tokens + peer.decode_tokens,
             )
         )
     if evidence.since_s is not None:
@@ -144,11 +152,11 @@ def _message(evidence: RankImbalance) -> Message:
                 what="tokens " if tokens else "",
             )
         )
-    if own.kv_used_frac is not None and other.kv_used_frac is not None:
+    if own.kv_used_frac is not None and peer.kv_used_frac is not None:
         parts.append(
             say(
                 "Mean KV cache usage was {own:%} there and {kv_used_frac:%} on rank {rank:n}.",
-                other,
+                peer,
                 own=own.kv_used_frac,
             )
         )

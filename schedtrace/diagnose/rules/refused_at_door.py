@@ -17,17 +17,17 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 LEADS_FROM_FRAC = 0.05
-"""Of all requests: for the users of so many, nothing else of the run matters."""
+"""Share of all requests from which refusals matter more than anything else in the run."""
 MOST_EXAMPLES = 3
 CRITICAL_FRAC = 0.25
-"""Likewise."""
+"""Share of all requests from which the finding is critical."""
 
 
 class RefusedRequest(msgspec.Struct, kw_only=True):
-    """One request that was turned away."""
+    """A request that was turned away."""
 
     at_us: int
-    """When it was turned away, on the trace's clock."""
+    """Time of the refusal, on the trace's clock."""
     reason: str
     """Limit that it was turned away for."""
 
@@ -42,9 +42,9 @@ class AtDoor(Evidence, kw_only=True):
     by_reason: dict[str, int]
     """Limit to requests."""
     first_us: int
-    """When the first was turned away, on the trace's clock."""
+    """Time of the first refusal, on the trace's clock."""
     last_us: int
-    """When the last was turned away, on the trace's clock."""
+    """Time of the last refusal, on the trace's clock."""
     waited_for: dict[str, float]
     """Cause to its share of all waiting in the engine's queue between the first and the last; empty: no
     request waited."""
@@ -95,16 +95,16 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _refused(timeline: Timeline) -> list[RefusedRequest]:
-    """Since the first request that is no warm-up; of all ranks, so that only rank 0 has them."""
-    came = timeline.known_requests.select(pl.coalesce("arrived_us", "queued_us").min()).item()
-    if timeline.front_end is None or timeline.rank or came is None:
+    """Return refusals since the first request that is no warm-up; those of all ranks, at rank 0 only."""
+    first_us = timeline.known_requests.select(pl.coalesce("arrived_us", "queued_us").min()).item()
+    if timeline.front_end is None or timeline.rank or first_us is None:
         return []
     anchor = timeline.header.wall_anchor_us
     moments = [
         RefusedRequest(at_us=line.at_unix_us - anchor, reason=line.reason)
         for line in timeline.front_end.refused
     ]
-    return [moment for moment in moments if moment.at_us >= came]
+    return [moment for moment in moments if moment.at_us >= first_us]
 
 
 def _waited_for(timeline: Timeline, first_us: int, last_us: int) -> dict[str, float]:

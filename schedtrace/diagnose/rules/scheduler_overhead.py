@@ -27,11 +27,11 @@ LEADS_FROM_FRAC = 0.25
 ADVISED_FROM_FRAC = 0.05
 """Below a twentieth of the run no setting of the host's work is worth a person's time."""
 WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
-"""From a quarter of the run on the host is what limits it; at half, it limits more than the device."""
+"""Shares of the run: from a quarter on the host limits it; at half, it limits more than the device."""
 
 
 class Gap(StepExample, kw_only=True):
-    """One step before which the device waited."""
+    """A step before which the device waited."""
 
     gap_us: int
     """Time that the device waited before the step."""
@@ -97,14 +97,14 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
-    """Of these gaps, how much hides behind the device's own time of the step, at least and at most.
+    """Return how much of these gaps hides behind the device's own time of the step, at least and at most.
 
     Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; of the rest it is not known.
     """
-    known, device_us = pl.col("in_schedule_us") + pl.col("in_update_us"), pl.col("busy_us").fill_null(0)
+    measured, device_us = pl.col("in_schedule_us") + pl.col("in_update_us"), pl.col("busy_us").fill_null(0)
     hidden = (
-        pl.min_horizontal(one, device_us).sum().alias(name)
-        for name, one in (("least", known), ("most", pl.col("gap_us")))
+        pl.min_horizontal(hideable, device_us).sum().alias(name)
+        for name, hideable in (("least", measured), ("most", pl.col("gap_us")))
     )
     least_us, most_us = gaps.select(hidden).row(0)
     return int(least_us), int(most_us)

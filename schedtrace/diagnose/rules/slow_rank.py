@@ -19,15 +19,15 @@ ERRORS = 3.0
 PREFILL_FACTOR = 1.3
 """In lock-step what a prefill token adds is compared, which varies more."""
 ABOUT = 0.8
-"""Of the largest rank's requests: with fewer, part of a rank's prefill hides beneath that one's decodes."""
+"""Share of the largest rank's requests: with fewer, that rank's decodes hide part of a rank's prefill."""
 EXPLAINED = 0.8
-"""Of the error of a fit in which all ranks are alike: the other one leaves less."""
+"""Share of the error of a fit with equal ranks: the fit with a slow rank leaves less."""
 FEWEST_PASSES = 5
-"""With a prefill of the rank, and of another one."""
+"""Fewest passes with a prefill of the rank, and of another one."""
 HIDDEN = 10.0
-"""So much less than the rank's own is nothing."""
+"""Factor: a rise that is so much smaller than the rank's own counts as nothing."""
 LEAST_RISE = 0.02
-"""Of a pass that only decodes: what the rank's prefills add to one on average, at least."""
+"""Share of a decode-only pass that the rank's prefills must add to a pass on average."""
 
 IN_LOCKSTEP = (
     "Rank {rank:n} is slower than the others: the common steps get longer with its prefill tokens"
@@ -72,10 +72,10 @@ class SlowRank(Evidence, kw_only=True):
 def _find(ranks: Ranks) -> Findings:
     if len(ranks.each) < 2 or not ranks.requests_us:  # noqa: PLR2004  # one has none to compare with
         return
-    found = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
-    if found is None:
+    result = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
+    if result is None:
         return
-    evidence, share = found
+    evidence, share = result
     steps = ranks.timeline(evidence.rank).steps
     lockstep = evidence.lockstep
     yield finding_of(
@@ -110,7 +110,7 @@ def _find(ranks: Ranks) -> Findings:
 
 
 def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
-    """By each rank's model of step times, at the other ranks' work and at its own if they know that, too.
+    """Compare each rank's step-time model at the other ranks' work, and at its own if they cover that.
 
     A slow rank may hold far more than the others ever had. Not the other way round: what a busy rank's model
     says of small batches may be too little, as times have a floor.
@@ -126,12 +126,12 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
             if other != number and own.knows(pace.work):
                 works = {other: pace.work} | ({number: own.work} if pace.knows(own.work) else {})
                 ratios.append(
-                    [own.expected_us(one) / max(1.0, pace.expected_us(one)) for one in works.values()]
+                    [own.expected_us(work) / max(1.0, pace.expected_us(work)) for work in works.values()]
                 )
                 compared.setdefault(number, [*works.items()][-1])
         if ratios:
-            factors[number] = median(sum(one) / len(one) for one in ratios)
-            least[number] = median(min(one) for one in ratios)
+            factors[number] = median(sum(per_work) / len(per_work) for per_work in ratios)
+            least[number] = median(min(per_work) for per_work in ratios)
     if not factors:
         return None
     slowest = max(factors, key=lambda number: factors[number])
@@ -139,7 +139,7 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
     if least[slowest] < max(SLOW_FACTOR, 1 + ERRORS * error):
         return None
     pace, factor, (whose, work) = paces[slowest], factors[slowest], compared[slowest]
-    others_us = median(one.expected_us(work) for number, one in paces.items() if number != slowest)
+    others_us = median(peer.expected_us(work) for number, peer in paces.items() if number != slowest)
     lost = sum(rank.requests_us for rank in ranks.each if rank.number == slowest) * (1 - 1 / factor)
     evidence = SlowRank(
         rank=slowest,
@@ -172,9 +172,9 @@ def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
     tokens = tokens.filter(
         pl.col("most") > 0, pl.col("own_requests") >= ABOUT * pl.col("largest")
     ).with_columns(more_us=pl.col("length_us") - base)
-    found = []
+    candidates = []
     for number in numbers:
-        name, others = str(number), pl.max_horizontal(str(one) for one in numbers if one != number)
+        name, others = str(number), pl.max_horizontal(str(peer) for peer in numbers if peer != number)
         alike = _as_long(tokens.with_columns(others=others), name)
         if min(alike.select((pl.col(name, "others") > 0).sum()).row(0)) < FEWEST_PASSES:
             continue
@@ -183,10 +183,10 @@ def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
         rise = own * float(alike.filter(pl.col(name) > 0).select(pl.col(name).mean()).item())
         if own >= PREFILL_FACTOR * other and error < EXPLAINED * one_rate_error and rise >= LEAST_RISE * base:
             lost_us = (own - other) * alike.select((pl.col(name) * pl.col("requests")).sum()).item()
-            found.append((error / one_rate_error, number, own, other, lost_us))
-    if not found:
+            candidates.append((error / one_rate_error, number, own, other, lost_us))
+    if not candidates:
         return None
-    _, slowest, own, other, lost_us = min(found)
+    _, slowest, own, other, lost_us = min(candidates)
     evidence = SlowRank(
         rank=slowest,
         factor=own / other if other else None,
@@ -200,7 +200,7 @@ def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
 
 
 def _most_prefilling(ranks: Ranks) -> pl.DataFrame:
-    """Of each pass, the ``most`` prefill tokens of a rank and its ``own_requests``; and how long it was."""
+    """Return each pass with the ``most`` prefill tokens of a rank, its ``own_requests``, and its length."""
     most = (
         ranks.turns.sort("prefill_tokens", "requests", maintain_order=True)
         .group_by(*PASS)
@@ -214,7 +214,7 @@ def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
 
     A prefill's first token costs more than its last: per token, short prompts look slow.
     """
-    own, rest = (tokens.filter(pl.col(one) == pl.col("most"))["most"] for one in (name, "others"))
+    own, rest = (tokens.filter(pl.col(column) == pl.col("most"))["most"] for column in (name, "others"))
     if own.is_empty() or rest.is_empty():
         return tokens.clear()
     least, most = max(own.min(), rest.min()), min(own.max(), rest.max())  # type: ignore[type-var]  # integers

@@ -14,7 +14,7 @@ from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
-"""Of the requests' time."""
+"""Share of the requests' time."""
 MOST_REQUESTS = 3
 """More requests that come and go together are a phase of the load, not one request's presence."""
 
@@ -31,7 +31,7 @@ PROFILE = "Profile one of these steps: the trace does not see inside a step."
 
 
 class SlowStep(StepExample, kw_only=True):
-    """One step that was slow for its size."""
+    """A step that was slow for its size."""
 
     total_requests: int
     """Number of requests that the step scheduled."""
@@ -88,7 +88,7 @@ def _find(timeline: Timeline) -> Findings:
     if share < LEAST_FRAC or (best.group.kind == "request" and len(requests) > MOST_REQUESTS):
         return
     captured = captured_tokens(timeline, best)
-    others = _other_explanations(slow, requests)
+    alternatives = _other_explanations(slow, requests)
     title, _ = KINDS[best.group.kind]
     yield step_finding(
         timeline,
@@ -98,7 +98,7 @@ def _find(timeline: Timeline) -> Findings:
             batch_size=best.group.size if best.group.kind == "batch_size" else None,
             trait=best.group.trait,
             request_ids=list(requests),
-            also=[group.kind for group in others],
+            also=[group.kind for group in alternatives],
             factor=best.factor,
             busy_ms=int(best.steps["busy_us"].sum()) / 1e3,
             expected_ms=int(best.steps["expected_us"].sum()) / 1e3,
@@ -114,7 +114,7 @@ def _find(timeline: Timeline) -> Findings:
         verdict="{subject} take {factor:n1} times as long as their tokens explain; the excess is "
         "{share:%} of the requests' time.",
         share_frac=share,
-        holder=_holder(best.group, requests, others, captured),
+        holder=_holder(best.group, requests, alternatives, captured),
         message="{steps:n such step} took {busy_ms:ms} on the device; a model of all other steps expects "
         "{expected_ms:ms} (typical error {model_error_frac:%}). This is a correlation; an A/B run proves "
         "it.",
@@ -156,18 +156,19 @@ def _requests(slow: list[SlowGroup]) -> tuple[str, ...]:
     """The requests that the slow steps share, those of near ties included."""
     if slow[0].group.kind != "request":
         return slow[0].group.requests
-    return tuple(one.group.requests[0] for one in slow if one.group.kind == "request")
+    return tuple(slow_group.group.requests[0] for slow_group in slow if slow_group.group.kind == "request")
 
 
 def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> list[StepGroup]:
     """Near ties that say something else: another kind of group, or another trait of the same requests."""
-    best, *others = (one.group for one in slow)
-    different = [one for one in others if one.kind == "trait" or one.kind != best.kind]
-    named = [one for one in different if one.kind == "request"]
+    best, *rest = (group.group for group in slow)
+    different = [group for group in rest if group.kind == "trait" or group.kind != best.kind]
+    named = [group for group in different if group.kind == "request"]
     return [
-        one
-        for one in different
-        if one.kind != "request" or (len(named) <= MOST_REQUESTS and not set(one.requests) <= set(requests))
+        group
+        for group in different
+        if group.kind != "request"
+        or (len(named) <= MOST_REQUESTS and not set(group.requests) <= set(requests))
     ]
 
 
@@ -184,9 +185,9 @@ def _said(template: str, group: StepGroup, requests: tuple[str, ...]) -> Message
 
 
 def _holder(
-    group: StepGroup, requests: tuple[str, ...], others: list[StepGroup], captured: int | None
+    group: StepGroup, requests: tuple[str, ...], alternatives: list[StepGroup], captured: int | None
 ) -> Message:
-    """Who or what goes with the slow steps."""
+    """Say which requests, or what else, go with the slow steps."""
     parts = []
     if captured is not None:
         parts.append(
@@ -199,8 +200,8 @@ def _holder(
         )
     elif group.kind == "trait":
         parts.append(_said("They schedule {requests}.", group, requests))
-    if others:
-        also = listed([_subject(other, other.requests) for other in others])
+    if alternatives:
+        also = listed([_subject(alternative, alternative.requests) for alternative in alternatives])
         parts.append(say("Nearly as good an explanation: {also}.", also=also))
     return joined(parts)
 

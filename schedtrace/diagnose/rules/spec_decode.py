@@ -17,7 +17,7 @@ LEAST_CHANGE = 0.02
 
 
 class DraftStep(StepExample, kw_only=True):
-    """One step that verified drafts."""
+    """A step that verified drafts."""
 
     total_requests: int
     """Number of requests that the step scheduled."""

@@ -20,7 +20,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def empty_steps(timeline: Timeline) -> pl.DataFrame:
-    """One row per unbroken series of steps that scheduled nothing while somebody waited or ran.
+    """Return a row per unbroken series of steps that scheduled nothing while requests waited or ran.
 
     Columns: ``step`` (the first one), ``trial``, ``steps`` (how many), ``since_us`` (its start, or when the
     last output from before it was back, if that was later: until then the device had work), ``stalled_us``
@@ -38,7 +38,7 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
         next_us=pl.col("start_us").shift(-1).over("trial"),
     )
     of_waiting = (pl.col("num_waiting_after") > 0) & ~pl.col("waiting_cause").is_in(NOT_A_REFUSAL)
-    told = {
+    columns = {
         name: pl.when(of_waiting).then(f"waiting_{name}").otherwise(f"running_{name}")
         for name in ("cause", "via", "request_id", "location")
     }
@@ -47,7 +47,7 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
     )
     empty = (
         steps.rename({"waiting_request": "waiting_request_id"})
-        .with_columns(spell=changed.fill_null(value=True).cum_sum(), **told)
+        .with_columns(spell=changed.fill_null(value=True).cum_sum(), **columns)
         .filter("empty")
         .with_columns(pl.col("cause").fill_null(str(Cause.OTHER)), pl.col("via").fill_null("inferred"))
         .with_columns(often=pl.len().over("spell", "cause"))
@@ -55,7 +55,7 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
     main = (
         empty.sort("spell", "often", "step", descending=[False, True, False])
         .unique("spell", keep="first", maintain_order=True)
-        .select("spell", *told)
+        .select("spell", *columns)
     )
     since = pl.max_horizontal(pl.col("start_us").first(), pl.col("back_us").first())
     return (
@@ -77,7 +77,7 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _running_exits(timeline: Timeline) -> pl.DataFrame:
-    """For every step the most frequent cause for which a running request got nothing."""
+    """Return for every step the most frequent cause for which a running request got nothing."""
     return (
         timeline.exits.filter((pl.col("loop") == "running") & pl.col("refusal"))
         .with_columns(often=pl.col("count").sum().over("step", "cause"))
@@ -97,7 +97,7 @@ EXPECTED = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
 
 
 class Stall(StepExample, kw_only=True):
-    """One stall: ``step`` is its first."""
+    """A stall: ``step`` is its first."""
 
     steps: int
     """Number of its steps."""
@@ -116,7 +116,7 @@ class Stall(StepExample, kw_only=True):
 
     @property
     def span(self) -> Steps:
-        """All of its steps."""
+        """Range of all its steps."""
         return Steps(self.step, self.step + self.steps - 1, self.trial)
 
 
@@ -140,11 +140,11 @@ class Stalls(Evidence, kw_only=True):
 def _find(timeline: Timeline) -> list[Finding]:
     long = (pl.col("steps") >= FEWEST_STEPS) | (pl.col("stalled_us") >= LONG_US)
     stalls = empty_steps(timeline).filter(long)
-    found = [
+    findings = [
         _finding(timeline, str(cause), rows)
         for (cause,), rows in stalls.group_by("cause", maintain_order=True)
     ]
-    return sorted(found, key=lambda finding: -finding.count)
+    return sorted(findings, key=lambda finding: -finding.count)
 
 
 def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
@@ -189,7 +189,7 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
 
 
 def _span_us(timeline: Timeline) -> int:
-    """From each trial's first step to its last step's end or output, added up."""
+    """Sum the times from each trial's first step to its last step's end or output."""
     last = pl.max_horizontal("end_us", "output_us").max()
     return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 
@@ -206,8 +206,7 @@ RULE = Rule(
         "token-budget-bound",
         "max-num-seqs-bound",
         "other-limit",
-        "parked-loads",
-        "idle-holders",
+        "kv-held-idle",
     ),
     holds_up=True,
 )

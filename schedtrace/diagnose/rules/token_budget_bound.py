@@ -59,7 +59,7 @@ def _find(timeline: Timeline) -> Findings:
         yield _lowered(timeline, waits, less)
         return
     evidence = _evidence(timeline, waits)
-    known = knows_waiting_tokens(waits.steps)
+    has_tokens = knows_waiting_tokens(waits.steps)
     most_us = _most_saved_us(timeline, evidence, waits)
     paced = sets_pace(timeline)
     gain = throughput_gain(timeline, 0, most_us) if most_us and paced else None
@@ -71,10 +71,10 @@ def _find(timeline: Timeline) -> Findings:
         timeline,
         waits,
         evidence=evidence,
-        title="Token budget too small" if known else "Waits for the token budget",
+        title="Token budget too small" if has_tokens else "Waits for the token budget",
         verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
         "({token_budget:n token} per step)."
-        if known
+        if has_tokens
         else "Requests spent {share:%} of their time waiting for the token budget ({token_budget:n token} "
         "per step); how many tokens waited is not recorded, and so not what a larger one would do.",
         holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
@@ -85,7 +85,7 @@ def _find(timeline: Timeline) -> Findings:
         message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
         "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
         values={"largest": largest},
-        advice=_advice(timeline, evidence, drafts=drafts, paced=paced and known),
+        advice=_advice(timeline, evidence, drafts=drafts, paced=paced and has_tokens),
     )
 
 
@@ -185,7 +185,7 @@ MOST_TIMES = 8
 
 
 def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) -> float | None:
-    """Of the busy time, if these steps held as many tokens as waited and the larger budget takes.
+    """Return the busy time saved if these steps held as many tokens as waited and the larger budget takes.
 
     At most: how long steps take that are larger than any recorded one is not known, but a step's time does
     not grow more slowly there than among smaller ones.

@@ -361,8 +361,9 @@ def one_longer(outputs: int) -> None:
     in_virtual_time(load, max_num_seqs=12)
 
 
-SAMPLES = ("shows", "near-miss", "storm", "no-storm")
-"""Folders of a finding's traces, in the order of ``TRACES``; the last two only of ``preemption``."""
+SAMPLES = ("shows", "near-miss")
+FURTHER_SAMPLES = {"preemption": ("storm", "no-storm"), "kv-held-idle": ("finished", "fetched")}
+"""Folders of a finding's traces, in the order of ``TRACES``."""
 TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "no-progress": (lambda: starts_again(40), lambda: starts_again(2)),
     "never-fits": (too_long_for_the_cache, longest_for_the_cache),
@@ -383,8 +384,12 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
         lambda: long_among_short(1500),
         lambda: long_among_short(1500, long_prefill_token_threshold=128),
     ),
-    "parked-loads": (lambda: loads_from_elsewhere(3), lambda: loads_from_elsewhere(0)),
-    "idle-holders": (lambda: unfetched(keeps=True), lambda: unfetched(keeps=False)),
+    "kv-held-idle": (
+        lambda: loads_from_elsewhere(3),
+        lambda: loads_from_elsewhere(0),
+        lambda: unfetched(keeps=True),
+        lambda: unfetched(keeps=False),
+    ),
     "batched-prefill": (
         lambda: together(8, 400, 2, num_blocks=300, max_model_len=512, max_num_batched_tokens=4096),
         lambda: together(8, 8, 2, num_blocks=300, max_model_len=512, max_num_batched_tokens=4096),
@@ -392,10 +397,6 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "priority-inversion": (lambda: urgent(0), lambda: urgent(5)),
     "other-limit": (lambda: adapters(1), lambda: adapters(2)),
     "client-limited": (lambda: closed_loop(2), lambda: closed_loop(4)),
-    "long-prefill-cap": (
-        lambda: together(2, 200, 4, long_prefill_token_threshold=32),
-        lambda: together(2, 32, 4, long_prefill_token_threshold=32),
-    ),
     "prefill-starves-decode": (lambda: joined(200), lambda: joined(8)),
     "decode-starves-prefill": (
         lambda: joined(12, running=6, every=2, max_num_seqs=8, max_num_batched_tokens=8),
@@ -434,6 +435,6 @@ if __name__ == "__main__":
             write_sentences(HERE / code)
         sys.exit()
     for code in sys.argv[1:] or TRACES:
-        for name, load in zip(SAMPLES, TRACES[code], strict=False):
+        for name, load in zip((*SAMPLES, *FURTHER_SAMPLES.get(code, ())), TRACES[code], strict=True):
             make(HERE / code / name, load)
         write_sentences(HERE / code)

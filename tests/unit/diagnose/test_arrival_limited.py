@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 
+from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cause
 from tests.makers import BLOCK_SIZE, arrival, step
 
@@ -166,3 +167,75 @@ def test_not_yet_arrived_and_refused_are_told_apart_in_one_trace(found):
     [refused] = found("blocked-budget", *lines)
     assert (not_arrived.steps, not_arrived.cause) == ([0], "queue_empty")
     assert (refused.steps, refused.cause) == ([2], "max_num_seqs")
+
+
+@pytest.fixture
+def handovers(view_of):
+    """Return what the finding says of short steps of a run whose requests all exist from the start."""
+
+    def find(*lines, closed=True, **header):
+        view = view_of(*lines, **header)
+        view.closed_workload = closed
+        return [finding.evidence.handover for finding in RULES[CODE](view) if finding.evidence.handover]
+
+    return find
+
+
+def slow_front_end(last_came, *, waiting=0, running=1, used=1):
+    """Requests a and b at 0, c when told; steps of 1 ms each 10 ms, the third one has all."""
+    return [
+        step(
+            0,
+            got={"a": used},
+            running=running,
+            waiting=waiting,
+            arrived=[arrival("a", 0, 0), arrival("b", 0, 0)],
+        ),
+        step(1, got={"a": 1, "b": 1}, running=2),
+        step(2, got={"a": 1, "b": 1, "c": 9}, arrived=[arrival("c", last_came, last_came)]),
+    ]
+
+
+def test_steps_before_the_last_request_arrived_are_short(handovers):
+    [handover] = handovers(*slow_front_end(15_000))
+    assert (handover.steps, handover.to_come) == (2, 1)
+    assert handover.spent_ms == 2.0
+    assert handover.spent_frac == 2000 / 21_000
+    assert handover.handed_over_ms == 15.0
+
+
+def test_short_steps_are_found_where_no_request_was_late(view_of, recorded_words):
+    view = view_of(*slow_front_end(15_000))
+    view.closed_workload = True
+    [finding] = RULES[CODE](view)
+    assert (finding.count, finding.steps, finding.severity) == (2, [0, 1], "info")
+    assert not finding.is_root
+    assert (finding.evidence.late_requests, finding.evidence.late_us_max) == (0, None)
+    recorded_words(finding)
+
+
+def test_a_request_that_arrived_before_schedule_was_done_is_no_short_step(handovers):
+    assert handovers(*slow_front_end(100)) == []
+
+
+@pytest.mark.parametrize("limited", [{"waiting": 1}, {"running": 8}, {"used": 1000}])
+def test_steps_that_something_else_limited_are_not_short(handovers, limited):
+    [handover] = handovers(*slow_front_end(15_000, **limited))
+    assert handover.steps == 1
+
+
+def test_no_step_is_short_where_clients_choose_the_time(handovers):
+    assert handovers(*slow_front_end(15_000), closed=False) == []
+
+
+def test_the_requests_of_the_next_trial_are_not_awaited(handovers):
+    lines = [
+        step(0, trial=1, got={"a": 1}, arrived=[arrival("t1-a", 0, 0)]),
+        step(1, trial=2, got={"b": 1}, arrived=[arrival("t2-b", 9000, 9000)]),
+    ]
+    assert handovers(*lines) == []
+
+
+def test_short_steps_of_less_than_a_hundredth_of_the_run_are_left_out(handovers):
+    rest = [step(n, got={"a": 1}, back=10_000) for n in range(3, 40)]
+    assert handovers(*slow_front_end(15_000), *rest) == []

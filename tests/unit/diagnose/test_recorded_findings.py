@@ -53,6 +53,22 @@ def test_a_storm_is_a_degree_of_preemption(of):
     assert all(one.evidence.storm is None for one in of("preemption", "no-storm"))
 
 
+def test_finished_requests_keep_blocks_idly(of, recorded_words):
+    """Three finished requests keep 18 of 24 blocks until another engine fetches them."""
+    [finding] = of("kv-held-idle", "finished")
+    evidence = finding.evidence
+    assert (finding.cause, evidence.kind, evidence.holders, evidence.deadlock) == (
+        "kv_blocks",
+        "finished",
+        3,
+        False,
+    )
+    assert (evidence.first_step, evidence.last_step, evidence.idle_blocks) == (3, 22, 18)
+    assert (evidence.largest, evidence.largest_blocks) == ("prefill0", 6)
+    recorded_words(finding)
+    assert of("kv-held-idle", "fetched") == []
+
+
 FIGURES = {
     # The long prompt needs 15 blocks of the 9 left; the two behind it need 2 each, for 24 steps.
     "head-of-line": (
@@ -95,7 +111,7 @@ FIGURES = {
         {"request_id": "long", "prompt_tokens": 1500, "steps": 6, "requests": 3},
     ),
     # Three loads hold 5 blocks each.
-    "parked-loads": ({}, {"parked_requests": 3, "parked_blocks": 15}),
+    "kv-held-idle": ({"cause": "remote_kv_pending"}, {"parked_requests": 3, "parked_blocks": 15}),
     # Both seats belong to requests of priority 5 until these are done.
     "priority-inversion": (
         {"cause": "max_num_seqs"},
@@ -105,18 +121,17 @@ FIGURES = {
     "client-limited": ({}, {"clients": 2, "requests_per_s": None}),
     # With one adapter a batch, the three requests of the second adapter wait for those of the first.
     "other-limit": ({"cause": "lora_cap"}, {"requests": 3, "refused_steps": 12}),
-    # Two prompts of 200 tokens in chunks of 32: six steps of 64 where two of 256 would have done.
-    "long-prefill-cap": ({"count": 6}, {"steps_if_full": 2, "examples.0.used_tokens": 64}),
     # 10 us a token, made up.
     "prefill-starves-decode": (
         {"count": 8, "tokens": 8 * 200},
         {"mean_stretch_us": pytest.approx(2000, rel=0.2)},
     ),
     "scheduler-overhead": ({"count": 11}, {}),
-    # On the real engine: the first step took one of eight requests, seven came while it ran.
-    "late-arrivals": ({"count": 1}, {"examples.0.to_come": 7}),
     # On the real engine: seven requests came while the first step ran, and one more step took them.
-    "arrival-limited": ({"count": 1, "tokens": 7 * 1024}, {"late_requests": 7, "extra_steps": 1}),
+    "arrival-limited": (
+        {"count": 1, "tokens": 7 * 1024},
+        {"late_requests": 7, "extra_steps": 1, "handover.steps": 1, "handover.to_come": 7},
+    ),
     # Two seats, five requests of 40 tokens: 3, 2 (one is aborted) wait until the first two are done.
     "blocked-budget": (
         {"cause": "max_num_seqs", "via": "source", "steps": [0, 1, 2, 3, 4, 5]},

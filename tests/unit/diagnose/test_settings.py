@@ -3,10 +3,17 @@
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.effective_settings import effective_settings, use_of, without_followed
+from schedtrace.diagnose.effective_settings import (
+    capped_steps,
+    effective_settings,
+    use_of,
+    without_followed,
+)
+from schedtrace.model.causes import Cap
 from schedtrace.model.manifest import Configured
 from schedtrace.model.report import Advice, EffectiveSetting, Evidence, Finding, Gain
 from schedtrace.model.say import say
+from schedtrace.model.trace import ChunkCap
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import SEATS, manifest, step
@@ -207,6 +214,37 @@ def test_a_limit_says_how_little_of_it_was_used(settings_of, recorded_words):
     lines[0] = step(0, got={"a": 501}, running=5, cached_tokens=1)
     found = settings_of({}, *lines, max_num_batched_tokens=1000)
     recorded_words(found[name].explanation for name in limits)
+
+
+def capped(number, wanted, got, cap=Cap.LONG_PREFILL, **fields):
+    """Return a step in which each of these requests wanted so many tokens and was capped."""
+    caps = [ChunkCap(name, cap, wanted, tokens) for name, tokens in got.items()]
+    return step(number, got=got, caps=caps, **fields)
+
+
+CAPPED = [capped(0, 900, {"a": 100}), capped(1, 800, {"a": 100}), step(2, got={"a": 1})]
+
+
+def test_a_threshold_says_what_its_capped_chunks_left_unused(settings_of, recorded_words):
+    threshold = {"long_prefill_token_threshold": 100}
+    recorded_words(settings_of({}, *CAPPED, **threshold)["long_prefill_token_threshold"].explanation)
+    uncapped = settings_of({}, step(0, got={"a": 1}), **threshold)
+    recorded_words(uncapped["long_prefill_token_threshold"].explanation)
+
+
+@pytest.mark.parametrize(
+    ("lines", "figures"),
+    [
+        (CAPPED, (2, 800 + 700, 1)),
+        ([capped(0, 5000, {"a": 400, "b": 400})], (1, 200, 1)),  # no more can be used than is left
+        ([capped(0, 5000, {"a": 500, "b": 500})], (0, 0, 0)),  # a full step
+        ([capped(0, 5000, {"a": 400}, cap=Cap.MAX_MODEL_LEN)], (0, 0, 0)),
+        ([capped(0, 500, {"a": 400}, cap=Cap.LONG_PREFILL_ADAPTIVE)], (1, 100, 1)),
+        ([capped(at, 900, {"a": 100}, trial=1 + at // 2) for at in range(4)], (4, 4 * 800, 2)),
+    ],
+)
+def test_steps_count_as_capped_while_budget_is_left(view_of, lines, figures):
+    assert capped_steps(view_of(*lines)) == figures
 
 
 def advised(setting, value):

@@ -1,0 +1,231 @@
+"""``kv-held-idle``: requests that get no token keep the KV blocks that others, or they, wait for."""
+
+from typing import Any, TypedDict
+
+import polars as pl
+
+from schedtrace.diagnose.kv_blocks import usable_blocks
+from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.rules.allowed_settings import kv_space
+from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_figures, wait_finding
+from schedtrace.diagnose.waits import charged, mean
+from schedtrace.model.causes import Cause
+from schedtrace.model.message import NOTHING, Count, Steps
+from schedtrace.model.report import Finding
+from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.charges import IDLE_HOLDERS, PARKED_LOADS
+from schedtrace.timeline.spans import level
+from schedtrace.timeline.timeline import Timeline
+
+NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
+ADVICE = {
+    "session": "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks",
+    "finished": "look at the KV connector's other side: it does not fetch the blocks of finished requests",
+}
+"""Advice where all holders are of this kind."""
+
+
+class ParkedLoads(Waited, kw_only=True):
+    """Parked requests and what they hold."""
+
+    parked: float | None
+    """Mean number of parked requests in these steps."""
+    running: float | None
+    """Mean number of running requests in these steps."""
+    parked_blocks: int | None
+    """Most KV blocks that parked requests held at once; None: the trace does not record loads."""
+    parked_requests: int | None
+    """Most requests that were parked at once; None likewise."""
+    blocks_total: int | None
+    """KV blocks of the cache."""
+    oldest_ms: float | None
+    """Longest time from a load's begin to its arrival, or to the trace's end; None likewise."""
+
+
+class IdleHolders(Waited, kw_only=True):
+    """Requests that kept blocks; the run of steps is the longest."""
+
+    first_step: int
+    """First step of the longest stretch."""
+    last_step: int
+    """Last step of that stretch."""
+    time_ms: float
+    """Time of that stretch."""
+    kind: str
+    """``session``, ``finished``, or ``request`` where the holders differ or are something else."""
+    holders: int
+    """Number of idle holders in that stretch."""
+    largest: str
+    """Holder that keeps most blocks."""
+    largest_blocks: int
+    """KV blocks that it keeps."""
+    idle_blocks: int
+    """KV blocks that all of them keep."""
+    blocks_total: int | None
+    """KV blocks of the cache."""
+    deadlock: bool
+    """Whether no request ran and each of the holders waited for blocks itself."""
+
+
+def _find(timeline: Timeline) -> Findings:
+    for finding in (_parked_loads(timeline), _idle_holders(timeline)):
+        if finding is not None:
+            yield finding
+
+
+def _parked_loads(timeline: Timeline) -> Finding | None:
+    """Return the finding about requests that wait for KV blocks from elsewhere; None: they hold up nobody."""
+    waits = charged(timeline, PARKED_LOADS)
+    if waits is None:
+        return None
+    evidence = ParkedLoads(
+        **wait_figures(waits),
+        parked=mean(waits.steps, pl.col("kv_loads_parked")),
+        running=mean(waits.steps, pl.col("num_running_after")),
+        blocks_total=timeline.header.kv_blocks_total,
+        **_parked(timeline),
+    )
+    total = evidence.blocks_total or 0
+    held = (
+        "Parked requests held {parked_blocks:n} of {usable:n} usable blocks at most"
+        "[; the longest load took {oldest_ms:ms}]."
+    )
+    return wait_finding(
+        timeline,
+        waits,
+        evidence=evidence,
+        title="KV transfers hold the cache",
+        verdict="KV blocks held for transfers limit this run: requests spent {share:%} of their time "
+        "waiting for KV blocks while {mean_parked:n request} waited for KV from elsewhere and "
+        "{mean_running:n} ran.",
+        holder=NOTHING if evidence.parked_blocks is None else held,
+        cause=Cause.REMOTE_KV_PENDING,
+        message="{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}). Why "
+        "the other side is not ready is not known in this process: its own trace, matched by the "
+        "transfer, would show it.",
+        values={
+            "mean_parked": round(evidence.parked or 0),
+            "mean_running": round(evidence.running or 0),
+            "usable": total - 1 if total else None,
+            "longest_request": waits.longest_id,
+            "longest_ms": waits.longest_us / 1e3,
+        },
+        advice=[
+            advise("look at the KV connector's other side: its transfers take too long"),
+            advise(
+                "{space}: {blocks:n block} instead of {total:n}, as room for parked requests",
+                setting="num_gpu_blocks_override",
+                value=2 * total or None,
+                space=kv_space(timeline, 2 * total or None),
+                blocks=2 * total,
+                total=total,
+            ),
+        ],
+    )
+
+
+class Parked(TypedDict):
+    """Figures of parked loads; None: the trace does not record loads."""
+
+    parked_blocks: int | None
+    parked_requests: int | None
+    oldest_ms: float | None
+
+
+def _parked(timeline: Timeline) -> Parked:
+    """Return the most blocks and requests that were parked at once, and the longest that a load took."""
+    nothing = Parked(parked_blocks=None, parked_requests=None, oldest_ms=None)
+    if "kv_loads" not in timeline.lists:
+        return nothing
+    loads = timeline.lists["kv_loads"].select("request_id", "event", "at_us", "blocks").collect()
+    begun = loads.filter(pl.col("event") == "begun").unique("request_id", keep="first")
+    if begun.is_empty():
+        return nothing
+    over = loads.filter(pl.col("event") != "begun").group_by("request_id").agg(over_us=pl.col("at_us").max())
+    spans = begun.join(over, on="request_id", how="left").with_columns(
+        pl.col("over_us").fill_null(timeline.end_us), held=pl.col("blocks").list.sum().fill_null(0)
+    )
+    parked = level(spans, "at_us", "over_us", blocks="held", requests=1)
+    oldest_us = spans.select((pl.col("over_us") - pl.col("at_us")).max()).item()
+    blocks, requests = parked.select(pl.col("blocks", "requests").max().fill_null(0)).row(0)
+    return Parked(parked_blocks=blocks, parked_requests=requests, oldest_ms=oldest_us / 1e3)
+
+
+def _idle_holders(timeline: Timeline) -> Finding | None:
+    """Return the finding about requests that got nothing and kept their blocks; None: they hold up nobody."""
+    waits = charged(timeline, IDLE_HOLDERS)
+    if waits is None:
+        return None
+    evidence = IdleHolders(
+        **wait_figures(waits), blocks_total=timeline.header.kv_blocks_total, **_longest(timeline)
+    )
+    verdict = (
+        "KV blocks of requests that do not run limit this run: {who} kept theirs while requests spent "
+        "{share:%} of their time waiting for KV blocks."
+    )
+    if evidence.deadlock:
+        verdict = (
+            "{who} wait for each other (a deadlock): each keeps its KV blocks and waits for more, and no "
+            "request runs. Requests spent {share:%} of their time waiting for KV blocks."
+        )
+    room = advise("{space}, as room for all of them", space=kv_space(timeline))
+    return wait_finding(
+        timeline,
+        waits,
+        title="Requests that do not run keep the KV blocks",
+        verdict=verdict,
+        holder="They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({stretch}), "
+        "{largest:id} the most ({largest_blocks:n}).",
+        values={
+            "who": Count(evidence.holders, NOUNS[evidence.kind]),
+            "usable": usable_blocks(timeline.header),
+            "longest_request": waits.longest_id,
+            "longest_ms": waits.longest_us / 1e3,
+            "stretch": Steps(evidence.first_step, evidence.last_step),
+        },
+        cause=Cause.KV_BLOCKS,
+        message=WAITED,
+        advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
+        evidence=evidence,
+    )
+
+
+def _longest(timeline: Timeline) -> dict[str, Any]:
+    """Return fields of the evidence, about the run of steps that took longest."""
+    starts = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us")
+    begins = starts.rename({"step": "first_step", "start_us": "begin_us"})
+    over = starts.select(last_step=pl.col("step") - 1, over_us="start_us")
+    rows = (
+        timeline.idle_holders.join(begins, on="first_step", maintain_order="left")
+        .join(over, on="last_step", how="left", maintain_order="left")
+        .with_columns(us=pl.col("over_us").fill_null(timeline.end_us) - pl.col("begin_us"))
+        .sort("us", "first_step", "blocks", "request_id", descending=[True, False, True, False])
+    )
+    of_run = rows.filter(pl.col("first_step") == rows["first_step"][0])
+    largest = of_run.row(0, named=True)
+    kinds = (
+        of_run.group_by("kind").agg(pl.col("blocks").sum()).sort("blocks", "kind", descending=[True, False])
+    )
+    waiting = of_run.filter((pl.col("kind") != "finished") & ~pl.col("silent"))
+    return {
+        "first_step": largest["first_step"],
+        "last_step": largest["last_step"],
+        "time_ms": largest["us"] / 1e3,
+        "kind": kinds["kind"][0] if kinds.height == 1 else "request",
+        "holders": of_run.height,
+        "largest": largest["request_id"],
+        "largest_blocks": largest["blocks"],
+        "idle_blocks": int(of_run["blocks"].sum()),
+        "deadlock": largest["alone"] and of_run.height > 1 and waiting.height == of_run.height,
+    }
+
+
+RULE = Rule(
+    code="kv-held-idle",
+    summary="requests that got no token kept the KV blocks that others waited for; one finding per cause",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
+    find=_find,
+    charges=(PARKED_LOADS, IDLE_HOLDERS),
+    specific=True,
+    proven=(("remote_kv_pending", "num_gpu_blocks_override"),),
+)
