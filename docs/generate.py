@@ -198,7 +198,7 @@ def _as_json(text: str) -> str:
 
 
 def table(struct: Struct, meaning: dict[str, str]) -> str:
-    """The Markdown table of a struct's fields."""
+    """Return the Markdown table of a struct's fields."""
     omits = struct.__struct_config__.omit_defaults
     head = ["field", "type", "if absent", "meaning"] if omits else ["field", "type", "meaning"]
     rows = [head, ["---"] * len(head)]
@@ -214,7 +214,7 @@ def table(struct: Struct, meaning: dict[str, str]) -> str:
 
 
 def delta_table() -> str:
-    """What a reader has to take for a field that a delta leaves out."""
+    """Return what a reader has to take for a field that a delta leaves out."""
     absent = {
         **dict.fromkeys(trace.CARRIED_FIELDS, "as in the step before"),
         **{name: f"`{other}` of the step before" for name, other in trace.BEFORE_FIELDS.items()},
@@ -231,7 +231,7 @@ def delta_table() -> str:
 
 
 def words_table(name: str) -> str:
-    """The rows of ``model/causes.py``: ``causes``, their ``details``, or ``caps``."""
+    """Return the rows of ``model/causes.py``: ``causes``, their ``details``, or ``caps``."""
     return {"causes": _causes, "details": _details, "caps": _caps}[name]()
 
 
@@ -273,7 +273,7 @@ def _rows(head: list[str], rows: list[list[str]]) -> str:
 
 
 def sentences(code: str) -> str:
-    """What a finding says of its recorded sample, a block of text with the fields' names before it."""
+    """Return what a finding says of its recorded sample, a block of text with the fields' names before it."""
     lines = []
     for line in (SAMPLES / code / "sentences.txt").read_text().splitlines():
         word, text = line.split(": ", 1)
@@ -283,7 +283,7 @@ def sentences(code: str) -> str:
 
 
 def printed(command: str) -> str:
-    """What a command prints, run at the root of the repository."""
+    """Return what a command prints, run at the root of the repository."""
     done = subprocess.run(  # a command of our own pages
         [sys.executable, "-m", "schedtrace", *command.split()],
         cwd=DOCS.parent,
@@ -296,12 +296,12 @@ def printed(command: str) -> str:
 
 
 def default_of(field: Any) -> Any:
-    """What a reader has to take for a field that is left out."""
+    """Return what a reader has to take for a field that is left out."""
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
 
 
 def type_of(hint: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in {types.UnionType, Union}:
         return " or ".join(type_of(argument) for argument in arguments)
@@ -317,12 +317,12 @@ def type_of(hint: Any) -> str:
 
 
 def unit_of(name: str) -> str | None:
-    """The unit of a number of this name, where it has one."""
+    """Return the unit of a number of this name, where it has one."""
     return next((unit for pattern, unit in UNITS if re.search(pattern, name)), None)
 
 
 def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
-    """The JSON Schema of ``kind``, with the meaning of every field."""
+    """Return the JSON Schema of ``kind``, with the meaning of every field."""
     document = msgspec.json.schema(kind)
     document = _with_text_for_messages(document)
     if kind is report.Report:

@@ -29,7 +29,7 @@ FONT_OF_THE_WEB = re.compile(r"@font-face {.*?}\n", re.DOTALL)
 
 
 def schedtrace(folder: Path, *arguments: str, **environment: str) -> str:
-    """What the command prints when it is started in the folder."""
+    """Return what the command prints when it is started in the folder."""
     command = [sys.executable, "-m", "schedtrace", *arguments]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, check=True, text=True, stdout=subprocess.PIPE
@@ -38,7 +38,7 @@ def schedtrace(folder: Path, *arguments: str, **environment: str) -> str:
 
 
 def record(folder: Path) -> str:
-    """The run that the README tells about."""
+    """Return the run that the README tells about."""
     model = str(ROOT / "examples" / "tiny-qwen3")
     schedtrace(folder, "run", "--model", model, *ENGINE.split(), *LOAD.split(), "--label", "kv")
     return "logs/kv"
@@ -54,7 +54,7 @@ def terminal(text: str, title: str) -> str:
 
 
 def screenshots(report: Path) -> None:
-    """The page in both colour schemes."""
+    """Return the page in both colour schemes."""
     with sync_playwright() as playwright:
         found = next(filter(None, map(shutil.which, BROWSERS)))
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])

@@ -19,7 +19,7 @@ def first_steps(report: RunReport) -> str:
 
 
 def count_of(report: RunReport, code: str) -> int:
-    """Steps that show a finding."""
+    """Return steps that show a finding."""
     return sum(finding.count for finding in report.every_finding() if finding.code == code)
 
 

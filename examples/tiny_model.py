@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfo
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A byte-level BPE: 256 bytes, three special tokens, and filler words up to ``vocab_size``."""
+    """Return a byte-level BPE: 256 bytes, three special tokens, and filler words up to ``vocab_size``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     special = ["<unk>", "<s>", "</s>"]

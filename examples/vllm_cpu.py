@@ -11,7 +11,7 @@ _version = metadata.version
 
 
 def version(name: str) -> str:
-    """The version of ``name``; for ``vllm``, that of its CPU build, told apart as vLLM itself does."""
+    """Return the version of ``name``; for ``vllm``, that of its CPU build, told apart as vLLM itself does."""
     try:
         return _version(name)
     except metadata.PackageNotFoundError:

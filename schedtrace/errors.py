@@ -26,13 +26,14 @@ class ExitCode(IntEnum):
 
 
 def reason_of(error: Exception) -> str:
-    """What an exception says in one line; of pydantic's, each reason with the setting that it is about."""
+    """Return an exception's text in a line; of pydantic's, each reason with its setting."""
     if not hasattr(error, "errors"):
         return " ".join(str(error).split()) or type(error).__name__
-    found = [
-        (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()
+    reasons = [
+        (".".join(map(str, reason["loc"])), reason["msg"].removeprefix("Value error, "))
+        for reason in error.errors()
     ]
-    return "; ".join(f"{place}: {said}" if place else said for place, said in found)
+    return "; ".join(f"{place}: {text}" if place else text for place, text in reasons)
 
 
 class SchedtraceError(Exception):

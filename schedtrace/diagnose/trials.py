@@ -82,7 +82,7 @@ def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> 
     trials = {trial for timeline in timelines for trial in timeline.trials()}
     return [
         _report(timelines, trial, measured.get(trial or 0), seconds.get(trial))
-        for trial in sorted(trials, key=lambda one: one or 0)
+        for trial in sorted(trials, key=lambda trial: trial or 0)
     ]
 
 

@@ -201,7 +201,7 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)
-    rank = held if held is not None else max(means, key=lambda one: means[one])
+    rank = held if held is not None else max(means, key=lambda number: means[number])
     of_part = open_.group_by("part", maintain_order=True).agg(
         pl.col("begin_us").first(),
         mean=pl.col("load").mean(),

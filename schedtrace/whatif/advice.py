@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.diagnose.rules import better_setting
-from schedtrace.diagnose.rules.allowed_settings import kv_space, why_no_async_scheduling
+from schedtrace.diagnose.rules.allowed_settings import kv_bytes, kv_space, why_no_async_scheduling
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
@@ -153,7 +153,12 @@ def _unsure(figure: Figure, base: RecordedLoad) -> Message:
 def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> Message:
     """Write a change as it is typed, with the present value; ``kv_space`` knows the units of the KV cache."""
     if name == BLOCKS:
-        return kv_space(base.timelines[0], value)
+        timeline = base.timelines[0]
+        space = kv_space(timeline, value)
+        if kv_bytes(timeline, value) or "cache_config.num_gpu_blocks_override" in timeline.header.settings:
+            return space
+        now = timeline.header.kv_blocks_total
+        return say("{space}, for {blocks:n KV block}[ (now {now:n})]", space=space, blocks=value, now=now)
     if isinstance(value, bool):
         return say("{option:setting}", option=_option(name, value))
     shown = [

@@ -140,7 +140,7 @@ class RankBalanceScheduler(Scheduler):
             request.record_event(EngineCoreEventType.SCHEDULED, scheduled_timestamp)
 
     def _new_request_data(self, request: Request, req_to_new_blocks: dict[str, Any]) -> NewRequestData:
-        """The second model runner gets resumed requests as new ones, with all of their tokens."""
+        """Resume requests as new ones, with all of their tokens, for the second model runner."""
         block_ids = req_to_new_blocks[request.request_id].get_block_ids()
         token_ids = request.all_token_ids.copy() if self.use_v2_model_runner else None
         return NewRequestData.from_request(request, block_ids, token_ids)

@@ -30,7 +30,7 @@ LONG_PREFILL = Setting("--long-prefill-token-threshold")
 
 
 def allowed(timeline: Timeline, finding: Finding) -> Finding:
-    """The finding without advice that vLLM would refuse or override here, and with why.
+    """Return the finding without advice that vLLM would refuse or override here, and with why.
 
     A finding whose first advice goes loses its gain with it, since that is what this advice would gain. Where
     it is not recorded whether vLLM chose the present value itself, the advice says so.
@@ -56,7 +56,7 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
 
 
 def chosen_by_vllm(timeline: Timeline, name: str) -> bool | None:
-    """Whether vLLM derived this argument's value because none was given; None: not recorded."""
+    """Return whether vLLM derived this argument's value because none was given; None: not recorded."""
     configured = timeline.front_end.configured if timeline.front_end else None
     return None if configured is None else name in configured.derived
 
@@ -137,14 +137,14 @@ _CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
 
 
 def _unsure(timeline: Timeline, advice: Advice) -> bool:
-    """Settings that vLLM switches off by itself where they do not go together with others."""
+    """Return settings that vLLM switches off by itself where they do not go together with others."""
     if advice.setting not in {"async_scheduling", "enable_chunked_prefill"} or advice.value is not True:
         return False
     return chosen_by_vllm(timeline, advice.setting) is None
 
 
 def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
-    """What to type for a KV cache of so many blocks, the null block included: option, value, present value.
+    """Return option, value and present value to type for a KV cache of so many blocks, with the null block.
 
     Args:
         timeline: The engine's.
@@ -153,7 +153,7 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     settings, cpu = timeline.header.settings, timeline.header.device == "cpu"
     if now := settings.get("cache_config.num_gpu_blocks_override"):
         return _typed("--num-gpu-blocks-override", blocks, now)
-    wanted = _bytes_of(timeline, blocks)
+    wanted = kv_bytes(timeline, blocks)
     if cpu and (gib := settings.get(f"environment.{SPACE}")):
         return say("{space}, in GiB", space=_typed(SPACE, wanted and -(-wanted // UNITS["G"]), gib))
     configured = settings.get("cache_config.kv_cache_memory_bytes")
@@ -199,8 +199,8 @@ def typed_bytes(count: int, *, exact: bool = False) -> str:
     return str(count)
 
 
-def _bytes_of(timeline: Timeline, blocks: int | None) -> int | None:
-    """Memory of so many blocks on each device; None: not recorded, or the stages of a pipeline differ."""
+def kv_bytes(timeline: Timeline, blocks: int | None) -> int | None:
+    """Return the bytes of so many blocks on each device; None: not recorded, or pipeline stages differ."""
     header = timeline.header
     configured, total = header.settings.get("cache_config.kv_cache_memory_bytes"), header.kv_blocks_total
     if blocks is None or (header.pipeline_parallel_size or 1) > 1:
@@ -215,7 +215,7 @@ def _bytes_of(timeline: Timeline, blocks: int | None) -> int | None:
 def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
     """Share of a GPU's memory that so many blocks need beside those that there are; None: not known."""
     memory, total = timeline.header.device_memory_bytes, timeline.header.kv_blocks_total
-    more = None if blocks is None or total is None else _bytes_of(timeline, blocks - total)
+    more = None if blocks is None or total is None else kv_bytes(timeline, blocks - total)
     return None if more is None or not memory else more / memory
 
 
@@ -225,7 +225,7 @@ def batched_tokens(timeline: Timeline) -> int:
 
 
 def smallest_batched_tokens(timeline: Timeline) -> int | None:
-    """The smallest ``--max-num-batched-tokens`` that vLLM accepts; None where that is not known.
+    """Return the smallest ``--max-num-batched-tokens`` that vLLM accepts; None where that is not known.
 
     vLLM refuses one below ``max_num_seqs`` and, without chunked prefill, one below ``max_model_len``.
     """
@@ -249,12 +249,12 @@ def can_lower_batched_tokens(timeline: Timeline) -> bool | None:
 
 
 def seats_setting(timeline: Timeline) -> Setting:
-    """The setting that limits how many requests run at once."""
+    """Return the setting that limits how many requests run at once."""
     return Setting(f"--{timeline.seats_name.replace('_', '-')}")
 
 
 def most_seats(timeline: Timeline) -> int:
-    """The most that vLLM accepts for it."""
+    """Return the most that vLLM accepts for it."""
     most = batched_tokens(timeline)
     return timeline.header.max_num_running_reqs or most if timeline.active_limit else most
 
@@ -280,7 +280,7 @@ def now(timeline: Timeline, name: str) -> Message:
 
 
 def seats_cost(timeline: Timeline) -> Message:
-    """What another running request adds to each step, as far as the steps of several sizes show it."""
+    """Return what another running request adds to each step, as far as the steps of several sizes show it."""
     unknown = say("Longer steps: a longer time per output token.")
     model = timeline.step_time
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))

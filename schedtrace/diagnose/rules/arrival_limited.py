@@ -155,7 +155,7 @@ def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
 
 
 def _in_bursts(timeline: Timeline, late: pl.DataFrame) -> bool:
-    """Whether most requests came in bursts: as many too late for a step as it had, or more."""
+    """Return whether most requests came in bursts: as many too late for a step as it had, or more."""
     each = late.group_by("step").agg(pl.len().alias("late"), pl.col("total_requests").first())
     bursts = int(each.filter(pl.col("late") >= pl.col("total_requests"))["late"].sum())
     return bursts >= MOST_FRAC * timeline.arrivals.height
@@ -223,7 +223,7 @@ def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None)
 
 
 def late_requests(timeline: Timeline) -> pl.DataFrame:
-    """Requests that a step missed only because they were not there yet, and that would have fitted into it.
+    """Return requests that a step missed only because they arrived later, and that would have fitted.
 
     One row per request: ``step``, ``trial``, ``request_id``, ``prompt_tokens``, ``late_us`` (arrival at the
     front end minus the end of ``schedule()``; negative: it was on its way) and the step's columns. A request
@@ -266,7 +266,7 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def _examples(late: pl.DataFrame) -> list[LateExample]:
-    """The three steps that missed most."""
+    """Return the three steps that missed most."""
     rows = late.group_by("step", "trial", maintain_order=True).agg(
         pl.col("total_requests").first().alias("scheduled_requests"),
         pl.col("used_tokens").first().alias("scheduled_tokens"),

@@ -88,7 +88,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def together(timeline: Timeline) -> pl.DataFrame:
-    """Steps that completed two prompts or more.
+    """Return steps that completed two prompts or more.
 
     Columns: ``step``, ``trial``, ``busy_us``, ``prefill_tokens``, ``prompts`` (completed) and ``others_us``:
     how long these waited for each other's tokens, added up, without what a step takes that has no prompt.
@@ -111,7 +111,7 @@ def together(timeline: Timeline) -> pl.DataFrame:
 
 
 def _base_us(timeline: Timeline) -> float | None:
-    """A step without a prompt, at the median; else by the model of step times; None: not known."""
+    """Return a step without a prompt, at the median; else by the model of step times; None: not known."""
     decodes = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
     usual = decodes["busy_us"].median()
     if usual is not None:

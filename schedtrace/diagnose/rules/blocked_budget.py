@@ -106,7 +106,7 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
 
 
 def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
-    """The three steps in which most waiting work would have fitted."""
+    """Return the three steps in which most waiting work would have fitted."""
     rows = steps.with_columns(
         request_id="waiting_request", budget_left="remaining_budget", location="waiting_location"
     )

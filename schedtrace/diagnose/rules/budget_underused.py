@@ -67,7 +67,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _missed(timeline: Timeline) -> pl.DataFrame:
-    """Steps with budget left for new requests of the next one, and how many of them would have fitted."""
+    """Return steps with budget left for new requests of the next step, and how many would have fitted."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0).sort("step")
     nexts = steps.select(
         "step",

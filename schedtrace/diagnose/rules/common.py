@@ -37,12 +37,12 @@ class StepExample(msgspec.Struct, kw_only=True):
 
     @classmethod
     def first(cls, rows: pl.DataFrame, most: int = 3) -> list[Self]:
-        """The first rows as examples; columns are named as the fields."""
+        """Return the first rows as examples; columns are named as the fields."""
         return [cls(**row) for row in rows.head(most).select(cls.__struct_fields__).to_dicts()]
 
     @classmethod
     def largest(cls, rows: pl.DataFrame, column: str) -> list[Self]:
-        """The rows with the most in this column, the first of equal ones first."""
+        """Return the rows with the most in this column, the first of equal ones first."""
         return cls.first(rows.sort(column, "step", descending=[True, False]))
 
 
@@ -111,7 +111,7 @@ class Cost:
 
 
 def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
-    """An estimate that rests on the step-time model, unless the model does not resolve it."""
+    """Return an estimate that rests on the step-time model, unless the model does not resolve it."""
     model, duration_us = timeline.step_time, timeline.busy_us
     if model is None or cost_us is None or not duration_us:
         return Cost()
@@ -122,7 +122,7 @@ def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
 
 
 def prefill_cost(timeline: Timeline, tokens: int) -> Cost:
-    """What so many prefill tokens cost; unknown where no step shows what one takes."""
+    """Return what so many prefill tokens cost; unknown where no step shows what one takes."""
     model = timeline.step_time
     if not tokens or model is None or not model.per_prefill_token_us:
         return Cost()
@@ -245,7 +245,7 @@ def finding_of(
 
 
 def said(words: str | Message, fields: object = None, values: Values = MappingProxyType({})) -> Message:
-    """A template with these fields, and with these values where there is no such field."""
+    """Return a template with these fields, and with these values where there is no such field."""
     if isinstance(words, Message):
         return words
     places = {name for name in argument_names(parsed(words)) if name in values and not hasattr(fields, name)}
@@ -341,12 +341,12 @@ def wait_finding(
 
 
 def step_numbers(steps: pl.DataFrame) -> list[int]:
-    """The numbers of the steps that show a finding, the first ``MAX_STEPS``."""
+    """Return the numbers of the steps that show a finding, the first ``MAX_STEPS``."""
     return steps["step"].drop_nulls().unique().sort().head(MAX_STEPS).to_list()
 
 
 def trial_numbers(steps: pl.DataFrame) -> list[int]:
-    """The trials that show a finding; empty for a trace without trials."""
+    """Return the trials that show a finding; empty for a trace without trials."""
     return sorted(trial for trial in steps["trial"].unique().to_list() if trial is not None)
 
 
@@ -356,7 +356,7 @@ def by_class(classes: list[ClassTime]) -> Message:
 
 
 def only(values: pl.Series) -> str | None:
-    """The value that all rows have; None where they differ, or have none."""
+    """Return the value that all rows have; None where they differ, or have none."""
     different = values.unique().to_list()
     return different[0] if len(different) == 1 else None
 
@@ -369,7 +369,7 @@ def in_trials(timeline: Timeline, trials: list[int]) -> Message:
 
 
 def listed(parts: list[Message], last: str = "and") -> Message:
-    """``a, b and c``; parts that say nothing are left out."""
+    """Return ``a, b and c``; parts that say nothing are left out."""
     filled = [part for part in parts if part]
     return joined([joined(filled[:-1], ", "), *filled[-1:]], f" {last} ")
 
@@ -381,10 +381,10 @@ Example = TypeVar("Example", bound=msgspec.Struct)
 
 
 def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> list[Example]:
-    """The first rows as examples: their fields are named as columns, of which there may be more."""
+    """Return the first rows as examples: their fields are named as columns, of which there may be more."""
     return msgspec.convert(rows.head(most).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
-    """This as a share of all requests' time, at most 1; None where that is not known."""
+    """Return a time as a share of all requests' time, at most 1; None where that is not known."""
     return min(1.0, time_us / timeline.requests_us) if timeline.requests_us else None

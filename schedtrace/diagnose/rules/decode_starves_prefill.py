@@ -72,7 +72,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
-    """What requests waited for the token budget from the starts of these steps to the next ones."""
+    """Return what requests waited for the token budget from the starts of these steps to the next ones."""
     waits = refused(timeline.request_states).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
     starts = timeline.steps.select("step", "start_us", next_us=pl.col("start_us").shift(-1))
     spans = starts.join(starved, on="step", how="semi").with_columns(
@@ -83,7 +83,7 @@ def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
 
 
 def starved_steps(timeline: Timeline) -> pl.DataFrame:
-    """Steps whose budget was spent, at least half of it on decodes, while a prefill wanted more."""
+    """Return steps whose budget was spent, at least half of it on decodes, while a prefill wanted more."""
     cut = timeline.caps.filter(pl.col("cap") == str(Cap.TOKEN_BUDGET))["step"].unique()
     wanted = (pl.col("waiting_cause") == str(Cause.TOKEN_BUDGET)) & (pl.col("eligible_after") > 0)
     return timeline.steps.filter(

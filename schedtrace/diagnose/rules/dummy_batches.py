@@ -101,7 +101,7 @@ def _find(ranks: Ranks) -> Findings:
 
 
 def _gaps(ranks: Ranks) -> pl.DataFrame:
-    """Dummy batches between two turns of a rank, with the step after them."""
+    """Return dummy batches between two turns of a rank, with the step after them."""
     between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
     return (
         ranks.turns.select("rank", "wave", "step_counter", "trial", "step")

@@ -22,7 +22,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def is_offline(timeline: Timeline) -> bool:
-    """Whether ``LLM(...)`` hands over whole batches: throughput counts then, not each time to first token."""
+    """Return whether ``LLM(...)`` hands over whole batches, so that throughput counts, not each TTFT."""
     configured = timeline.front_end.configured if timeline.front_end else None
     return timeline.closed_workload or (
         configured is not None and configured.usage_context == OFFLINE_CONTEXT
@@ -199,7 +199,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
-    """The share that decides whether this is found, and that of all requests' time.
+    """Return the share that decides whether this is found, and that of all requests' time.
 
     Offline, all requests of a batch exist from the start: their way to the engine costs something only while
     the engine has nothing else to do, and then it costs all of them that time.
@@ -237,7 +237,7 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
 
 
 def _parts(evidence: FrontEndTime) -> str:
-    """The way in parts, and what the engine's queue was like meanwhile."""
+    """Describe the way in parts, and the engine's queue meanwhile."""
     prepare = ", block hashes and grammar in the engine's input thread {prepare_ms_p50:ms}"
     queue = "; then {input_queue_ms_p50:ms} until the step under way was over"
     empty = " The engine's queue was empty after {queue_empty_frac:%} of the steps."
@@ -253,7 +253,7 @@ def _parts(evidence: FrontEndTime) -> str:
 
 
 def _holder(evidence: FrontEndTime) -> Message:
-    """What kept the front end's threads; where nothing shows, what the engine's process cannot see."""
+    """Return what kept the front end's threads; where nothing shows, what the engine's process cannot see."""
     threads = joined([saturated(evidence.threads), starved(evidence.threads)])
     return threads or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
@@ -262,7 +262,7 @@ def _holder(evidence: FrontEndTime) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
-    """A processor first where one was missing; more front ends of a server; tokens instead of text."""
+    """Return a processor first where one was missing; more front ends of a server; tokens instead of text."""
     pieces = []
     short = bool(starved(evidence.threads))
     if short:
@@ -300,7 +300,7 @@ def _more_threads(timeline: Timeline) -> list[Advice]:
 
 
 def thread_shares(timeline: Timeline) -> list[ThreadShare]:
-    """The threads that ran at all between the first step and the end, that which waited most first.
+    """Return the threads that ran at all between the first step and the end, that which waited most first.
 
     One that the trace saw only once in that time is left out.
     """
@@ -342,7 +342,7 @@ def starved(shares: list[ThreadShare]) -> Message:
 
 
 def saturated(shares: list[ThreadShare]) -> Message:
-    """Whether the front end's main thread ran all the time; nothing if not, or not known."""
+    """Return whether the front end's main thread ran all the time; nothing if not, or not known."""
     ran = max((share.ran_frac for share in shares if share.role == "front_end"), default=0.0)
     if ran < SATURATED_FRAC:
         return NOTHING

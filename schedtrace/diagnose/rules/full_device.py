@@ -119,7 +119,7 @@ OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
 def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
-    """The part of each step that is saved if those who wait join it."""
+    """Return the part of each step that is saved if those who wait join it."""
     ran, joining = pl.col("total_requests"), pl.col("num_waiting_after").fill_null(0)
     if cause != Cause.MAX_NUM_SEQS and timeline.seats:
         joining = pl.min_horizontal(joining, timeline.seats - pl.col("num_running_after"))

@@ -260,7 +260,7 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 
 def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
-    """Whether these steps are slow for what they share, which is ``slow-steps``'s."""
+    """Return whether these steps are slow for what they share, which is ``slow-steps``'s."""
     if kind not in (events.SCATTERED, events.EPISODE, events.SLOWER):
         return False
     shared = slow_groups(timeline)[:1]
@@ -367,7 +367,7 @@ def _short_us(timeline: Timeline) -> int:
 
 
 def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
-    """The threads that lost time, the one that lost most first."""
+    """Return the threads that lost time, the one that lost most first."""
     return [
         StarvedThread(
             role=thread["role"],
@@ -401,7 +401,7 @@ def _message(evidence: Interruptions) -> Message:
 
 
 def _advice(evidence: Interruptions) -> str:
-    """What to look at: no setting of the scheduler helps."""
+    """Return what to look at: no setting of the scheduler helps."""
     if evidence.kind == events.STALLED:
         return "Look at the stacks (--details), and at the processes that the engine waits for."
     if evidence.part != "device":

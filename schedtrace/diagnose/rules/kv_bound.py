@@ -134,7 +134,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
     )
 
 
-def _of_groups(evidence: KvSpace) -> Message:
+def _named_groups(evidence: KvSpace) -> Message:
     """Name the groups whose blocks do not follow from a request's tokens."""
     states = [group for group in evidence.groups if group.kind == STATE]
     if not states:
@@ -181,7 +181,7 @@ def _holder(evidence: KvSpace) -> Message:
         largest=largest_holder(evidence),
         short=short,
         step="unknown" if evidence.held_step is None else Steps(evidence.held_step, evidence.held_step),
-        groups=_of_groups(evidence),
+        groups=_named_groups(evidence),
     )
 
 
@@ -234,7 +234,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
 
 
 def _watermark(timeline: Timeline) -> float | None:
-    """The smallest reserve of a block or more; None where there is one, or this vLLM has no such setting."""
+    """Return the smallest reserve of a block or more; None if set already, or if vLLM has no such setting."""
     config, total = timeline.header.scheduler_config, timeline.header.kv_blocks_total or 0
     if "watermark" not in config or config["watermark"]:
         return None  # what more of it would do is not known

@@ -114,7 +114,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
-    """The tail of one trial, if it has one, and how long the trial took."""
+    """Return the tail of one trial, if it has one, and how long the trial took."""
     steps = timeline.trial_rows(timeline.steps, trial)
     ends = timeline.trial_rows(timeline.finishes, trial).drop_nulls("output_tokens")
     ends = ends.filter(pl.col("status").is_in(["STOPPED", "LENGTH_CAPPED"]))

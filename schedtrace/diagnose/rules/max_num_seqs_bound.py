@@ -170,7 +170,7 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
 
 
 def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:
-    """What to widen with the seats where more of them alone do nothing; nothing if no limit is known."""
+    """Return what to widen with the seats if more seats alone do nothing; nothing if no limit is known."""
     option, costs = seats_setting(timeline), seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)

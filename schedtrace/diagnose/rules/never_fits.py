@@ -138,7 +138,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
 
 
 def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """The time of these requests in the engine, and what others waited from the first refusal to the last."""
+    """Return these requests' time in the engine, and what others waited from first to last refusal."""
     first, last = rows["first_step"].min(), rows["last_step"].max()
     steps = timeline.steps
     begins = min(steps.filter(pl.col("step") >= first)["start_us"].to_list())
@@ -167,7 +167,7 @@ def _example(timeline: Timeline, cause: str, row: dict[str, Any]) -> NeverFits:
 
 
 def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:
-    """What it needs and what there is; what the record does not tell is left out."""
+    """Return what it needs and what there is; what the record does not tell is left out."""
     total, budget, block = usable_blocks(timeline.header), timeline.token_budget, _mamba_block(timeline)
     if cause == Cause.KV_BLOCKS and total is not None and worst.needed > total:
         return say(
@@ -245,7 +245,7 @@ def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
 
 
 def _shorter(timeline: Timeline, rows: pl.DataFrame) -> Advice:
-    """A length with which vLLM refuses such a request at once."""
+    """Return a length with which vLLM refuses such a request at once."""
     longest, length = longest_sequence(timeline.header), timeline.header.max_model_len
     if not longest or length is None or longest >= length:
         return advise("Abort {request:id}: the queue behind it then moves.", request=rows["request_id"][0])

@@ -27,7 +27,7 @@ HAVE_A_RULE = frozenset(
 
 
 def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:
-    """A sentence about the holders; nothing where the trace does not tell them."""
+    """Return a sentence about the holders; nothing where the trace does not tell them."""
     match cause:
         case Cause.LORA_CAP:
             return _adapters(timeline, waits)
@@ -44,7 +44,7 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:
 
 
 def _adapters(timeline: Timeline, waits: Charged) -> Message:
-    """The adapters of the requests that ran in these steps, and those waited for."""
+    """Return the adapters of the requests that ran in these steps, and those waited for."""
     adapters = timeline.known_requests.select("request_id", "lora")
     wanted = waits.rows.join(adapters, on="request_id").group_by("lora").agg(pl.col("time_us").sum())
     wanted = wanted.drop_nulls().sort("time_us", "lora", descending=[True, False])
@@ -89,7 +89,7 @@ def _grammars(timeline: Timeline) -> Message:
 
 
 def _budget(waits: Charged) -> Message:
-    """What the running requests left of the steps' budget."""
+    """Return what the running requests left of the steps' budget."""
     left, decodes = mean(waits.steps, pl.col("remaining_budget")), mean(waits.steps, pl.col("decode_tokens"))
     budget = mean(waits.steps, pl.col("token_budget"))
     if left is None or decodes is None or not budget:
@@ -150,10 +150,10 @@ class LimitWait(LongestWaited, kw_only=True):
 def _find(timeline: Timeline) -> Findings:
     causes = timeline.charges["charge"].unique().sort().to_list()
     for cause in [cause for cause in causes if cause not in NAMED and cause not in HAVE_A_RULE]:
-        yield from _of_cause(timeline, cause)
+        yield from _cause_findings(timeline, cause)
 
 
-def _of_cause(timeline: Timeline, cause: str) -> Findings:
+def _cause_findings(timeline: Timeline, cause: str) -> Findings:
     waits = charged(timeline, cause)
     if waits is None:
         return
@@ -184,7 +184,7 @@ def _of_cause(timeline: Timeline, cause: str) -> Findings:
 
 
 def _guard(refusals: pl.DataFrame) -> Message:
-    """The condition of the scheduler that refused most of them."""
+    """Return the condition of the scheduler that refused most of them."""
     guarded = refusals.filter(pl.col("guard").is_not_null() & pl.col("location").is_not_null())
     if guarded.is_empty():
         return NOTHING

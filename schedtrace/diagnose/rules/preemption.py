@@ -204,7 +204,7 @@ def _longest_absences(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[
 
 
 def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:
-    """Requests with more than one of these preemptions, the most often preempted first."""
+    """Return requests with more than one of these preemptions, the most often preempted first."""
     times = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
     again = times.filter(pl.col("times") > 1).sort("times", descending=True, maintain_order=True)
     return [RepeatVictim(**row) for row in again.to_dicts()]

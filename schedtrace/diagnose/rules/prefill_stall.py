@@ -127,7 +127,7 @@ def _find(ranks: Ranks) -> Findings:
 
 
 def _blamed(stalls: PrefillStalls, stalling: pl.DataFrame) -> pl.DataFrame:
-    """The turn with the largest prefill of each pass in which a rank was stalled."""
+    """Return the turn with the largest prefill of each pass in which a rank was stalled."""
     return (
         stalls.own.join(stalling.select(PASS), on=PASS, how="semi", maintain_order="left")
         .sort("prefill_tokens", descending=True, maintain_order=True)

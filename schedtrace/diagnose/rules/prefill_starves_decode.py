@@ -36,7 +36,7 @@ class StretchedStep(StepExample, kw_only=True):
     """Time that its prefill added, by the step-time model."""
 
 
-class Stretch(Evidence, kw_only=True):
+class StretchedDecodes(Evidence, kw_only=True):
     """What prefill added to the time between tokens."""
 
     stretch_frac: float
@@ -61,7 +61,7 @@ def _find(timeline: Timeline) -> Findings:
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return
-    evidence = Stretch(
+    evidence = StretchedDecodes(
         stretch_frac=stretch_us / all_us,
         mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
         max_busy_us=int(mixed["busy_us"].max()),  # type: ignore[arg-type]  # an integer column with rows
@@ -80,7 +80,7 @@ def _find(timeline: Timeline) -> Findings:
         "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
         "cost_error_frac": None if model is None else model.error_frac,
     }
-    if _interrupts(evidence) and not _of_late(timeline, mixed):
+    if _interrupts(evidence) and not _came_too_late(timeline, mixed):
         fields |= {
             "title": "Large prefill chunks interrupt the decodes",
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
@@ -96,14 +96,14 @@ def _find(timeline: Timeline) -> Findings:
     yield step_finding(timeline, mixed, evidence, values={"most": most}, **fields)
 
 
-def _interrupts(evidence: Stretch) -> bool:
-    """Whether such a step is felt as a pause, and not only as a slightly slower stream of tokens."""
+def _interrupts(evidence: StretchedDecodes) -> bool:
+    """Return whether such a step is felt as a pause, and not only as a slightly slower stream of tokens."""
     usual_us = evidence.median_decode_step_us
     return usual_us is not None and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
 
 
-def _of_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
-    """Whether most of the prefill is of requests that were sent with the decoding ones and came too late."""
+def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
+    """Return whether most prefill is of requests sent with the decoding ones that came too late."""
     if not timeline.closed_workload:
         return False
     late = late_requests(timeline).select("request_id")
@@ -133,7 +133,7 @@ def _waited_us(steps: pl.DataFrame) -> int:
 
 
 def stretched_steps(timeline: Timeline) -> pl.DataFrame:
-    """Steps with both kinds of work, with ``stretch_us``: what the model ascribes to the prefill."""
+    """Return steps with both kinds of work, with ``stretch_us``: what the model ascribes to the prefill."""
     model = timeline.step_time
     mixed = timeline.steps.filter(
         (pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") > 0) & (pl.col("busy_us") > 0)

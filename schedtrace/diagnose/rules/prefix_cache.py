@@ -164,7 +164,7 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
 
 
 def _felt(share: float | None) -> float | None:
-    """A share of the requests' time that is worth stating."""
+    """Return a share of the requests' time that is worth stating."""
     return share if share is not None and share >= LEAST_FRAC else None
 
 
@@ -174,7 +174,7 @@ def _hides_shared(evidence: PrefixCache) -> bool:
 
 
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:
-    """Whether there was no hit although prompts may begin alike: for less than a large block, or salted."""
+    """Return whether there was no hit although prompts may begin alike, in less than a block or salted."""
     long_enough = not evidence.without_hit.get("short") and block_size <= SMALL_BLOCK
     none = not evidence.cached_tokens and evidence.requests >= FEWEST_REQUESTS
     return none and (not long_enough or evidence.salted > 0)

@@ -72,13 +72,13 @@ def _loads(evidence: RankImbalance) -> dict[int, float]:
     }
 
 
-def _of_rank(evidence: RankImbalance, rank: int) -> RankFigures:
+def _rank_figures(evidence: RankImbalance, rank: int) -> RankFigures:
     return next(figures for figures in evidence.ranks if figures.rank == rank)
 
 
 def _holder(evidence: RankImbalance) -> Message:
     """Why: what the rank got, beside the others."""
-    own = _of_rank(evidence, evidence.largest)
+    own = _rank_figures(evidence, evidence.largest)
     peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
         "Rank {rank:n} got {requests:n} of {total:n request}",
@@ -123,8 +123,8 @@ def _averaged(parts: list[tuple[int, float | None]]) -> float | None:
 def _message(evidence: RankImbalance) -> Message:
     tokens, loads = evidence.measure == "tokens", _loads(evidence)
     del loads[evidence.largest]
-    own = _of_rank(evidence, evidence.largest)
-    peer = _of_rank(evidence, min(loads, key=lambda rank: loads[rank]))
+    own = _rank_figures(evidence, evidence.largest)
+    peer = _rank_figures(evidence, min(loads, key=lambda rank: loads[rank]))
     parts = [
         say(
             "Rank {rank:n} held {mean_running:n1} running and {mean_waiting:n1} waiting requests on average, "

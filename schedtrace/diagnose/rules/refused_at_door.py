@@ -53,7 +53,7 @@ class AtDoor(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    """The front end refuses for all ranks: rank 0 reports it."""
+    """Yield the front end refuses for all ranks: rank 0 reports it."""
     refused = _refused(timeline)
     if not refused or timeline.front_end is None:
         return
@@ -121,7 +121,7 @@ def _waited_for(timeline: Timeline, first_us: int, last_us: int) -> dict[str, fl
 
 
 def _steps_between(timeline: Timeline, first_us: int, last_us: int) -> pl.DataFrame:
-    """The steps under way while requests were turned away."""
+    """Return the steps under way while requests were turned away."""
     steps = timeline.steps.sort("start_us")
     ends = pl.coalesce("output_us", "end_us")
     return steps.filter((pl.col("start_us") <= last_us) & (ends >= first_us)).select("step", "trial")
@@ -138,7 +138,7 @@ def _limit(timeline: Timeline, reason: str) -> Message:
 
 
 def _value(timeline: Timeline, limit: str) -> int | None:
-    """The limit's present value; None: not recorded."""
+    """Return the limit's present value; None: not recorded."""
     value = timeline.header.scheduler_config.get(limit)
     return value if isinstance(value, int) else None
 
@@ -155,7 +155,7 @@ def _holder(evidence: AtDoor) -> Message:
 
 
 def _advice(timeline: Timeline, reason: str) -> Advice:
-    """A limit on requests below the seats keeps seats empty; any other trades refusals for a longer queue."""
+    """Advise on the limit: below the seats it keeps seats empty, above it trades refusals for a queue."""
     value = _value(timeline, reason)
     now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:

@@ -30,7 +30,7 @@ WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
 """Shares of the run: from a quarter on the host limits it; at half, it limits more than the device."""
 
 
-class Gap(StepExample, kw_only=True):
+class HostGap(StepExample, kw_only=True):
     """A step before which the device waited."""
 
     gap_us: int
@@ -51,7 +51,7 @@ class HostGaps(Evidence, kw_only=True):
     update_ms: float
     """Part of it in ``update_from_output()`` of the step before. The rest is the engine's other work: taking
     requests, sending outputs, exchanging batches and outputs with the worker."""
-    examples: list[Gap]
+    examples: list[HostGap]
     """Gaps that lasted longest."""
 
 
@@ -73,7 +73,7 @@ def _find(timeline: Timeline) -> Findings:
             gap_ms=gap_us / 1e3,
             schedule_ms=scheduling / 1e3,
             update_ms=updating / 1e3,
-            examples=Gap.largest(gaps, "gap_us"),
+            examples=HostGap.largest(gaps, "gap_us"),
         ),
         title="Host work between steps",
         verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
@@ -139,7 +139,7 @@ def _advice(timeline: Timeline) -> list[Advice]:
 
 
 def host_gaps(timeline: Timeline) -> pl.DataFrame:
-    """Steps before which the device had nothing to do although requests ran.
+    """Return steps before which the device had nothing to do although requests ran.
 
     Columns of ``timeline.steps``, and ``gap_us``: from when the device was done with the step before to when
     it began this one, as ``engine_states`` has both; ``in_schedule_us``, ``in_update_us``: the parts of it in
@@ -169,7 +169,7 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
-    """The gaps without the time of interruptions, which are no work of every step."""
+    """Return the gaps without the time of interruptions, which are no work of every step."""
     spans = timeline.host_spans
     if spans.is_empty():
         return gaps

@@ -122,9 +122,9 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
     compared: dict[int, tuple[int, dict[str, float]]] = {}
     for number, own in paces.items():
         ratios = []
-        for other, pace in paces.items():
-            if other != number and own.knows(pace.work):
-                works = {other: pace.work} | ({number: own.work} if pace.knows(own.work) else {})
+        for peer, pace in paces.items():
+            if peer != number and own.knows(pace.work):
+                works = {peer: pace.work} | ({number: own.work} if pace.knows(own.work) else {})
                 ratios.append(
                     [own.expected_us(work) / max(1.0, pace.expected_us(work)) for work in works.values()]
                 )
@@ -174,26 +174,26 @@ def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
     ).with_columns(more_us=pl.col("length_us") - base)
     candidates = []
     for number in numbers:
-        name, others = str(number), pl.max_horizontal(str(peer) for peer in numbers if peer != number)
-        alike = _as_long(tokens.with_columns(others=others), name)
+        name, most_of_peers = str(number), pl.max_horizontal(str(peer) for peer in numbers if peer != number)
+        alike = _as_long(tokens.with_columns(others=most_of_peers), name)
         if min(alike.select((pl.col(name, "others") > 0).sum()).row(0)) < FEWEST_PASSES:
             continue
         _, one_rate_error = _rates(alike["more_us"], alike["most"])
-        (own, other), error = _rates(alike["more_us"], alike[name], alike["others"])
+        (own, peers), error = _rates(alike["more_us"], alike[name], alike["others"])
         rise = own * float(alike.filter(pl.col(name) > 0).select(pl.col(name).mean()).item())
-        if own >= PREFILL_FACTOR * other and error < EXPLAINED * one_rate_error and rise >= LEAST_RISE * base:
-            lost_us = (own - other) * alike.select((pl.col(name) * pl.col("requests")).sum()).item()
-            candidates.append((error / one_rate_error, number, own, other, lost_us))
+        if own >= PREFILL_FACTOR * peers and error < EXPLAINED * one_rate_error and rise >= LEAST_RISE * base:
+            lost_us = (own - peers) * alike.select((pl.col(name) * pl.col("requests")).sum()).item()
+            candidates.append((error / one_rate_error, number, own, peers, lost_us))
     if not candidates:
         return None
-    _, slowest, own, other, lost_us = min(candidates)
+    _, slowest, own, peers, lost_us = min(candidates)
     evidence = SlowRank(
         rank=slowest,
-        factor=own / other if other else None,
+        factor=own / peers if peers else None,
         lockstep=True,
         work_of=slowest,
         own_us=1000 * own,
-        others_us=1000 * other,
+        others_us=1000 * peers,
         ranks=[],
     )
     return evidence, min(1.0, lost_us / ranks.requests_us)
@@ -210,7 +210,7 @@ def _most_prefilling(ranks: Ranks) -> pl.DataFrame:
 
 
 def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The passes with about as many prefill tokens as both the rank and the others have in some pass.
+    """Select passes with about as many prefill tokens as both the rank and the others have in some pass.
 
     A prefill's first token costs more than its last: per token, short prompts look slow.
     """

@@ -144,7 +144,7 @@ def captured_tokens(timeline: Timeline, slow: SlowGroup) -> int | None:
 
 
 def _interruptions(timeline: Timeline, slow: SlowGroup) -> bool:
-    """Whether most of the excess of the first steps is an ``interruption``."""
+    """Return whether most of the excess of the first steps is an ``interruption``."""
     if slow.group.kind != "first_steps":
         return False
     steps = timeline.events.filter(pl.col("kind") == FIRST)["step"].implode()
@@ -153,7 +153,7 @@ def _interruptions(timeline: Timeline, slow: SlowGroup) -> bool:
 
 
 def _requests(slow: list[SlowGroup]) -> tuple[str, ...]:
-    """The requests that the slow steps share, those of near ties included."""
+    """Return the requests that the slow steps share, those of near ties included."""
     if slow[0].group.kind != "request":
         return slow[0].group.requests
     return tuple(slow_group.group.requests[0] for slow_group in slow if slow_group.group.kind == "request")
@@ -173,7 +173,7 @@ def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> lis
 
 
 def _subject(group: StepGroup, requests: tuple[str, ...]) -> Message:
-    """What the group's steps are called."""
+    """Return what the group's steps are called."""
     _, subject = KINDS[group.kind]
     return _said(subject, group, requests)
 
@@ -211,7 +211,7 @@ def _advice(
 ) -> list[Advice]:
     match slow.group.kind:
         case "batch_size":
-            return _of_batches(timeline, slow, captured) or [advise(PROFILE)]
+            return _batch_advice(timeline, slow, captured) or [advise(PROFILE)]
         case "trait" | "request":
             without = "Run the same load without {requests} and compare the two with {diff:code}."
             named = Requests(list(requests), len(requests))
@@ -229,7 +229,7 @@ def _advice(
             ]
 
 
-def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> list[Advice]:
+def _batch_advice(timeline: Timeline, slow: SlowGroup, captured: int | None) -> list[Advice]:
     advice = []
     if captured is not None:
         advice.append(
@@ -259,7 +259,7 @@ def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> li
 
 
 def _loses_throughput(timeline: Timeline, slow: SlowGroup) -> bool:
-    """Whether decode steps of the size below the cliff finish more requests' tokens a second."""
+    """Return whether decode steps of the size below the cliff finish more requests' tokens a second."""
     decodes = judged_steps(timeline).filter(pl.col("prefill_tokens") == 0)
     rate = pl.col("total_requests") / pl.col("busy_us")
     size = pl.col("total_requests")

@@ -124,7 +124,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _draft_steps(timeline: Timeline) -> pl.DataFrame:
-    """Steps that verified drafts and prefilled nothing, whose output is known."""
+    """Return steps that verified drafts and prefilled nothing, whose output is known."""
     return timeline.steps.filter(
         (pl.col("draft_tokens") > 0)
         & (pl.col("prefill_tokens") == 0)
@@ -135,7 +135,7 @@ def _draft_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _draft_slots(timeline: Timeline) -> tuple[int, int]:
-    """Steps that stopped since the drafter's slots of the input budget were spent, and tokens left then."""
+    """Count steps that ended with the drafter's slots of the input budget spent, and tokens left then."""
     stopped = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
     return stopped["step"].n_unique(), int(stopped.unique("step", keep="last")["budget_left"].sum())
 

@@ -109,7 +109,7 @@ class LoweredBudget(LongestWaited, kw_only=True):
 
 
 def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
-    """The setting was not the limit: the scheduler did not use what it allows."""
+    """Report that the setting was not the limit: the scheduler did not use what it allows."""
     evidence = LoweredBudget(
         **longest_wait_figures(waits),
         lowered_steps=less.height,
@@ -173,7 +173,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
 
 
 def _proposed(budget: int, wanted: int) -> int:
-    """A power of two that holds what was wanted at once: at least twice the budget, at most about 8 times."""
+    """Return a power of two that holds what was wanted at once: 2 to about 8 times the budget."""
     value = 1 << (2 * budget - 1).bit_length()
     while value < min(wanted, MOST_TIMES * budget):
         value *= 2
@@ -199,7 +199,7 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
 
 
 def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: bool) -> list[Advice]:
-    """A value only where the engine sets the pace: larger steps do more, but make those who decode wait."""
+    """Return a value only if the engine sets the pace: larger steps do more, but delay decodes."""
     larger = more_batched_tokens(timeline, evidence.proposed) if paced else replayed(BATCHED_TOKENS)
     fewer = advise(
         "fewer drafts ({drafts:setting})",

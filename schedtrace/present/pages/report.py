@@ -124,22 +124,22 @@ def _figures(run: RunReport) -> Iterator[Message]:
     else:
         output = _mean([trial.output_tokens_per_s for trial in run.trials])
         latencies = [(trial.ttft_ms, trial.tpot_ms) for trial in run.trials]
-    known = []
+    figures = []
     if output is not None:
-        known.append(say("{output:n} output tok/s[ {over}]", output=output, over=counted_time(run)))
+        figures.append(say("{output:n} output tok/s[ {over}]", output=output, over=counted_time(run)))
     for at, name in enumerate(("TTFT", "TPOT")):
-        p50 = _mean([times.p50 for one in latencies if (times := one[at])])
+        p50 = _mean([times.p50 for pair in latencies if (times := pair[at])])
         if p50 is not None:
-            known.append(say("{name} p50 {p50:n} ms", name=name, p50=p50))
-    if known:
-        yield joined(known, ", ")
+            figures.append(say("{name} p50 {p50:n} ms", name=name, p50=p50))
+    if figures:
+        yield joined(figures, ", ")
     if none := survivors(statistics):
         yield none
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean(known) if known else None
+    present = [value for value in values if value is not None]
+    return mean(present) if present else None
 
 
 def _parts(split: list[TimePart], most: int) -> list[Part]:
@@ -201,7 +201,9 @@ def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[RootCaus
     if sum(map(_height, sections[:wanted])) > lines:
         sections[:wanted] = [replace(section, actions=section.actions[:1]) for section in sections[:wanted]]
     if sum(map(_height, sections[:wanted])) > lines:
-        shorter = [replace(one, paragraphs=one.paragraphs[:1], actions=[]) for one in sections[1:wanted]]
+        shorter = [
+            replace(section, paragraphs=section.paragraphs[:1], actions=[]) for section in sections[1:wanted]
+        ]
         sections[1:wanted] = shorter
     shown = 0
     for section in sections:
@@ -264,9 +266,9 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
     rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
         codes = ", ".join(dict.fromkeys(root.code for root in named[most:]))
-        found = [*parts[:most], *([say("{codes}", codes=codes)] if codes else []), *rest]
-        note = Note(say("{found}.", found=joined(found, "; ")), "Also found:")
-        if found and (_height(note) <= room or not most):
+        findings = [*parts[:most], *([say("{codes}", codes=codes)] if codes else []), *rest]
+        note = Note(say("{findings}.", findings=joined(findings, "; ")), "Also found:")
+        if findings and (_height(note) <= room or not most):
             yield note
             return
 
@@ -279,8 +281,8 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
         engine = ["--engine", str(first.engine_rank)] if first.engine_rank else []
         commands.append(["step", run.path, str(first.steps[len(first.steps) // 2]), *engine])
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
-    if known := next((name for name in names if name), None):
-        commands.append(["request", run.path, known])
+    if request_id := next((name for name in names if name), None):
+        commands.append(["request", run.path, request_id])
     if run.config["engines"] == 1 and Fact.TIMES not in run.lacks:  # the table of several needs the line
         commands.append(["report", run.path])
     return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
@@ -324,6 +326,6 @@ def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a 
             words = plain(unstyled(text))
             return 1 + lines(f"{label} {words}" if label else words)
         case Commands(label, commands):
-            return 1 + lines(label) + sum(-(-(len(one) + 2) // WIDTH) for one in commands)
+            return 1 + lines(label) + sum(-(-(len(command) + 2) // WIDTH) for command in commands)
         case _:
             return 1

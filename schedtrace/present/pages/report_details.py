@@ -71,13 +71,13 @@ def finding_sections(findings: list[Finding], *, engines: int) -> Iterator[Findi
 
 def _strip(run: RunReport) -> Strip:
     """Return budget use over the run, and below it where requests waited."""
-    known = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
+    shares = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
     use = Bars([cell.use_frac for cell in run.strip], Style.GOOD)
-    waiting: Bars | str = Bars(known, Style.WARNING)
-    if not any(known):
-        waiting = "no request" if known else "not recorded"
+    waiting: Bars | str = Bars(shares, Style.WARNING)
+    if not any(shares):
+        waiting = "no request" if shares else "not recorded"
     whose = "engine 0's steps" if run.config["engines"] > 1 else "the steps"
-    share = ", share with requests waiting" if known else ""
+    share = ", share with requests waiting" if shares else ""
     legend = f"equal parts of {whose}, first to last: highest use{share}"
     return Strip([Band("budget use", use), Band("waiting", waiting)], legend)
 

@@ -226,8 +226,8 @@ def statistics_sections(statistics: Statistics) -> Iterator[Section]:
         ("step start to start", durations.start_to_start_ms),
         ("between tokens", durations.inter_token_ms),
     ]
-    if known := [(name, times) for name, times in named if times is not None]:
-        yield table(known, DURATIONS)
+    if recorded := [(name, times) for name, times in named if times is not None]:
+        yield table(recorded, DURATIONS)
     if len(statistics.engines) > 1:
         yield engines_table(statistics.engines)
     if facts := [*_counts(statistics)]:
@@ -251,8 +251,8 @@ def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -
 def _extremes(engines: list[EngineFigures], most: int) -> list[EngineFigures]:
     """Select the engines with the most and the fewest requests at a time, in their order."""
     by_load = sorted(engines, key=lambda row: -((row.mean_running or 0) + (row.mean_waiting or 0)))
-    kept = [*by_load[: most - most // 2], *by_load[len(by_load) - most // 2 :]]
-    return [row for row in engines if row in kept]
+    extremes = [*by_load[: most - most // 2], *by_load[len(by_load) - most // 2 :]]
+    return [row for row in engines if row in extremes]
 
 
 def _counts(statistics: Statistics) -> Iterator[FactRow]:

@@ -7,8 +7,10 @@ import pytest
 
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.whatif.advice import Advised, attach_advice
+from schedtrace.present.phrases import plain
+from schedtrace.whatif.advice import Advised, _change, attach_advice
 from schedtrace.whatif.search import Trial
+from tests.makers import step
 
 NOTHING_TRIED = SimpleNamespace(families=set(), tried={}, name="E2E mean", refuted=lambda _: None)
 
@@ -110,3 +112,15 @@ def test_of_throughput_its_own_change_is_said(recorded_words):
 )
 def test_what_may_lose_far_more_than_it_may_gain_is_no_advice(most, least, helps):
     assert Trial((("max_num_batched_tokens", 512),), most, least).helps is helps
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "override", "values"),
+    [(None, None, ("5,200", "2,600")), (1024, None, ("5200K",)), (None, 2600, ("5200", "2600"))],
+)
+def test_a_kv_cache_without_known_bytes_is_advised_in_blocks(view_of, block_bytes, override, values):
+    settings = {} if override is None else {"cache_config.num_gpu_blocks_override": override}
+    view = view_of(step(0), kv_blocks_total=2600, kv_block_bytes=block_bytes, device="cpu", settings=settings)
+    base = SimpleNamespace(timelines=[view])
+    typed = plain(_change("num_gpu_blocks_override", 5200, SimpleNamespace(), base))
+    assert all(value in typed for value in values)
