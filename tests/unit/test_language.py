@@ -33,7 +33,8 @@ def modules():
 def docstrings(tree):
     """Yield the line and the text of each docstring, those below fields included."""
     for node in ast.walk(tree):
-        for statement in getattr(node, "body", None) or []:
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
             value = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield statement.lineno, value.value.strip()
