@@ -358,7 +358,8 @@ def test_requests_are_in_the_states_that_a_trace_from_the_start_has(played):
         lost = (pl.col("state") == "preempted") | (pl.col("num_preemptions") > 0)
         preempted = set(attached.present.filter(lost)["request_id"])
         assert {name for name, _ in differ} <= preempted
-        assert all(known[at] == {("recompute", None)} for at in differ)
+        # A step that passes over one whose recomputed tokens are in flight names no state of it.
+        assert all(known.get(at, {("recompute", None)}) == {("recompute", None)} for at in differ)
 
 
 def test_the_waiting_queue_begins_with_those_who_waited(played):

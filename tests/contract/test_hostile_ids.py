@@ -108,6 +108,8 @@ def renamed_field(key, value, names):
         return names.get(value, value)
     if key.endswith("holders") and isinstance(value, list):
         return [names.get(one, one) for one in value]
+    if key == "also":  # requests that took the same exit, each with its budget
+        return [[names.get(request_id, request_id), budget] for request_id, budget in value]
     return renamed(value, names)
 
 
