@@ -237,7 +237,7 @@ def make_timeline(
             end_missing=trace.problems.end_missing,
         ),
         demand=demand_of(trace.header, measured_steps, finishes),
-        there_first=present.filter(~pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode())),
+        there_first=_there_first(present, gaps),
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
@@ -250,6 +250,17 @@ def make_timeline(
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
     )
+
+
+def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests listed at the trace's beginning, not those listed in or after a gap."""
+    spans = gaps.select("from_us", "to_us").sort("from_us")
+    listed = present.filter(~pl.col("at_us").is_in(gaps["told_us"].drop_nulls().implode()))
+    place = spans["from_us"].search_sorted(listed["at_us"], side="left").cast(pl.Int64) - 1
+    if spans.is_empty():
+        return listed
+    is_outside = (place < 0) | (spans["to_us"].gather(place.clip(0)) < listed["at_us"])
+    return listed.filter(is_outside)
 
 
 def _closed(trace: Trace, steps: pl.DataFrame) -> Literal["both", "right"]:

@@ -128,6 +128,17 @@ def test_who_was_preempted_before_a_gap_and_runs_behind_it_did_not_stall(by_hand
     assert states[-1] == "decode"
 
 
+def test_who_was_there_in_a_gap_was_not_there_before(by_hand):
+    """Of the missing part a line is left that lists ``d``: neither its head nor its steps can be read."""
+    broken = text(header(first_step=3))
+    there = [Present("d", "running", 30_000, 5, 30_000, computed_tokens=5, output_tokens=1)]
+    listed = text(Events(at_us=50_000, present=there))
+    (by_hand / "engine-0.000001.jsonl.zst").write_bytes(broken[:-8] + bytes(8) + listed)
+    timeline = timeline_of(by_hand)
+    assert timeline.request_states["request_id"].unique().sort().to_list() == ["a", "b", "c"]
+    assert timeline.there_first.is_empty()
+
+
 def test_who_was_there_behind_the_last_step_was_not_there_before(by_hand):
     """Of the last part only the head is left: ``c`` came in the missing steps."""
     there = [Present("c", "running", 30_000, 5, 30_000, computed_tokens=5, output_tokens=1)]
