@@ -65,7 +65,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-RECORD, READ, ASK, LIVE = "Record", "Read a recording", "Ask what would be", "Look at running engines"
+RECORD, READ, ASK, LIVE = "Record", "Read a recording", "Ask what if", "Look at running engines"
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     RECORD: (run.run, attach.attach, detach.detach, snapshot.snapshot),
     READ: (

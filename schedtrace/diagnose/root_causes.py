@@ -221,7 +221,7 @@ QUOTED = "share"
 
 
 def share_scaled(finding: Finding, part: float) -> Finding:
-    """Return the same finding, its shares as those of a whole of which the engine is this part.
+    """Return the finding with its shares rescaled from this engine to the whole run.
 
     The verdict quotes the new share; clauses of it with another share are about one engine, and are left out.
     A verdict that quotes none is about one engine, and names it.

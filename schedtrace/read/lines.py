@@ -345,7 +345,7 @@ def _notices(lines: list[bytes]) -> set[str]:
 
 
 def file_size(path: Path) -> int:
-    """Return the bytes of a file; 0 if it is gone."""
+    """Return a file's size in bytes; 0 if it is gone."""
     try:
         return path.stat().st_size
     except OSError:

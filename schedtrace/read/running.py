@@ -278,9 +278,9 @@ class Running:
         return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
 
     def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
-        """Return what those got in the last step who are still there.
+        """Return what the requests still present got in the last step.
 
-        The stretches of the others end; all do if those still there changed their order.
+        The stretches of the rest end; if the remaining requests changed their order, all stretches end.
         """
         before = self._line or got_by(self._rows, step - 1)
         places = gone(before.ids, ids)

@@ -298,7 +298,7 @@ class Assembler:
         return self.progress.next_step, self.progress.latest_us, present
 
     def output(self, capture: Capture, result: Result) -> Output:
-        """Return what came back for a step: the line that completes it, where that was late."""
+        """Return the line that completes a step whose own line was written before its output came back."""
         back_us = self._us(result.back_ns)
         tokens = self._lives.got_tokens(result, capture.ids, back_us)
         if capture.rows is not None and capture.rows.drafts:

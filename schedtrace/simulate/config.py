@@ -25,7 +25,7 @@ def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) ->
         lockstep: Whether ranks of this model run in lock-step.
 
     Raises:
-        UsageError: a value that there is not, or balance scheduling where no rank waits for another.
+        UsageError: a value that is not allowed, or balance scheduling where no rank waits for another.
     """
     if not isinstance(ranks, int) or ranks < 1:
         msg = f"data_parallel_size={ranks}: expected a number of ranks, 1 or more"

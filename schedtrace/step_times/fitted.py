@@ -199,13 +199,13 @@ def _host_columns(batch: Batch) -> dict[str, float]:
 
 
 class Counted:
-    """A fit, asked through this, counts (``StepTimes``).
+    """A fit that counts the steps it is asked about (``StepTimes``).
 
     Args:
-        fitted: Answers.
-        noise: Factors for the device's time of one step after the other; empty: all steps take as much longer
-            than fitted as all recorded ones did together, since outliers are part of a device's time.
-        economies: False: more tokens than any recorded step had gain nothing by being together.
+        fitted: Fit that answers.
+        noise: Factors of successive steps' device time. If empty, every step is scaled by total measured over
+            total fitted time, so that outliers are included.
+        economies: Assume economies of scale in steps with more tokens than any recorded step.
     """
 
     def __init__(self, fitted: Fitted, noise: list[float] | None = None, *, economies: bool = True) -> None:

@@ -205,8 +205,8 @@ def finding_of(
 
     Args:
         evidence: Its figures.
-        shown: A row for each step that shows it, with ``step`` and ``trial``: what ``count``, ``trials`` and
-            ``steps`` are, unless ``figures`` have them.
+        shown: One row per step that shows the finding, with ``step`` and ``trial``; supplies ``count``,
+            ``trials`` and ``steps`` unless ``figures`` gives them.
         values: As in ``Values``; templates may also name ``steps`` (``count``), ``tokens`` and ``share``
             (``share_frac``).
         title: As all sentences: a message, or a template over evidence and values.
@@ -214,7 +214,8 @@ def finding_of(
         holder: As in ``Finding``.
         message: As in ``Finding``.
         example: As in ``Finding``; a template is about the evidence's first example.
-        figures: Its other fields. The default of ``severity`` is a root cause's with this gain and share.
+        figures: The finding's other fields. ``severity`` defaults to that of a root cause with this gain and
+            share.
     """
     if shown is not None:
         figures = {"count": shown.height, "trials": trial_numbers(shown), **figures}
