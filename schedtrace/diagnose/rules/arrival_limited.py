@@ -87,7 +87,8 @@ class LateRequests(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    late, handover = late_requests(timeline), _handover(timeline)
+    late = late_requests(timeline)
+    handover = _handover(timeline)
     if late.height:
         yield _late_finding(timeline, late, handover)
     elif handover is not None:
