@@ -184,7 +184,8 @@ OTHERWISE = {
     # What was seen of a request, and remedies without numbers, if not known how many blocks it needs.
     *(("never-fits", name) for name in ("verdict", "advice")),
     ("front-end", "message"),  # front end and transport as one
-    ("other-limit", "advice"),  # the setting to raise, without a value where its present one is not recorded
+    # The setting to raise, without a value where its present one is not recorded.
+    *((code, "advice") for code in ("other-limit", "refused-at-door")),
     *(("token-budget-bound", name) for name in ("title", "verdict", "advice")),  # no limit, only a wait
 }
 """Sentences that say less in other words than those for which the facts are missing."""
