@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser suites unit coverage lint types wheel check mutants lock bench compat docs clean
+.PHONY: help setup demo test unit coverage lint types wheel check mutants lock bench compat docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,18 +28,14 @@ demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze
 UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot)
 
 # These run on all cores in processes of their own.
-suites browser unit coverage: export POLARS_MAX_THREADS ?= 1
-suites browser unit coverage: export OMP_NUM_THREADS ?= 1
+test unit coverage: export POLARS_MAX_THREADS ?= 1
+test unit coverage: export OMP_NUM_THREADS ?= 1
 
-test: browser suites ## Run all tests: unit, browser, contract (real scheduler), end to end (real CPU engine)
-
-browser: setup ## Run the tests of the report page in a real browser (half a minute on one core)
-	@echo "== tests: the report page in a real browser =="
-	@$(BIN)/python -m pytest -q tests/browser
-
-suites: setup ## Run all other tests
+test: setup ## Run all tests: unit, browser, contract (real scheduler), end to end (real CPU engine)
 	@echo "== tests: unit (on all cores) =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/docs
+	@echo "== tests: the report page in a real browser =="
+	@$(BIN)/python -m pytest -q tests/browser
 	@echo "== tests: contract (vLLM's real scheduler) =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not e2e" \
 		tests --ignore tests/unit --ignore tests/docs --ignore tests/browser --ignore tests/e2e

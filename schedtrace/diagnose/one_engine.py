@@ -8,7 +8,7 @@ import polars as pl
 from schedtrace.diagnose.effective_settings import Use, use_of
 from schedtrace.diagnose.package_rules import package_findings
 from schedtrace.diagnose.root_causes import Judged, judged
-from schedtrace.diagnose.rules import FROM_PACKAGES, RULES
+from schedtrace.diagnose.rules import PACKAGES, RULES
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
@@ -143,10 +143,10 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
 def judge(timeline: Timeline) -> Judged:
     """Return what all rules find in one engine."""
-    rules = [rule for rule in RULES.values() if rule.needs <= timeline.facts]
-    own = [finding for rule in rules if rule.code not in FROM_PACKAGES for finding in rule(timeline)]
-    more, problems = package_findings(timeline, [rule for rule in rules if rule.code in FROM_PACKAGES])
-    result = judged(timeline, [allowed(timeline, finding) for finding in own + more])
+    own = (rule for rule in RULES.values() if rule.code not in PACKAGES.rules)
+    findings = [finding for rule in own if rule.needs <= timeline.facts for finding in rule(timeline)]
+    more, problems = package_findings(timeline, PACKAGES)
+    result = judged(timeline, [allowed(timeline, finding) for finding in findings + more])
     return replace(result, problems=problems)
 
 

@@ -5,8 +5,7 @@ Such a rule judges one engine's timeline as a rule of ``rules/`` does. Its findi
 does not end the report: a problem of the report names it.
 """
 
-from collections.abc import Collection, Iterable
-from functools import cache
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
@@ -26,15 +25,18 @@ class PackageRules(NamedTuple):
     failed: tuple[str, ...]
 
 
-@cache
-def package_rules() -> PackageRules:
-    """Load the rules of all installed packages."""
+def package_rules(own: Collection[str]) -> PackageRules:
+    """Load the rules of all installed packages.
+
+    Args:
+        own: Codes of schedtrace's own rules, which no other package may take.
+    """
     rules: dict[str, Rule[Timeline]] = {}
     failed: list[str] = []
     for entry_point in entry_points(group=ENTRY_POINTS):
         try:
             rule = entry_point.load()
-            _check(rule, rules)
+            _check(rule, {*own, *rules})
         except Exception as error:  # noqa: BLE001  # another package's module may raise anything
             failed.append(f"{entry_point.name} = {entry_point.value}: {error!r}")
         else:
@@ -47,22 +49,22 @@ def _check(rule: object, taken: Collection[str]) -> None:
         msg = f"{rule!r} is no schedtrace.Rule"
         raise TypeError(msg)
     if rule.code in taken:
-        msg = f"another package has a finding {rule.code}"
+        msg = f"there is a finding {rule.code} already"
         raise ValueError(msg)
 
 
-def package_findings(
-    timeline: Timeline, rules: Iterable[Rule[Timeline]]
-) -> tuple[list[Finding], list[Message]]:
+def package_findings(timeline: Timeline, packages: PackageRules) -> tuple[list[Finding], list[Message]]:
     """Return the findings of other packages' rules, and a sentence for each rule that failed."""
     findings: list[Finding] = []
     problems: list[Message] = []
-    if timeline.rank == 0:
+    if timeline.rank == 0:  # once for a run
         problems += [
             say("A finding of another package was not loaded: {text:code}.", text=text)
-            for text in package_rules().failed
+            for text in packages.failed
         ]
-    for rule in rules:
+    for rule in packages.rules.values():
+        if not rule.needs <= timeline.facts:
+            continue
         try:
             findings += rule(timeline)
         except Exception as error:  # noqa: BLE001  # likewise another package's function

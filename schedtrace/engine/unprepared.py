@@ -98,7 +98,7 @@ def make_listen(target: str | None) -> None:
 
 def _make_listen(engine: int, script: Path) -> None:
     try:
-        sys.remote_exec(engine, str(script))  # type: ignore[attr-defined,unused-ignore]  # from 3.14 on
+        sys.remote_exec(engine, str(script))  # type: ignore[attr-defined,unused-ignore]  # 3.14  # from 3.14 on
     except PermissionError as error:
         msg = f"{engine}: no permission to reach into it: run as root, or with CAP_SYS_PTRACE"
         raise InputError(msg) from error
@@ -122,7 +122,7 @@ def _withdraw(pids: list[int]) -> None:
     for pid in pids:
         if not _listens(pid):
             with suppress(Exception):  # it cannot be reached into, or is gone
-                sys.remote_exec(pid, str(NOTHING))  # type: ignore[attr-defined,unused-ignore]
+                sys.remote_exec(pid, str(NOTHING))  # type: ignore[attr-defined,unused-ignore]  # 3.14
 
 
 def _wait(pids: list[int], most_s: float) -> bool:

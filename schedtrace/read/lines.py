@@ -83,7 +83,6 @@ LONGEST_LINE = 2**27
 """Bytes: 100,000 requests that arrive in one step take as much, 8,192 that are scheduled in one 3 MB."""
 
 
-HEADER = b'{"type":"header"'
 NOTICE = b'{"type":"notice"'
 
 

@@ -18,7 +18,6 @@ MOST_ROWS = 20
 """JSON objects that are looked at."""
 _BINARY = 4096
 """Bytes of which none is 0 in a text."""
-_MOST_ROW_BYTES = 2**18
 _STEP = json.JSONDecoder()
 _TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
 

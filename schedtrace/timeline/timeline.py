@@ -37,7 +37,7 @@ class Timeline(EngineFrames):
     """
 
     ready_tables: EngineTables | None = None
-    """EngineTables that are not made of these frames, such as a window's; None: made of them."""
+    """Tables that are not made of these frames, such as a window's; None: made of them."""
     longer_step_time: StepTime | None = None
     """Model of step times that was fitted to more steps than these; None: fitted to these."""
 

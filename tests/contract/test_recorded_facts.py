@@ -52,7 +52,7 @@ def test_what_each_request_got(seen_and_told):
 
 
 def test_tokens_that_wait(seen_and_told):
-    """With several batches in flight up to the first preemption: its victim gets a token while it waits."""
+    """Compare up to the first preemption of several batches in flight: its victim gets one more token."""
     seen, trace = seen_and_told
     until = seen.preemptions[0][0] if seen.depth > 1 and seen.preemptions else None
     assert trace.steps["waiting_tokens_after"].to_list()[:until] == seen.waiting_tokens[:until]

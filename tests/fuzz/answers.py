@@ -132,7 +132,7 @@ def _run(command: list[str], home: Path, pids: list[int]) -> tuple[int, str]:
 def _watched(pids: list[int]) -> str:
     """The queue as ``watch`` shows it."""
     session = WatchSession(SimpleNamespace())  # type: ignore[arg-type]  # nothing is read
-    session.engines = {Path(str(pid)): SimpleNamespace(header=SimpleNamespace(pid=pid)) for pid in pids}  # type: ignore[misc]
+    session.engines = {Path(str(pid)): SimpleNamespace(header=SimpleNamespace(pid=pid)) for pid in pids}  # type: ignore[misc]  # stand-ins
     try:
         return session.queue(100)
     except SchedtraceError as error:
@@ -164,7 +164,7 @@ def _listening(path: Path, pid: int, random: Random) -> Iterator[str]:
             connection.settimeout(5)
             asked = msgspec.json.decode(connection.recv(2**16))["ask"]
             sends = first[1] if asked == "status" else then[1]
-            sends(connection, {"ask": asked, "pid": pid, "over": over, "random": Random(seed)})  # noqa: S311
+            sends(connection, {"ask": asked, "pid": pid, "over": over, "random": Random(seed)})  # noqa: S311  # repeatable
 
     thread = threading.Thread(target=serve)
     thread.start()

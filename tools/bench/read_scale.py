@@ -113,7 +113,7 @@ def _trace(folder: Path, steps: int, seats: int, version: int) -> Path:
 def _measure(code: str, path: Path) -> tuple[float, float, float] | None:
     """Wall and CPU seconds, and peak memory in MB; None where it cannot run."""
     module = NEEDS.get(code)
-    if module and subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode:  # noqa: PLW1510
+    if module and subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode:  # noqa: PLW1510  # its code is the answer
         return None
     began = time.monotonic()
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -100,13 +100,11 @@ def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
 
 
 _OWN: dict[str, Rule[Any]] = _rules((*_OF_AN_ENGINE, *_OF_ALL_RANKS, *_OF_REPLAYS))
-FROM_PACKAGES: dict[str, Rule[Timeline]] = {
-    code: rule for code, rule in package_rules().rules.items() if code not in _OWN
-}
-"""Rules that other packages name (``diagnose/package_rules.py``), by their code."""
-RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | FROM_PACKAGES
+PACKAGES = package_rules(_OWN)
+"""Rules that other packages name (``diagnose/package_rules.py``)."""
+RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | PACKAGES.rules
 """Rules that judge each engine by itself, by code."""
 RANK_RULES: dict[str, Rule[Ranks]] = _rules(_OF_ALL_RANKS)
 """Rules that judge all ranks of a run together, by code."""
-KINDS: dict[str, Rule[Any]] = _OWN | FROM_PACKAGES
+KINDS: dict[str, Rule[Any]] = _OWN | PACKAGES.rules
 """All rules by code."""

@@ -55,15 +55,21 @@ def named_format(name: str) -> str:
 def renderer(output_format: str) -> Renderer:
     """Return the renderer of a format.
 
+    That of another package raises UsageError where it cannot be loaded, or raises itself.
+
     Raises:
-        UsageError: another package's renderer cannot be loaded, or there is none of this name.
+        UsageError: there is none of this name.
     """
     if output_format in {*Format}:
         return cast("Renderer", import_module(f"{__name__}.{output_format}").render)
     named_format(output_format)
     (entry_point, *_) = entry_points(group=ENTRY_POINTS, name=output_format)
-    try:
-        return cast("Renderer", entry_point.load())
-    except Exception as error:
-        msg = f"--format {output_format}: {entry_point.value} cannot be loaded: {error!r}"
-        raise UsageError(msg) from error
+
+    def render(page: "Page[Any]", *, width: int | None = None) -> str:
+        try:
+            return str(entry_point.load()(page, width=width))
+        except Exception as error:
+            msg = f"--format {output_format}: {entry_point.value} failed: {error!r}"
+            raise UsageError(msg) from error
+
+    return render

@@ -14,6 +14,7 @@ SAMPLE = Path("tests/data/findings/head-of-line/shows")
 POINTS = """
 [schedtrace.findings]
 absent = no_such_package:RULE
+taken = failing_rule:TAKEN
 failing = failing_rule:RULE
 large-steps = large_steps:RULE
 """
@@ -24,6 +25,7 @@ def find(timeline):
     raise ValueError("no such column")
 
 RULE = Rule(code="failing", summary="never found", needs=frozenset(), find=find)
+TAKEN = Rule(code="kv-bound", summary="never found", needs=frozenset(), find=find)
 """
 
 
@@ -59,3 +61,4 @@ def test_the_rule_of_the_page_is_judged_and_one_that_fails_is_named(installed):
     problems = " ".join(run["problems"])
     assert "no_such_package" in problems
     assert "no such column" in problems
+    assert "there is a finding kv-bound already" in problems

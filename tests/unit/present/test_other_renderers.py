@@ -8,6 +8,7 @@ import pytest
 from schedtrace.errors import UsageError
 from schedtrace.present import renderers
 from schedtrace.present.renderers import ENTRY_POINTS, renderer
+from schedtrace.present.sections import Page
 
 
 def codes_as_lines(page, *, width=None):  # noqa: ARG001  # of the protocol
@@ -15,11 +16,18 @@ def codes_as_lines(page, *, width=None):  # noqa: ARG001  # of the protocol
     return "".join(f"{kind.code}\n" for kind in page.document.findings)
 
 
+def raising(page, *, width=None):  # noqa: ARG001  # of the protocol
+    """Fail."""
+    msg = "no width"
+    raise ValueError(msg)
+
+
 @pytest.fixture
 def installed(monkeypatch):
-    """Stand in for packages that name a renderer, one of which cannot be imported."""
+    """Stand in for packages that name a renderer, two of which fail."""
     points = {
         "codes": EntryPoint("codes", f"{__name__}:codes_as_lines", ENTRY_POINTS),
+        "raising": EntryPoint("raising", f"{__name__}:raising", ENTRY_POINTS),
         "broken": EntryPoint("broken", "no_such_package:render", ENTRY_POINTS),
     }
 
@@ -45,6 +53,7 @@ def test_an_unknown_format_is_a_usage_error_that_names_all_formats(cli):
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_renderer_that_cannot_be_loaded_is_named():
-    with pytest.raises(UsageError, match="no_such_package"):
-        renderer("broken")
+@pytest.mark.parametrize(("name", "reason"), [("broken", "no_such_package"), ("raising", "no width")])
+def test_a_renderer_that_fails_is_named(name, reason):
+    with pytest.raises(UsageError, match=reason):
+        renderer(name)(Page(None, lambda _: []))

@@ -129,7 +129,7 @@ def test_who_was_preempted_before_a_gap_and_runs_behind_it_did_not_stall(by_hand
 
 
 def test_who_was_there_in_a_gap_was_not_there_before(by_hand):
-    """Of the missing part a line is left that lists ``d``: neither its head nor its steps can be read."""
+    """A line that lists ``d`` is all that can be read of a part: neither its head nor its steps can."""
     broken = text(header(first_step=3))
     there = [Present("d", "running", 30_000, 5, 30_000, computed_tokens=5, output_tokens=1)]
     listed = text(Events(at_us=50_000, present=there))
@@ -140,7 +140,7 @@ def test_who_was_there_in_a_gap_was_not_there_before(by_hand):
 
 
 def test_who_was_there_behind_the_last_step_was_not_there_before(by_hand):
-    """Of the last part only the head is left: ``c`` came in the missing steps."""
+    """The last part has only its head: ``c`` came in the missing steps."""
     there = [Present("c", "running", 30_000, 5, 30_000, computed_tokens=5, output_tokens=1)]
     head = [header(first_step=6), Events(at_us=58_000, present=there)]
     (by_hand / "engine-0.000002.jsonl.zst").write_bytes(text(*head))

@@ -37,7 +37,7 @@ def asked(made, folder):
 
 def steps(folder):
     [trace] = read_run(folder).traces
-    assert trace.problems.missing_steps == 0 and not trace.problems.unclosed  # noqa: PT018
+    assert trace.problems.missing_steps == 0 and not trace.problems.unclosed  # noqa: PT018  # one fact
     return trace.steps["step"].to_list()
 
 
@@ -52,7 +52,7 @@ def test_nothing_is_on_disk_until_it_is_asked_for_and_then_a_run_is(made, tmp_pa
     assert made.flight.keeps == "the last 120 s, 0.0 of at most 64 MiB"
 
 
-def test_only_the_last_parts_are_kept(writer_of, tmp_path, monkeypatch):  # noqa: F811
+def test_only_the_last_parts_are_kept(writer_of, tmp_path, monkeypatch):  # noqa: F811  # a fixture
     made = writer_of(bounds=Bounds(2**26, 8, 8), in_memory=True)
     clock = time.monotonic
     for number in range(20):
@@ -158,7 +158,7 @@ def test_a_full_disk_is_said_once_and_what_is_kept_stays(where, made, tmp_path, 
 def test_a_process_killed_within_a_snapshot_leaves_a_run_whose_last_part_is_cut(
     part_of_last,
     steps_lost,
-    writer_of,  # noqa: F811
+    writer_of,  # noqa: F811  # a fixture
     tmp_path,
     monkeypatch,
     cli,
@@ -218,7 +218,7 @@ def test_a_disk_that_is_slow_is_no_disk_that_refuses(made, tmp_path):
     assert late.result(0).parent.name == "late"
 
 
-def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811
+def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811  # a fixture
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     made = writer_of(**KEPT)
     made.put(done(capture(0)))
@@ -227,7 +227,7 @@ def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811
     assert Path(line).parent.name.endswith("-a-stall-of-10-s-no-step")
 
 
-def test_who_asks_a_recording_that_has_ended_does_not_wait(writer_of, tmp_path, monkeypatch):  # noqa: F811
+def test_who_asks_a_recording_that_has_ended_does_not_wait(writer_of, tmp_path, monkeypatch):  # noqa: F811  # a fixture
     monkeypatch.setattr(flight_recorder, "WAIT_S", 1e6)
     made = writer_of(**KEPT)
     made.close()

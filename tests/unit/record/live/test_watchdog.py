@@ -426,7 +426,7 @@ def test_the_thread_looks_until_it_is_closed_and_survives_what_it_meets(monkeypa
     def look(now_s):
         looks.append(now_s)
         if len(looks) == 2:
-            raise RuntimeError("deque mutated during iteration")  # noqa: EM101, TRY003
+            raise RuntimeError("deque mutated during iteration")  # noqa: EM101, TRY003  # Python's own text
         if len(looks) > 4:
             over.set()
 
@@ -451,7 +451,7 @@ def innermost(file, *functions):
         for name, inner in zip(functions, (*functions[1:], None), strict=True)
     )
     names = {"sys": sys}
-    exec(compile(code, file, "exec"), names)  # noqa: S102
+    exec(compile(code, file, "exec"), names)  # noqa: S102  # our own code
     return names[functions[0]]()
 
 
