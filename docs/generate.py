@@ -43,7 +43,7 @@ from schedtrace.model import (
     trace,
     trace_facts,
 )
-from schedtrace.model.message import Message
+from schedtrace.model.message import Message, Value
 
 DOCS = Path(__file__).parent
 MODULES = {
@@ -313,7 +313,7 @@ def type_of(hint: Any) -> str:
         return "any" if hint is Any else "null"
     if origin is dict:
         return "object"
-    return "str" if hint is Message else str(hint.__name__)
+    return str(hint.__name__)
 
 
 def unit_of(name: str) -> str | None:
@@ -360,16 +360,31 @@ def _with_nested(struct: Struct) -> Iterator[Struct]:
             yield from _with_nested(inner)
 
 
-def _with_text_for_messages(schema: Any) -> Any:
-    """Return the schema with a string wherever a ``Message`` stands: JSON has its text."""
+def _with_text_for_messages(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with messages as JSON has them: objects with their text."""
+    definitions = schema["$defs"]
+    if Message.__name__ not in definitions:
+        return schema
+    for kind in (Message, *get_args(Value)):
+        definitions.pop(kind.__name__, None)
+    definitions["Message"] = {
+        "title": "Message",
+        "type": "object",
+        "properties": {"text": {"type": "string", "description": "The sentence; empty where there is none."}},
+        "required": ["text"],
+    }
+    return _with_default_text(schema)
+
+
+def _with_default_text(schema: Any) -> Any:
+    """Return the schema with the defaults of messages as JSON has them."""
     if isinstance(schema, list):
-        return [_with_text_for_messages(item) for item in schema]
+        return [_with_default_text(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    changed = {name: _with_text_for_messages(item) for name, item in schema.items() if name != "Message"}
-    if changed.get("$ref") == "#/$defs/Message":
-        del changed["$ref"]
-        return {"type": "string"} | changed | ({"default": ""} if "default" in changed else {})
+    changed = {name: _with_default_text(item) for name, item in schema.items()}
+    if isinstance(default := changed.get("default"), dict) and "template" in default:
+        changed["default"] = {"text": ""}
     return changed
 
 

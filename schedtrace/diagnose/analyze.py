@@ -23,7 +23,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, Fact, in_order
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.engine_ranks import Ranks, offset
+from schedtrace.timeline.engine_ranks import RecordedRanks, offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.window import Window, windowed
 
@@ -121,7 +121,7 @@ def analyze_run(
     trials = [report for engine in engines for report in engine.trials]
     if run.engines > 1:
         over_all_engines(trials, counted_s(engine.sums.spans for engine in engines))
-    ranks = Ranks([engine.rank for engine in engines], timelines.rank_timeline)
+    ranks = RecordedRanks([engine.rank for engine in engines], timelines.rank_timeline)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
     findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
@@ -158,7 +158,7 @@ def analyze_run(
     )
 
 
-def all_findings(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[Finding]:
+def all_findings(engines: list[Judged], ranks: RecordedRanks, facts: frozenset[Fact]) -> list[Finding]:
     """Return the findings of all engines and those about their ranks, ranked.
 
     Args:
@@ -219,7 +219,7 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
     return lambda finding: Severity[finding.severity.upper()] >= least
 
 
-def _rank_problems(ranks: Ranks) -> list[Message]:
+def _rank_problems(ranks: RecordedRanks) -> list[Message]:
     """Return notices of lock-step ranks that have no trace here, and of clocks of several hosts."""
     problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing:

@@ -8,7 +8,7 @@ from schedtrace.model.report import Finding
 from schedtrace.model.trace_facts import Fact
 
 Seen = TypeVar("Seen")
-"""Object that a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""
+"""Object that a rule looks at: one engine's ``Timeline``, or the ``RecordedRanks`` of a run."""
 
 
 Findings = Iterator[Finding]

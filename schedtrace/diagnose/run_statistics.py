@@ -30,7 +30,7 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import RankLoads, Ranks, kv_used_frac
+from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks, kv_used_frac
 from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -192,7 +192,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
+def statistics(engines: Sequence[EngineSums], ranks: RecordedRanks) -> Statistics:
     """Return the statistics of all engines of a run together.
 
     Args:
@@ -306,7 +306,7 @@ def _draft_use(sums: dict[str, int]) -> DraftUse | None:
     )
 
 
-def _engines(engines: Sequence[EngineSums], ranks: Ranks) -> list[EngineFigures]:
+def _engines(engines: Sequence[EngineSums], ranks: RecordedRanks) -> list[EngineFigures]:
     seconds = sum(counted_s(engine.spans for engine in engines).values())
     figures = [_figures([engine], engine.rank, seconds) for engine in engines]
     if len(engines) > 1:
@@ -363,7 +363,7 @@ def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
         row.mean_waiting = sum(waiting for _, waiting in own)
 
 
-def _add_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
+def _add_lockstep(ranks: RecordedRanks, figures: list[EngineFigures]) -> None:
     """Set the dummy batches by the common step counter, and what ranks waited for others' prefills."""
     dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
     stalls = ranks.prefill_stalls

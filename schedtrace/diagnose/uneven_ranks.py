@@ -9,7 +9,7 @@ from schedtrace.diagnose.batches_in_flight import even_cycle_frac
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace import Header
-from schedtrace.timeline.engine_ranks import RankLoads, Ranks
+from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -42,7 +42,7 @@ class RankFigures(msgspec.Struct, kw_only=True):
     """Part of that while another rank had a seat and no waiting request."""
 
 
-def rank_figures(ranks: Ranks, loads: RankLoads) -> list[RankFigures]:
+def rank_figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
     """Return one entry per rank, in their order."""
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     return [
@@ -160,7 +160,7 @@ class _Uneven:
     mean: list[float]
 
 
-def rank_imbalance(ranks: Ranks) -> RankImbalance | None:
+def rank_imbalance(ranks: RecordedRanks) -> RankImbalance | None:
     """Return what ``docs/findings/rank-imbalance.md`` defines; None: loads are even, or it is not known."""
     loads = ranks.loads if len(ranks.each) > 1 else None
     if loads is None or loads.loads.is_empty() or not ranks.requests_us:
@@ -220,7 +220,7 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
     )
 
 
-def _lockstep_frac(ranks: Ranks) -> float | None:
+def _lockstep_frac(ranks: RecordedRanks) -> float | None:
     """Return the share of the requests' time that even batches would save: the largest sets the pace."""
     if not ranks.lockstep or ranks.missing:
         return None

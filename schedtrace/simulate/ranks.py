@@ -95,7 +95,7 @@ class Turns:
 
 
 class Rank(TimedEngine):
-    """A rank; ``SimulatedRanks`` lets it run when its time has come.
+    """A rank; ``Ranks`` lets it run when its time has come.
 
     Args:
         number: From 0.
@@ -109,7 +109,7 @@ class Rank(TimedEngine):
     def __init__(
         self,
         number: int,
-        around: "SimulatedRanks",
+        around: "Ranks",
         times: StepTimes,
         together: tuple[Device, RankGroup] | None,
         wrap: Callable[[type], type] | None = None,
@@ -117,7 +117,7 @@ class Rank(TimedEngine):
     ) -> None:
         self.number, self._around, self._together = number, around, together
         self.inputs = _Inputs(self)
-        self.outputs = SimpleNamespace(put_nowait=lambda message: around.take_outputs(self, *message))
+        self.outputs = SimpleNamespace(put_nowait=lambda message: around.told(self, *message))
         """The queue that vLLM's output thread empties at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
@@ -221,7 +221,7 @@ class _Inputs(deque[Any]):
         return self.popleft()
 
 
-class SimulatedRanks(VirtualEngines):
+class Ranks(VirtualEngines):
     """Data-parallel ranks; ``clock`` must be entered before they are made, and left after their end.
 
     Args:
@@ -332,7 +332,7 @@ class SimulatedRanks(VirtualEngines):
         if self.feed is not None:
             self.feed.let_in(rank)
 
-    def take_outputs(self, rank: Rank, client: int, outputs: Any) -> None:
+    def told(self, rank: Rank, client: int, outputs: Any) -> None:
         """Take the outputs that a core puts into its output queue."""
         if client < 0:
             self.front_end.message(rank.number, outputs)

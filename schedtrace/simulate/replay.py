@@ -20,7 +20,7 @@ from schedtrace.record.switches import SWITCH
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.player import FeedByStep, Played, Player
-from schedtrace.simulate.ranks import SimulatedRanks
+from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.simulation import NoProgressError, Simulation, VirtualEngines
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.workloads.workload import LoadRequest, Workload
@@ -43,7 +43,7 @@ def play(
 
     Args:
         loads: Each begins once the engine is done with the one before.
-        options: Of ``Engine``; with ``data_parallel_size`` above 1, of ``SimulatedRanks``. With a ``router``
+        options: Of ``Engine``; with ``data_parallel_size`` above 1, of ``Ranks``. With a ``router``
             every request goes to the rank that it chooses, not to the one that the request names.
         times: How long steps take.
         folder: The run folder to be written.
@@ -94,7 +94,7 @@ def play(
 def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -> VirtualEngines:
     """Make an engine, or as many ranks as ``data_parallel_size`` says."""
     if options.get("data_parallel_size", 1) > 1:
-        return SimulatedRanks(clock, traced_class, times=times, **options)
+        return Ranks(clock, traced_class, times=times, **options)
     of_ranks = {"data_parallel_size", "lockstep", *OF_RANKS}
     alone = {name: value for name, value in options.items() if name not in of_ranks}
     return Simulation(clock, traced_class, times=times, **alone)

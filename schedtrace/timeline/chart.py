@@ -40,7 +40,7 @@ def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
 
     Args:
         timeline: One engine's.
-        offset_us: Added to its times, to have them on another rank's clock (``Ranks.offsets_us``).
+        offset_us: Added to its times, to have them on another rank's clock (``RecordedRanks.offsets_us``).
     """
     steps = timeline.steps
     preempted = timeline.preemptions.group_by("step").agg(preempted=pl.len())

@@ -334,7 +334,7 @@ class PassTime:
 
 
 def pass_time(passes: pl.DataFrame) -> PassTime | None:
-    """Fit the length of passes without prefill (``Ranks.passes``); None: there are too few."""
+    """Fit the length of passes without prefill (``RecordedRanks.passes``); None: there are too few."""
     plain = passes.filter(pl.col("prefilling") == 0)
     if plain.height < FEWEST_PASSES:
         return None
@@ -353,12 +353,12 @@ class PrefillStalls:
     """Passes with a prefill on any rank, and what they cost the others."""
 
     passes: pl.DataFrame
-    """``Ranks.passes`` with a prefill, and ``excess_us``: what they took beyond a pass without one. Noise
+    """Passes with a prefill, with ``excess_us``: what they took beyond a pass without one. Noise
     makes an excess too large or too small, so only sums of it say something."""
     stalled: pl.DataFrame
-    """``Ranks.turns`` of ranks that only decoded in such a pass, with its ``excess_us``, by passes."""
+    """Turns of ranks that only decoded in such a pass, with its ``excess_us``, by passes."""
     own: pl.DataFrame
-    """``Ranks.turns`` of ranks that prefilled in it, with ``own_us``, what their prefill takes alone: of the
+    """Turns of ranks that prefilled in it, with ``own_us``, what their prefill takes alone: of the
     excess the share that their tokens are of the most that a rank prefilled."""
     noise_us: float
     """Standard deviation of passes without prefill around the model."""
@@ -389,8 +389,8 @@ def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls |
     """Return the cost of prefills to other ranks; None where too few passes show what one takes.
 
     Args:
-        passes: ``Ranks.passes``.
-        turns: ``Ranks.turns``.
+        passes: ``RecordedRanks.passes``.
+        turns: ``RecordedRanks.turns``.
     """
     model = pass_time(passes)
     if model is None:
@@ -412,7 +412,7 @@ def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls |
 
 
 @dataclass
-class Ranks:
+class RecordedRanks:
     """All ranks of one run together, without their timelines."""
 
     each: list[RankSummary]

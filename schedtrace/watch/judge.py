@@ -12,7 +12,7 @@ from schedtrace.diagnose.verdict import lead_first, leading, unlimited, verdict
 from schedtrace.model.message import NOTHING
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed
 from schedtrace.watch.seen import LiveFigures, Slow, Verdict
@@ -155,7 +155,7 @@ def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before
         return Verdict(span_s, now_s, standing or nothing, NOTHING, judged=False)
     facts = ALL_FACTS.intersection(*(window.facts for window in windows))
     findings = lead_first(
-        all_findings([judge_engine(window) for window in windows], Ranks.of(windows), facts)
+        all_findings([judge_engine(window) for window in windows], RecordedRanks.of(windows), facts)
     )
     split = time_split([engine_split(window) for window in windows]) if facts >= SHOWS_LIMITS else []
     unlimiteds = [replace(unlimited(window), stalled=NOTHING) for window in windows]

@@ -78,7 +78,7 @@ def test_pages_of_recorded_runs_say_and_count_what_analyze_does(finding, capsys,
     capsys.readouterr()
     assert main(["analyze", str(run), "--format", "json"]) == 0
     [report] = json.loads(capsys.readouterr().out)["runs"]
-    assert opened.page.inner_text("#verdict") == " ".join(report["verdict"])
+    assert opened.page.inner_text("#verdict") == " ".join(sentence["text"] for sentence in report["verdict"])
     trials = report["trials"]
     sums = opened.js(
         "schedtrace.engines.map(e => "
@@ -90,7 +90,7 @@ def test_pages_of_recorded_runs_say_and_count_what_analyze_does(finding, capsys,
         assert engine["preemptions"] == sum(trial["preemptions"] for trial in own)
         if len(own) == 1:
             assert engine["use"] == pytest.approx(own[0]["budget_use_frac"])
-    titles = [one["title"] for one in report["findings"] if one["title"] and one["steps"]]
+    titles = [one["title"]["text"] for one in report["findings"] if one["title"]["text"] and one["steps"]]
     assert opened.page.locator("#findings button").all_inner_texts() == titles
 
 

@@ -13,7 +13,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.simulate.engine_options import engine_options
-from schedtrace.simulate.ranks import SimulatedRanks
+from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.replay import play as play_load
 from schedtrace.simulate.simulation import NoProgressError
 from schedtrace.step_times.batch import Batch
@@ -45,7 +45,7 @@ def play(recording):
 
     def played(load, **options):
         settings = {"data_parallel_size": 2, "lockstep": True, "times": times(), **options}
-        with VirtualClock() as clock, SimulatedRanks(clock, traced_class, **settings) as ranks:
+        with VirtualClock() as clock, Ranks(clock, traced_class, **settings) as ranks:
             if callable(load):
                 load(ranks)
             else:
@@ -202,7 +202,7 @@ def test_requests_that_never_can_be_done_are_an_error():
     before = set(threading.enumerate())
     with (
         VirtualClock() as clock,
-        SimulatedRanks(clock, data_parallel_size=2, lockstep=True, num_blocks=4) as ranks,
+        Ranks(clock, data_parallel_size=2, lockstep=True, num_blocks=4) as ranks,
     ):
         ranks.arrive(0, "never", 100, 4, rank=1)
         with pytest.raises(NoProgressError, match="1 requests cannot go on: 2001 steps without a token"):

@@ -15,7 +15,7 @@ from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.request_states import refused
@@ -234,7 +234,7 @@ def test_where_everything_fits_nothing_is_found_that_never_fits(case):
 
 
 def counted(*timelines):
-    return statistics([engine_sums(one) for one in timelines], Ranks.of(timelines))
+    return statistics([engine_sums(one) for one in timelines], RecordedRanks.of(timelines))
 
 
 def test_times_between_outputs(case):

@@ -92,7 +92,7 @@ def test_a_window_of_a_working_engine_is_recorded(working, workplace, analyzed):
     assert present > 8  # who waits is there as well
     (folder,) = (workplace / "window").iterdir()
     assert f"next: schedtrace analyze {folder}" in ended.out
-    (there,) = analyzed(folder)["problems"]
+    (there,) = (problem["text"] for problem in analyzed(folder)["problems"])
     assert there.startswith(f"{present:,} requests were there when the recording began")
     read = WholeLines(folder / "engine-0.*.jsonl.zst")
     lines = [line for _, chunk in read for line in chunk]
@@ -164,7 +164,7 @@ def test_an_engine_that_is_killed_is_not_listed_and_its_trace_can_be_read(workin
     working.kill()  # vLLM's front end may take its time to notice
     working.wait(60)
     (folder,) = (workplace / "killed").iterdir()
-    assert any("killed" in problem for problem in analyzed(folder)["problems"])
+    assert any("killed" in problem["text"] for problem in analyzed(folder)["problems"])
     assert f"pid {pid})" not in asked(workplace, "engines").out
     gone = asked(workplace, "attach", pid)
     assert (gone.code, gone.err.startswith(f"schedtrace: {pid}: ")) == (3, True)  # a zombie, or no process

@@ -62,7 +62,7 @@ def test_sigkill_of_the_engine_loses_at_most_a_second_and_says_so(workplace):
     assert 0 <= killed_at - wall_clock_of_the_last_step(trace) <= second
     ended = schedtrace("analyze", path.parent, "--format", "json", cwd=workplace)
     assert ended.code == 0
-    problems = " ".join(ended.json()["runs"][0]["problems"])
+    problems = " ".join(problem["text"] for problem in ended.json()["runs"][0]["problems"])
     assert "not closed" in problems
     assert "4 requests" in problems
     assert "The run failed: vLLM's engine core was killed" in problems

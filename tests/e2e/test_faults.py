@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_4_and_how_far_it_came(small_disk
     (run,) = read.json()["runs"]
     cut = run["trials"][-1]  # by chance the disk was full just when the last of its requests had ended
     assert cut["complete"] == (cut["requests_finished"] == BUSY["num_prompts"])
-    assert "not closed" in " ".join(run["problems"])
+    assert "not closed" in " ".join(problem["text"] for problem in run["problems"])
 
 
 def test_a_run_folder_that_is_removed_ends_the_run_with_4_and_one_line(workplace):

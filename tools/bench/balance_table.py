@@ -26,7 +26,7 @@ from scipy.optimize import least_squares
 
 from schedtrace.simulate import VirtualClock
 from schedtrace.simulate.lockstep import Device
-from schedtrace.simulate.ranks import SimulatedRanks
+from schedtrace.simulate.ranks import Ranks
 from schedtrace.step_times.constants import Constants
 
 REQUESTS, CLIENTS, PROMPT, OUTPUT = 512, 128, 3500, 1500
@@ -106,13 +106,13 @@ def run(setup, prefill_share, spread, *, balance, seed=0):
     times = Times(BASE_US, prefill_share * BASE_US, setup.decode_share * BASE_US, 0.0)
     began, make = time.process_time(), Device._run
 
-    class Watched(SimulatedRanks):
-        def take_outputs(self, rank, client, outputs):
+    class Watched(Ranks):
+        def told(self, rank, client, outputs):
             for output in outputs.outputs:
                 if output.new_token_ids:
                     first.setdefault(output.request_id, self.clock.now_us)
                     last[output.request_id] = self.clock.now_us
-            super().take_outputs(rank, client, outputs)
+            super().told(rank, client, outputs)
 
     def seen(device, forward):
         make(device, forward)

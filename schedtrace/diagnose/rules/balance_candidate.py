@@ -8,7 +8,7 @@ from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import PASS, Ranks
+from schedtrace.timeline.engine_ranks import PASS, RecordedRanks
 
 WARNING_FRAC = 0.05
 """Share of all passes' time, saved at most, from which it is a warning."""
@@ -50,7 +50,7 @@ class BalanceCandidate(Evidence, kw_only=True):
     """Longest such steps."""
 
 
-def _find(ranks: Ranks) -> Findings:
+def _find(ranks: RecordedRanks) -> Findings:
     stalls, header = ranks.prefill_stalls, ranks.header
     if stalls is None or balanced(header) or (prefill_interval(header) or 1) > 1:
         return

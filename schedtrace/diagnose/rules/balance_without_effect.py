@@ -10,7 +10,7 @@ from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
 from schedtrace.model.report import MAX_STEPS, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
@@ -56,7 +56,7 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
         return self.ranks > 1
 
 
-def _find(ranks: Ranks) -> Findings:
+def _find(ranks: RecordedRanks) -> Findings:
     header = ranks.header
     if not balanced(header) or ranks.lockstep or header.data_parallel_size != 1:
         return

@@ -7,7 +7,7 @@ from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import RecordedRanks
 
 FOUND_FROM_FRAC = 0.01
 """Share of the ranks' time."""
@@ -55,7 +55,7 @@ class DummyBatches(Evidence, kw_only=True):
     """Longest gaps between two steps of a rank; the step is the one after the gap."""
 
 
-def _find(ranks: Ranks) -> Findings:
+def _find(ranks: RecordedRanks) -> Findings:
     if not ranks.lockstep or ranks.passes.is_empty():
         return
     turns = dict(ranks.turns.group_by("rank").len().iter_rows())
@@ -100,7 +100,7 @@ def _find(ranks: Ranks) -> Findings:
     )
 
 
-def _gaps(ranks: Ranks) -> pl.DataFrame:
+def _gaps(ranks: RecordedRanks) -> pl.DataFrame:
     """Return dummy batches between two turns of a rank, with the step after them."""
     between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
     return (

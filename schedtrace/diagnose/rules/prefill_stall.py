@@ -9,7 +9,7 @@ from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, Ranks
+from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, RecordedRanks
 
 FOUND_FROM_FRAC = 0.01
 """Share of all passes' time."""
@@ -68,7 +68,7 @@ class PrefillStall(Evidence, kw_only=True):
     """Longest stalls, with the step of the rank that prefilled."""
 
 
-def _find(ranks: Ranks) -> Findings:
+def _find(ranks: RecordedRanks) -> Findings:
     stalls = ranks.prefill_stalls
     if stalls is None or stalls.stalled.is_empty():
         return
@@ -135,7 +135,7 @@ def _blamed(stalls: PrefillStalls, stalling: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _ranks(ranks: Ranks, stalls: PrefillStalls, blamed: pl.DataFrame) -> list[RankStall]:
+def _ranks(ranks: RecordedRanks, stalls: PrefillStalls, blamed: pl.DataFrame) -> list[RankStall]:
     waited = stalls.stalled.group_by("rank").agg(passes=pl.len(), us=pl.col("excess_us").sum())
     prefilled = stalls.own.group_by("rank").agg(passes=pl.len())
     caused = blamed.group_by("rank").agg(us=pl.col("excess_us").sum())
@@ -166,7 +166,7 @@ def _examples(stalls: PrefillStalls, blamed: pl.DataFrame) -> list[StallExample]
     return StallExample.first(rows)
 
 
-def _share(ranks: Ranks, stalls: PrefillStalls) -> float | None:
+def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
     """Share of the requests' time: each request of a stalled rank waits."""
     if not ranks.requests_us:
         return None
@@ -174,7 +174,7 @@ def _share(ranks: Ranks, stalls: PrefillStalls) -> float | None:
     return min(1.0, max(0.0, felt / ranks.requests_us))
 
 
-def _advice(ranks: Ranks) -> list[Advice]:
+def _advice(ranks: RecordedRanks) -> list[Advice]:
     header = ranks.header
     if balanced(header) or (prefill_interval(header) or 1) > 1:
         return []

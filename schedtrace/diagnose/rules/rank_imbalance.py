@@ -9,10 +9,10 @@ from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import RecordedRanks
 
 
-def _find(ranks: Ranks) -> Findings:
+def _find(ranks: RecordedRanks) -> Findings:
     evidence = rank_imbalance(ranks)
     if evidence is None:
         return

@@ -10,7 +10,7 @@ from schedtrace.diagnose.rules.common import advise, finding_of
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import BEYOND, PASS, Ranks
+from schedtrace.timeline.engine_ranks import BEYOND, PASS, RecordedRanks
 
 SLOW_FACTOR = 1.2
 """A fifth longer: models of two equal ranks differ by less."""
@@ -69,7 +69,7 @@ class SlowRank(Evidence, kw_only=True):
     """Factor of each rank."""
 
 
-def _find(ranks: Ranks) -> Findings:
+def _find(ranks: RecordedRanks) -> Findings:
     if len(ranks.each) < 2 or not ranks.requests_us:  # noqa: PLR2004  # one has none to compare with
         return
     result = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
@@ -109,7 +109,7 @@ def _find(ranks: Ranks) -> Findings:
     )
 
 
-def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
+def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     """Compare each rank's step-time model at the other ranks' work, and at its own if they cover that.
 
     A slow rank may hold far more than the others ever had. Not the other way round: what a busy rank's model
@@ -153,7 +153,7 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
     return evidence, lost / ranks.requests_us
 
 
-def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
+def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     """All ranks' steps take as long as the slowest one's: whose prefills lengthen them shows who that is.
 
     How much longer passes with prefills are is fitted twice: to the most prefill tokens of any rank, and to
@@ -199,7 +199,7 @@ def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
     return evidence, min(1.0, lost_us / ranks.requests_us)
 
 
-def _most_prefilling(ranks: Ranks) -> pl.DataFrame:
+def _most_prefilling(ranks: RecordedRanks) -> pl.DataFrame:
     """Return each pass with the ``most`` prefill tokens of a rank, its ``own_requests``, and its length."""
     most = (
         ranks.turns.sort("prefill_tokens", "requests", maintain_order=True)

@@ -1,4 +1,4 @@
-"""Renderer of a page as JSON: its document, with every sentence as plain text."""
+"""Renderer of a page as JSON: its document, each sentence as an object with its ``text``."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
 
 def _with_texts(value: Any) -> Any:
     if isinstance(value, Message):
-        return plain(value)
+        return {"text": plain(value)}
     if isinstance(value, msgspec.Struct):
         tag = value.__struct_config__
         fields = ((name, getattr(value, name)) for name in value.__struct_fields__)

@@ -60,7 +60,9 @@ def test_two_logs_are_compared_in_what_both_tell(cli):
     assert [change["code"] for change in comparison["findings"]] == ["budget-underused"]
     [first] = [metric for metric in comparison["metrics"] if metric["name"] == "first-step requests"]
     assert (first["base"]["mean"], first["new"]["mean"]) == (2, 5)
-    assert any(note.startswith("base and new: log of a patched schedule()") for note in comparison["notes"])
+    assert any(
+        note["text"].startswith("base and new: log of a patched schedule()") for note in comparison["notes"]
+    )
 
 
 def test_a_log_and_a_trace_are_not_compared_in_what_one_of_them_cannot_tell(cli, tmp_path):
@@ -76,7 +78,7 @@ def test_logs_whose_names_tell_other_workloads_are_said_to_differ(cli, tmp_path)
     other.write_bytes(OTHER.read_bytes())
     comparison = json.loads(cli("diff", FIRST, other, "--format", "json")[1])
     said = "different workloads: base batch size 16, 1,024 + 64 tokens, new batch size 4, 1,024 + 64 tokens"
-    assert said in comparison["notes"]
+    assert {"text": said} in comparison["notes"]
     assert cli("diff", FIRST, other)[0] == 0
 
 

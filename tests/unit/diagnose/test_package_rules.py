@@ -58,7 +58,7 @@ def test_the_rule_of_the_page_is_judged_and_one_that_fails_is_named(installed):
     [finding] = [finding for finding in run["findings"] if finding["code"] == "large-steps"]
     assert finding["evidence"]["requests"] >= 3
     assert finding["count"] == len(finding["steps"]) > 0
-    problems = " ".join(run["problems"])
+    problems = " ".join(problem["text"] for problem in run["problems"])
     assert "no_such_package" in problems
     assert "no such column" in problems
     assert "there is a finding kv-bound already" in problems

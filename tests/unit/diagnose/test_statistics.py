@@ -6,7 +6,7 @@ from schedtrace.model.statistics import DraftUse, Outcomes, PrefixCacheUse
 from schedtrace.model.trace import Exit, ScheduledRequest
 from schedtrace.model.trace_facts import Admission
 from schedtrace.read.run import read_run
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
 
@@ -17,7 +17,7 @@ def counted(view_of):
 
 
 def of_engines(*timelines):
-    return statistics([engine_sums(timeline) for timeline in timelines], Ranks.of(timelines))
+    return statistics([engine_sums(timeline) for timeline in timelines], RecordedRanks.of(timelines))
 
 
 def done(name, first, last, **fields):

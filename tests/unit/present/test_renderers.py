@@ -68,7 +68,7 @@ def test_every_module_of_the_package_is_a_format_and_every_format_a_module():
 def test_one_message_is_text_markdown_and_json():
     assert drawn(Format.TEXT, Note(WAITED)) == "t1_[x] waited 1,200 ms for kv_blocks\n"
     assert drawn(Format.MARKDOWN, Note(WAITED)) == "`t1_[x]` waited 1,200 ms for `kv_blocks`\n"
-    assert json.loads(drawn(Format.JSON))["said"] == "t1_[x] waited 1,200 ms for kv_blocks"
+    assert json.loads(drawn(Format.JSON))["said"] == {"text": "t1_[x] waited 1,200 ms for kv_blocks"}
 
 
 def test_sections_are_made_from_a_printable_copy_and_json_from_the_document():

@@ -89,8 +89,8 @@ def test_the_verdicts_are_those_of_analyze(folder, cli, growing, session):
     code, out, _ = cli("analyze", folder, "--last", "60s", "--format", "json")
     assert code == 0
     (run,) = json.loads(out)["runs"]
-    advice = run["findings"][0]["advice"][0]["message"]
-    sentences = [*run["verdict"], f"Try: {advice}."]
+    advice = run["findings"][0]["advice"][0]["message"]["text"]
+    sentences = [*(sentence["text"] for sentence in run["verdict"]), f"Try: {advice}."]
     assert f"last 1 min (now): {' '.join(sentences)}" in status_page(session.look()).splitlines()
 
 
