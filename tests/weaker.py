@@ -183,7 +183,7 @@ OTHERWISE = {
     ("aborted-requests", "message"),  # prompts of the same length, if not known to be the same
     # What was seen of a request, and remedies without numbers, if not known how many blocks it needs.
     *(("never-fits", name) for name in ("verdict", "advice")),
-    ("front-end", "message"),  # front end and transport as one
+    *(("front-end", name) for name in ("verdict", "message")),  # an idle engine's wake-up is in the way
     # The setting to raise, without a value where its present one is not recorded.
     *((code, "advice") for code in ("other-limit", "refused-at-door")),
     *(("token-budget-bound", name) for name in ("title", "verdict", "advice")),  # no limit, only a wait

@@ -116,6 +116,15 @@ SERVED = (
     "Not the scheduler: {share:%} of the time to first token is over before a request is ready for the "
     "engine (front end: tokenizing and sending, p50 {way_ms_p50:ms})."
 )
+OFFLINE_TAKEN = (
+    "Not the scheduler: for {share:%} of the run the engine was idle while requests had arrived at the front "
+    "end and not in the scheduler (front end, sending and waking the engine, p50 {way_ms_p50:ms} each)."
+)
+"""Where the input thread was not recorded: nothing tells the way from the wake-up of an idle engine."""
+SERVED_TAKEN = (
+    "Not the scheduler: {share:%} of the time to first token is over before the engine takes a request "
+    "(front end: tokenizing and sending; and waking an idle engine; p50 {way_ms_p50:ms})."
+)
 
 
 class ThreadShare(msgspec.Struct, kw_only=True):
@@ -186,7 +195,7 @@ def _find(timeline: Timeline) -> Findings:
         engine_rank=timeline.rank,
         severity="info" if unnoticed else severity_by_weight(None, share_frac),
         title="Requests are slow to reach the engine",
-        verdict=OFFLINE if evidence.offline else SERVED,
+        verdict=_verdict(evidence),
         values={"share": found_frac},
         share_frac=share_frac,
         holder=_holder(evidence),
@@ -236,20 +245,27 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
     )
 
 
+def _verdict(evidence: FrontEndTime) -> str:
+    if evidence.input_queue_ms_p50 is None:
+        return OFFLINE_TAKEN if evidence.offline else SERVED_TAKEN
+    return OFFLINE if evidence.offline else SERVED
+
+
 def _parts(evidence: FrontEndTime) -> str:
     """Describe the way in parts, and the engine's queue meanwhile."""
-    prepare = ", block hashes and grammar in the engine's input thread {prepare_ms_p50:ms}"
-    queue = "; then {input_queue_ms_p50:ms} until the step under way was over"
-    empty = " The engine's queue was empty after {queue_empty_frac:%} of the steps."
-    return (
-        "Front end and transport to the engine took "
-        + ("p50 " if evidence.input_queue_ms_p50 is not None else "at least p50 ")
-        + "{before_ms_p50:ms}"
-        + (prepare if evidence.prepare_ms_p50 is not None else "")
-        + (queue if evidence.input_queue_ms_p50 is not None else "")
-        + "."
-        + (empty if evidence.queue_empty_frac is not None else "")
-    )
+    if evidence.input_queue_ms_p50 is None:
+        parts = (
+            "Front end, transport and waking an idle engine took p50 {before_ms_p50:ms}, a step under way "
+            "left out; this record does not tell them apart."
+        )
+    else:
+        parts = "Front end and transport to the engine took p50 {before_ms_p50:ms}"
+        if evidence.prepare_ms_p50 is not None:
+            parts += ", block hashes and grammar in the engine's input thread {prepare_ms_p50:ms}"
+        parts += "; then {input_queue_ms_p50:ms} until the step under way was over."
+    if evidence.queue_empty_frac is not None:
+        parts += " The engine's queue was empty after {queue_empty_frac:%} of the steps."
+    return parts
 
 
 def _holder(evidence: FrontEndTime) -> Message:
