@@ -120,7 +120,7 @@ OFFLINE_TAKEN = (
     "Not the scheduler: for {share:%} of the run the engine was idle while requests had arrived at the front "
     "end and not in the scheduler (front end, sending and waking the engine, p50 {way_ms_p50:ms} each)."
 )
-"""Words for a record without the input thread: nothing there tells the way from the wake-up of an idle engine."""
+"""Words for a record without the input thread: it does not tell the way from an idle engine's wake-up."""
 SERVED_TAKEN = (
     "Not the scheduler: {share:%} of the time to first token is over before the engine takes a request "
     "(front end: tokenizing and sending; and waking an idle engine; p50 {way_ms_p50:ms})."
