@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.model.prediction import Objective
+
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError, NeverEndsError, UsageError
-from schedtrace.model.prediction import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline

@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.model.prediction import Objective
+
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.latencies import with_latencies
-from schedtrace.model.prediction import Objective
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import Predictor, recorded
