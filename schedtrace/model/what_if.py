@@ -106,6 +106,7 @@ class Baseline(msgspec.Struct, kw_only=True):
     same_steps: int | None = None
     """Replayed steps that have the same requests with the same tokens as recorded; null: not compared."""
     compared_steps: int | None = None
+    """Steps that were compared."""
 
 
 class Figure(msgspec.Struct, kw_only=True):
@@ -114,6 +115,7 @@ class Figure(msgspec.Struct, kw_only=True):
     name: str
     """Name, as in ``diff``."""
     unit: str
+    """Unit; empty: a number."""
     higher_is_better: bool | None
     """Direction of improvement; null: neither direction is better."""
     decided: bool
@@ -125,8 +127,9 @@ class Figure(msgspec.Struct, kw_only=True):
     change_frac: float | None = None
     """``value`` against ``before``."""
     low_frac: float | None = None
+    """Low end of the 90 % interval of ``change_frac``; null where the trace gives no ground for one."""
     high_frac: float | None = None
-    """90 % interval of ``change_frac``; null where the trace gives no ground for one."""
+    """High end of the interval."""
 
 
 class Configuration(msgspec.Struct, kw_only=True):
@@ -183,6 +186,7 @@ class Replays(msgspec.Struct, kw_only=True):
     schema_version: int = WHAT_IF_SCHEMA_VERSION
     """Version of this format; 3."""
     load: ReplayedLoad
+    """Load that every configuration gets."""
     vllm_version: str
     """Release of vLLM whose scheduler decided."""
     step_times: str

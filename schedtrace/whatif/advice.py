@@ -78,8 +78,8 @@ def judged(
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
         configurations = dict(search.configurations)
         for place, trial in enumerate(best, 1):
-            configurations[trial.changes] = predictor.predict(trial.configuration.changes)
-            configurations[trial.changes].place = place
+            configuration = predictor.predict(trial.configuration.changes)
+            configurations[trial.changes] = msgspec.structs.replace(configuration, place=place)
         advised = [_advised(trial, configurations[trial.changes], predictor, name, base) for trial in best]
         document = predictor.document([*configurations.values()], baseline)
     document.objective = name
