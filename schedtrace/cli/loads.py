@@ -64,7 +64,8 @@ def load_options(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload; run hands it to vLLM, too.")
+        int,
+        typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload; run hands it to vLLM, too."),
     ] = 0,
 ) -> None:
     """Declare the options of a load that is not recorded, for ``with_load_options``."""

@@ -57,17 +57,7 @@ def decided_figures(before: Sequence[Timeline], after: Sequence[Timeline]) -> li
             statistics.fmean(_over_ranks(metric, ranks, trial) for trial in run_trials(ranks))
             for ranks in (before, after)
         )
-        figures.append(
-            Figure(
-                name=metric.name,
-                unit=metric.unit,
-                higher_is_better=metric.higher_is_better,
-                decided=True,
-                value=value,
-                before=was,
-                change_frac=value / was - 1 if was else None,
-            )
-        )
+        figures.append(_figure(metric, was, value, decided=True))
     return figures
 
 
@@ -90,7 +80,7 @@ def baseline_figures(recorded: Sequence[TrialReport], replayed: Sequence[TrialRe
         was, values = (trial_values(metric.value, trials) for trials in (recorded, replayed))
         if values:
             before = statistics.fmean(was) if was else None
-            figures.append(_timed(metric, before, statistics.fmean(values)))
+            figures.append(_figure(metric, before, statistics.fmean(values)))
     return figures
 
 
@@ -124,18 +114,20 @@ def timing_figures(
             low, high = (ratio - 1 if end is None else end for end in (low, high))
             low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
             ratio = math.sqrt(ratio * bound_ratio)
-        figure = _timed(metric, statistics.fmean(before), ratio * statistics.fmean(before))
+        figure = _figure(metric, statistics.fmean(before), ratio * statistics.fmean(before))
         figure.change_frac, figure.low_frac, figure.high_frac = ratio - 1, low, high
         figures.append(figure)
     return figures
 
 
-def _timed(metric: Metric, before: float | None, value: float) -> Figure:
+def _figure(
+    metric: Metric | DecidedMetric, before: float | None, value: float, *, decided: bool = False
+) -> Figure:
     return Figure(
         name=metric.name,
         unit=metric.unit,
         higher_is_better=metric.higher_is_better,
-        decided=False,
+        decided=decided,
         value=value,
         before=before,
         change_frac=value / before - 1 if before else None,

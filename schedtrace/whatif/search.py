@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -170,31 +169,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A replayed change, or two together, judged by what it saves of a figure."""
+    """A replayed change, or two together, judged by what it saves."""
 
     configuration: Configuration
-    name: str
-    """The figure."""
+    saved_frac: float
+    """Saving of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
+    least_frac: float
+    """Saving if steps larger than recorded ones have no economies of scale."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
         """Changed settings with their values."""
         return tuple(self.configuration.changes.items())
-
-    @property
-    def saved_frac(self) -> float:
-        """Saving: 0.2 is a fifth less time; minus infinity: the load never ends."""
-        return self._saved[1]
-
-    @property
-    def least_frac(self) -> float:
-        """Saving if steps larger than recorded ones have no economies of scale."""
-        return self._saved[0]
-
-    @cached_property
-    def _saved(self) -> tuple[float, float]:
-        figure = self.configuration.figure(self.name)
-        return (-math.inf, -math.inf) if figure is None else saved_between(figure)
 
     @property
     def unsure(self) -> bool:
@@ -267,17 +253,15 @@ class Search:
         return self.tried[changes]
 
     def _replayed(self, changes: tuple[Change, ...]) -> Trial | None:
-        configuration = Configuration(changes=dict(changes))
-        ends = True
+        """Replay changes, keep the record, and judge it; None: it cannot be replayed, or lacks the figure."""
+        configuration = self.configurations[changes] = Configuration(changes=dict(changes))
         try:
-            configuration = self._predictor.predict(dict(changes), resamples=0)
+            configuration = self.configurations[changes] = self._predictor.predict(dict(changes), resamples=0)
         except UsageError as error:
             configuration.refused = str(error)
-            ends = not isinstance(error, NeverEndsError)
-        self.configurations[changes] = configuration
-        figure = configuration.figure(self.name)
-        has_change = figure is not None and figure.change_frac is not None
-        return Trial(configuration, self.name) if has_change or not ends else None
+            return Trial(configuration, -math.inf, -math.inf) if isinstance(error, NeverEndsError) else None
+        saved = saved_between(configuration.figure(self.name))
+        return None if saved is None else Trial(configuration, saved[1], saved[0])
 
     def _best_by_family(self) -> list[Trial]:
         """Return the best trial of each kind of setting that helps, the best first."""
@@ -328,10 +312,12 @@ class Search:
         return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
 
 
-def saved_between(figure: Figure) -> tuple[float, float]:
+def saved_between(figure: Figure | None) -> tuple[float, float] | None:
     """Return the least and most that a figure's interval saves (``saved_frac``)."""
+    if figure is None or figure.change_frac is None:
+        return None
     ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
-    low, high = sorted(saved_frac(figure, change_frac or 0.0) for change_frac in ends)
+    low, high = sorted(saved_frac(figure, change_frac) for change_frac in ends)
     return low, high
 
 

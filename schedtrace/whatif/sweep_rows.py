@@ -139,25 +139,18 @@ def sweep_rows(
         recorded: Key of the configuration that was recorded; None: there is none.
     """
     rows = [_row(outcome, slo, recorded) for outcome in outcomes]
+    outputs = [output.value if (output := row.figure("output")) else None for row in rows]
     costs = [
-        [
-            None if (output := row.figure("output")) is None else -(output.value or 0.0),
-            *bound_values(outcome, compared_latencies(slo)),
-        ]
-        for row, outcome in zip(rows, outcomes, strict=True)
+        [None if output is None else -output, *bound_values(outcome, compared_latencies(slo))]
+        for output, outcome in zip(outputs, outcomes, strict=True)
     ]
     for row, on_front in zip(rows, pareto_front(costs), strict=True):
         row.pareto = on_front
-    base = next((row for row in rows if row.recorded), None)
-    if base is not None:
-        for row in rows:
+    for base in (row for row in rows if row.recorded):
+        for row in (row for row in rows if row is not base):
             _compare(row, base)
-    return sorted(rows, key=lambda row: (row.refused is not None, -_output(row)))
-
-
-def _output(row: Configuration) -> float:
-    output = row.figure("output")
-    return 0.0 if output is None else output.value or 0.0
+    order = sorted(range(len(rows)), key=lambda at: (rows[at].refused is not None, -(outputs[at] or 0.0)))
+    return [rows[at] for at in order]
 
 
 def _row(outcome: ReplayOutcome, slo: Sequence[Bound], recorded: str | None) -> Configuration:
@@ -205,8 +198,8 @@ def _figure(name: str, unit: str, value: float | None, *, higher_is_better: bool
 
 
 def _compare(row: Configuration, base: Configuration) -> None:
-    """Compare a row's figures with those of the recorded configuration; that one stays as it is."""
-    for figure in row.figures if row is not base else ():
+    """Compare a row's figures with those of the recorded configuration."""
+    for figure in row.figures:
         was = base.figure(figure.name)
         if was is not None and was.value and figure.value is not None:
             figure.before, figure.change_frac = was.value, figure.value / was.value - 1

@@ -12,22 +12,12 @@ from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import Advised, _change, attach_advice
 from schedtrace.whatif.search import Trial
 from tests.makers import step
-from tests.unit.whatif.conftest import a_figure
 
 NOTHING_TRIED = SimpleNamespace(families=set(), tried={}, name="E2E mean", refuted=lambda _: None)
 
 
-def a_trial(changes, most, least=None, name="E2E mean"):
-    """A trial that saves this much; of one that never ends there are no figures."""
-    configuration = Configuration(changes=changes)
-    if most != -inf:
-        changed = [
-            saved / (1 - saved) if name == "output" else -saved
-            for saved in (most, most if least is None else least)
-        ]
-        figure = a_figure(name, changed[0], higher=name == "output", low=min(changed), high=max(changed))
-        configuration.figures = [figure]
-    return Trial(configuration, name)
+def a_trial(changes, saved, least=None):
+    return Trial(Configuration(changes=changes), saved, saved if least is None else least)
 
 
 def a_finding(code, share, *options, gain=None):
@@ -113,7 +103,7 @@ def test_a_finding_left_without_advice_says_what_was_tried(advised, trials, is_r
 
 
 def test_of_throughput_its_own_change_is_said(recorded_words):
-    trial = a_trial({"kind": 50}, -1.0, name="output")  # it takes twice as long
+    trial = a_trial({"kind": 50}, -1.0)  # it takes twice as long
     search = SimpleNamespace(
         families={"kind"}, tried={trial.changes: trial}, name="output", refuted=lambda _: None
     )
