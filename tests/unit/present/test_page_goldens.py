@@ -152,6 +152,16 @@ def test_sweep():
     check("sweep-markdown", text_of(sweep_page(sweeps[0]), output_format=Format.MARKDOWN))
 
 
+@pytest.mark.parametrize("page", [replay_page, advise_page, sweep_page])
+@pytest.mark.parametrize(
+    ("recorded", "warned"), [("0.31.0", True), ("0.32.0+cpu", False), (None, False)], ids=str
+)
+def test_every_page_warns_of_another_release(page, recorded, warned):
+    row = Configuration(changes={}, recorded=True, finished=4, goodput_requests_per_s=1.0)
+    headline = page(a_document(row, recorded_version=recorded)).sections[0]
+    assert len(headline.warnings) == warned
+
+
 @pytest.mark.parametrize(("steps", "warned"), [(5, True), (4, False)])
 def test_extrapolated_times_are_warned_of(steps, warned):
     found = swept(*ALIKE, an_outcome("x", {"max_num_seqs": 4}, extrapolated_steps=steps))
