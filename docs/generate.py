@@ -39,9 +39,9 @@ from schedtrace.model import (
     report,
     statistics,
     story,
-    sweep_result,
     trace,
     trace_facts,
+    what_if,
 )
 from schedtrace.model.message import Message, Value
 
@@ -56,7 +56,7 @@ MODULES = {
     "story": story,
     "life": life,
     "catalogue": catalogue,
-    "sweep": sweep_result,
+    "what_if": what_if,
     "queue": queue,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
@@ -71,7 +71,7 @@ SCHEMAS = {
     "request": (life.Life, "What schedtrace request --format json prints"),
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
     "queue": (queue.EngineQueues, "What schedtrace queue --format json prints"),
-    "sweep": (sweep_result.Sweep, "What schedtrace sweep --format json prints"),
+    "what-if": (what_if.Replays, "What schedtrace replay, advise and sweep --format json print"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WORDS = re.compile(r"(<!-- words: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -327,6 +327,9 @@ def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
     document = _with_text_for_messages(document)
     if kind is report.Report:
         every = every | _add_evidence(document["$defs"])
+        for name in {name for name in document["$defs"] if f"what_if.{name}" in structs()}:
+            del document["$defs"][name]
+        document["$defs"]["Replays"] = {"$ref": "what-if.schema.json"}
     for name, definition in document["$defs"].items():
         for field, text in every.get(name, {}).items():
             if field in definition.get("properties", {}):

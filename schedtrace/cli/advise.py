@@ -1,12 +1,12 @@
 """``schedtrace advise``: configurations under which a recorded load would meet an objective."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from schedtrace.cli.loads import recorded_load
 from schedtrace.cli.options import (
+    SLO,
+    STEP_TIMES,
     ConcurrencyOption,
     DataParallelSize,
     FormatOption,
@@ -14,7 +14,7 @@ from schedtrace.cli.options import (
     Router,
     RunArgument,
     changes_of_ranks,
-    one_run,
+    processes,
     require_vllm,
     show,
     stderr_console,
@@ -24,13 +24,11 @@ from schedtrace.present.renderers import Format
 
 def advise(
     run: RunArgument,
-    slo: Annotated[str, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")],
+    slo: Annotated[str, SLO],
     data_parallel_size: DataParallelSize = None,
     router: Router = None,
     concurrency: ConcurrencyOption = None,
-    step_times: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Saved step times (default: fitted to the run).")
-    ] = None,
+    step_times: Annotated[Path | None, STEP_TIMES] = None,
     jobs: Jobs = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
@@ -39,20 +37,17 @@ def advise(
     Replays the recorded load under what the findings advise and under neighbouring settings, alone and
     together, with vLLM's own scheduler. Proposes at most three, with what each costs and how to try it.
     """
-    from schedtrace.present.pages.prediction import proposals_page
+    from schedtrace.present.pages.what_if import advise_page
     from schedtrace.present.progress import CountBar
-    from schedtrace.step_times.fitted import load
     from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo)
     require_vllm()
-    from schedtrace.whatif.prediction import recorded
     from schedtrace.whatif.proposals import advise as proposed
     from schedtrace.whatif.sweep_play import LocalPool
 
-    base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)
-    most = jobs or os.cpu_count() or 1
+    base = recorded_load(run, step_times, concurrency)
     with CountBar(stderr_console(), "configurations") as bar:
         fixed = changes_of_ranks(data_parallel_size, router)
-        answer = proposed(base, bounds, lambda sent: LocalPool(sent, most), bar, fixed)
-    show(proposals_page(answer), output_format)
+        answer = proposed(base, bounds, lambda sent: LocalPool(sent, processes(jobs)), bar, fixed)
+    show(advise_page(answer), output_format)

@@ -20,11 +20,12 @@ from schedtrace.cli.options import (
     window_of,
 )
 from schedtrace.errors import ExitCode, SchedtraceError, UsageError
-from schedtrace.model.prediction import Objective
+from schedtrace.model.what_if import Objective
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
-    from schedtrace.model.report import Finding, Tested
+    from schedtrace.model.report import Finding
+    from schedtrace.model.what_if import Replays
     from schedtrace.read.run import Run
     from schedtrace.whatif.search import Progress
 
@@ -103,20 +104,14 @@ def _replay(
     objective: Objective | None = None,
     clients: int | None = None,
     progress: "Progress" = lambda *_: None,
-) -> "tuple[list[Finding], Tested]":
+) -> "tuple[list[Finding], Replays | str]":
     """Try changes on replays; report findings unchanged, with the reason, where a replay is impossible."""
     require_vllm()
-    from schedtrace.model.report import Tested
     from schedtrace.whatif.advice import judged
-    from schedtrace.whatif.part import part_of
     from schedtrace.whatif.prediction import recorded
 
-    tested = Tested()
     try:
-        base = part_of(recorded(run, clients=clients), findings)
-        tested.part = base.part
-        return judged(findings, base, objective=objective, progress=progress), tested
+        return judged(findings, recorded(run, clients=clients), objective=objective, progress=progress)
     except SchedtraceError as error:
         print_line(f"schedtrace: not predicted: {error}", err=True)
-        tested.refused = str(error)
-        return findings, tested
+        return findings, str(error)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import TraceOption, print_line, seconds, trace_bounds
+from schedtrace.cli.options import HASH_IDS, RecordingFolder, TraceOption, print_line, seconds, trace_bounds
 
 EngineArgument = Annotated[
     str | None,
@@ -22,8 +22,8 @@ def attach(
         str | None,
         typer.Option("--for", metavar="TIME", help="Detach after so long: 60s, 5m. Default: until detach."),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Parent of the run folder.")] = Path("logs"),
-    hash_ids: Annotated[bool, typer.Option("--hash-ids", help="Write request ids as hashes.")] = False,
+    output: RecordingFolder = Path("logs"),
+    hash_ids: Annotated[bool, typer.Option("--hash-ids", help=HASH_IDS)] = False,
     trace: TraceOption = None,
 ) -> None:
     """Record a running engine from now on; it goes on as before.

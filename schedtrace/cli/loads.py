@@ -1,80 +1,112 @@
-"""Loads from options: what ``run``, ``simulate`` and ``sweep`` ask alike, and what is made of it."""
+"""Loads of commands: options of one that is not recorded, and what is made of them; recorded ones."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedtrace.cli.options import print_line, was_given
+from schedtrace.cli.options import one_run, print_line, was_given
 from schedtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from schedtrace.whatif.prediction import RecordedLoad
     from schedtrace.workloads.workload import Workload
 
-InputLen = Annotated[int, typer.Option(min=1, max=100_000_000, help="Length of a random prompt in tokens.")]
-OutputLen = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=100_000_000, help="Tokens to generate (default: 128 for random, else the file's own)."
-    ),
+MAX_SEED = 2**32 - 1
+"""NumPy's largest seed: vLLM seeds NumPy, too."""
+Dataset = Annotated[
+    str, typer.Option(help="'random' or a file: ShareGPT, JSON Lines, Mooncake, Azure or BurstGPT.")
 ]
-NumPrompts = Annotated[
-    int | None,
-    typer.Option(min=1, max=10_000_000, help="Requests (default: 1000 random ones, or the whole file)."),
-]
-RangeRatio = Annotated[
-    float,
-    typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean, as a share of it."),
-]
-Burstiness = Annotated[
-    float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
-]
-Prequeue = Annotated[bool, typer.Option(help="Queue all requests before the first step.")]
 
-RequestRate = Annotated[
-    float | None,
-    typer.Option(min=1e-6, help="Requests per second (default: the file's times, or at once)."),
-]
-Speedup = Annotated[
-    float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
-]
-TimeUnitOption = Annotated[
-    Literal["s", "ms", "us"] | None,
-    typer.Option(help="Unit of the timestamps in a timed trace (default: as its rows show)."),
-]
-PrefixBlock = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=1_000_000, help="Prompt tokens of each of its hash_ids (default: as its rows show)."
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed for lengths and arrivals.")]
+
+def load_options(
+    input_len: Annotated[
+        int, typer.Option(min=1, max=100_000_000, help="Length of a random prompt in tokens.")
+    ] = 1024,
+    output_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100_000_000, help="Tokens to generate (default: 128 for random, else the file's own)."
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000_000, help="Requests (default: 1000 random ones, or the whole file)."),
+    ] = None,
+    range_ratio: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean, as a share of it."),
+    ] = 0.0,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="Requests per second, or inf (default: the file's times, or at once)."),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
+    ] = 1.0,
+    prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
+    speedup: Annotated[
+        float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
+    ] = None,
+    time_unit: Annotated[
+        Literal["s", "ms", "us"] | None,
+        typer.Option(help="Unit of the timestamps in a timed trace (default: as its rows show)."),
+    ] = None,
+    prefix_block: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1_000_000, help="Prompt tokens of each of its hash_ids (default: as its rows show)."
+        ),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload; run hands it to vLLM, too."),
+    ] = 0,
+) -> None:
+    """Declare the options of a load that is not recorded, for ``with_load_options``."""
+
+
+_LOAD_PARAMETERS = inspect.signature(load_options).parameters
+OPTIONS = tuple(_LOAD_PARAMETERS)
+"""Options of a load that is not recorded."""
+OF_RANDOM = ("input_len", "range_ratio")
+OF_FILES = ("speedup", "time_unit", "prefix_block")
+
+
+def with_load_options(*, after: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of ``load_options``, which it reads from its context (``load_of``).
+
+    Args:
+        after: The command's own parameter after which they stand in its help.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command).parameters
+        place = [*own].index(after) + 1
+        listed = [*own.values()]
+        listed[place:place] = _LOAD_PARAMETERS.values()
+        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in listed]
+
+        @functools.wraps(command)
+        def called(**values: Any) -> None:
+            command(**{name: value for name, value in values.items() if name in own})
+
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return decorate
 
 
 def print_notes(notes: "Iterable[str]") -> None:
     """Print what is to be said of a workload, before anything is made of it."""
     for note in notes:
         print_line(f"schedtrace: {note}", err=True)
-
-
-OPTIONS = (
-    "input_len",
-    "output_len",
-    "num_prompts",
-    "range_ratio",
-    "request_rate",
-    "burstiness",
-    "prequeue",
-    "speedup",
-    "time_unit",
-    "prefix_block",
-    "seed",
-)
-"""Options of a load that is not recorded."""
-OF_RANDOM = ("input_len", "range_ratio")
-OF_FILES = ("speedup", "time_unit", "prefix_block")
 
 
 def load_of(context: typer.Context, source: str) -> "Workload":
@@ -103,3 +135,17 @@ def load_of(context: typer.Context, source: str) -> "Workload":
         prompts, output = prompts or DEFAULT_PROMPTS, output or DEFAULT_OUTPUT_LEN
         return random_workload(num_prompts=prompts, output_len=output, rate=rate, **options)
     return open_workload(Path(source), num_prompts=prompts, output_len=output, rate=rate, **options)
+
+
+def recorded_load(path: Path, step_times: Path | None, clients: int | None) -> "RecordedLoad":
+    """Return the load of the run at a path.
+
+    Args:
+        path: Run folder or trace file.
+        step_times: Saved step times; None: fitted to the run.
+        clients: As ``whatif.prediction.recorded``.
+    """
+    from schedtrace.step_times.fitted import load
+    from schedtrace.whatif.prediction import recorded
+
+    return recorded(one_run(path), load(step_times) if step_times else None, clients)

@@ -72,7 +72,24 @@ Jobs = Annotated[
     int | None,
     typer.Option(min=1, max=1024, help="Processes, about 0.7 GB each (default: one per processor)."),
 ]
-ParentFolder = Annotated[Path, typer.Option(help="Parent of the run folder.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Another value for an argument of vLLM; may be repeated."
+    ),
+]
+SLO = typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")
+SHAPE = typer.Option(
+    metavar="SHAPE", help="Model: a known shape (Qwen3-32B, ...), a folder or its config.json; with --gpu."
+)
+GPU = typer.Option(help="GPU to simulate: a100, h100, h200 or b200.")
+STEP_TIMES = typer.Option(
+    metavar="FILE", help="Saved step times (default: fitted to the run, or a GPU's roofline)."
+)
+HASH_IDS = "Write request ids as hashes."
+PARENT_FOLDER = "Parent of the run folder."
+ParentFolder = Annotated[Path, typer.Option(help=PARENT_FOLDER)]
+RecordingFolder = Annotated[Path, typer.Option("--output", "-o", help=PARENT_FOLDER)]
 Label = Annotated[str | None, typer.Option(help="Name of the run folder (default: model and time).")]
 ReplaceRun = Annotated[bool, typer.Option(help="Replace a run folder of the same name.")]
 
@@ -220,6 +237,11 @@ def was_given(context: typer.Context, name: str) -> bool:
     """Return whether an option is on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
+
+
+def processes(jobs: int | None) -> int:
+    """Return the number of processes for ``--jobs``: one per processor unless it is set."""
+    return jobs or os.cpu_count() or 1
 
 
 def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict[str, Any]:

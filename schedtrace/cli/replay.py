@@ -5,14 +5,16 @@ from typing import Annotated
 
 import typer
 
+from schedtrace.cli.loads import recorded_load
 from schedtrace.cli.options import (
+    STEP_TIMES,
+    Changes,
     ConcurrencyOption,
     DataParallelSize,
     FormatOption,
     Router,
     RunArgument,
     changes_of_ranks,
-    one_run,
     require_vllm,
     show,
     stderr_console,
@@ -22,18 +24,11 @@ from schedtrace.present.renderers import Format
 
 def replay(
     run: RunArgument,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Another value for an argument of vLLM; may be repeated."
-        ),
-    ] = None,
+    changes: Changes = None,
     data_parallel_size: DataParallelSize = None,
     router: Router = None,
     concurrency: ConcurrencyOption = None,
-    step_times: Annotated[
-        Path | None, typer.Option(help="Saved step times (default: fitted to the run).")
-    ] = None,
+    step_times: Annotated[Path | None, STEP_TIMES] = None,
     save_step_times: Annotated[
         Path | None, typer.Option(help="Save the fitted step times to this file.")
     ] = None,
@@ -48,11 +43,10 @@ def replay(
     --set it is checked whether the replay decides as was recorded.
     """
     from schedtrace.engine.vllm_config import import_vllm, require_settings
-    from schedtrace.present.pages.prediction import prediction_page
+    from schedtrace.present.pages.what_if import replay_page
     from schedtrace.present.progress import CountBar
-    from schedtrace.step_times.fitted import load
     from schedtrace.whatif.baseline import require_baseline
-    from schedtrace.whatif.prediction import predict, recorded
+    from schedtrace.whatif.prediction import predict
     from schedtrace.whatif.sweep import parse_changes
 
     changed = parse_changes(changes or [])
@@ -60,12 +54,13 @@ def replay(
     changed |= changes_of_ranks(data_parallel_size, router)
     require_vllm()
 
-    base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)
+    base = recorded_load(run, step_times, concurrency)
     import_vllm()
     if save_step_times:
         base.times.save(save_step_times)
     with CountBar(stderr_console(), "replaying", counted=False):
-        if changed:
-            require_baseline(base)
-        prediction = predict(base, changed, output=output)
-    show(prediction_page(prediction), output_format)
+        baseline = require_baseline(base) if changed else None
+        replays = predict(base, changed, output=output)
+    if baseline is not None:
+        replays.baseline = baseline
+    show(replay_page(replays), output_format)

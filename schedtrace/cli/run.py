@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from schedtrace.cli.loads import (
-    Burstiness,
-    InputLen,
-    NumPrompts,
-    OutputLen,
-    PrefixBlock,
-    Prequeue,
-    RangeRatio,
-    Speedup,
-    TimeUnitOption,
-    print_notes,
-)
+from schedtrace.cli.loads import Dataset, print_notes, with_load_options
 from schedtrace.cli.options import (
+    GPU,
+    HASH_IDS,
+    STEP_TIMES,
     WITH_OPTIONS_OF_VLLM,
     Command,
     Label,
@@ -42,42 +34,22 @@ if TYPE_CHECKING:
     from schedtrace.engine.plan import Given
 
 
-MAX_SEED = 2**32 - 1
-"""NumPy's largest seed: vLLM seeds NumPy, too."""
-
 NOT_IN_SPEC = {"model", "output", "label", "force", "config"}
 
 
+@with_load_options(after="dataset")
 def run(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="Model name or folder, as for vLLM.")] = None,
-    dataset: Annotated[
-        str, typer.Option(help="'random' or a file: ShareGPT, JSON Lines, Mooncake, Azure or BurstGPT.")
-    ] = "random",
-    input_len: InputLen = 1024,
-    output_len: OutputLen = None,
-    num_prompts: NumPrompts = None,
-    range_ratio: RangeRatio = 0.0,
-    request_rate: Annotated[
-        float | None,
-        typer.Option(min=1e-6, help="Requests per second, or inf (default: the file's times, or at once)."),
-    ] = None,
-    speedup: Speedup = None,
-    time_unit: TimeUnitOption = None,
-    prefix_block: PrefixBlock = None,
-    burstiness: Burstiness = 1.0,
+    dataset: Dataset = "random",
     trials: Annotated[
         int, typer.Option(min=1, max=10_000, help="Repetitions of the workload on one engine.")
     ] = 1,
     warmup: Annotated[
         int, typer.Option(min=0, max=10_000_000, help="Warm-up requests, left out of all figures.")
     ] = 1,
-    prequeue: Prequeue = False,
-    seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload and for vLLM.")
-    ] = 0,
     keep_prefix_cache: Annotated[bool, typer.Option(help="Keep the prefix cache between trials.")] = False,
-    hash_ids: Annotated[bool, typer.Option(help="Write request ids as hashes.")] = False,
+    hash_ids: Annotated[bool, typer.Option(help=HASH_IDS)] = False,
     lines: Annotated[
         Literal["delta", "full"] | None,
         typer.Option(help="Record each step as a change to the one before (delta, the default), or in full."),
@@ -87,10 +59,8 @@ def run(
         Literal["simulated"] | None,
         typer.Option(help="'simulated': no GPU and no weights; steps take as long as they would on --gpu."),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU to simulate: a100, h100, h200 or b200.")] = None,
-    step_times: Annotated[
-        str | None, typer.Option(help="Saved step times to simulate (default: a roofline of --gpu).")
-    ] = None,
+    gpu: Annotated[str | None, GPU] = None,
+    step_times: Annotated[str | None, STEP_TIMES] = None,
     noise: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Scatter of simulated step times, as a share of them.")
     ] = 0.0,

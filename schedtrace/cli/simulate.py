@@ -7,22 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedtrace.cli.loads import (
-    Burstiness,
-    InputLen,
-    NumPrompts,
-    OutputLen,
-    PrefixBlock,
-    Prequeue,
-    RangeRatio,
-    RequestRate,
-    Seed,
-    Speedup,
-    TimeUnitOption,
-    load_of,
-    print_notes,
-)
+from schedtrace.cli.loads import Dataset, load_of, print_notes, with_load_options
 from schedtrace.cli.options import (
+    GPU,
+    SHAPE,
+    STEP_TIMES,
     Label,
     ParentFolder,
     ReplaceRun,
@@ -40,26 +29,12 @@ if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
 
 
+@with_load_options(after="dataset")
 def simulate(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Option(help="A known shape (Qwen3-32B, ...), a model folder or its config.json.")
-    ],
-    gpu: Annotated[str, typer.Option(help="a100, h100, h200 or b200.")],
-    dataset: Annotated[
-        str, typer.Option(help="'random', or a file: Mooncake, Azure, BurstGPT, ShareGPT, .jsonl.")
-    ] = "random",
-    input_len: InputLen = 1024,
-    output_len: OutputLen = None,
-    num_prompts: NumPrompts = None,
-    range_ratio: RangeRatio = 0.0,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
-    prequeue: Prequeue = False,
-    speedup: Speedup = None,
-    time_unit: TimeUnitOption = None,
-    prefix_block: PrefixBlock = None,
-    seed: Seed = 0,
+    model: Annotated[str, SHAPE],
+    gpu: Annotated[str, GPU],
+    dataset: Dataset = "random",
     arrivals_of: Annotated[
         Path | None, typer.Option(help="Recorded run whose trials' arrival times the requests take.")
     ] = None,
@@ -70,9 +45,7 @@ def simulate(
     offline: Annotated[
         bool, typer.Option("--offline", help="vLLM's defaults for LLM(...), not for vllm serve.")
     ] = False,
-    step_times: Annotated[
-        Path | None, typer.Option(help="Saved step times instead of the GPU's roofline.")
-    ] = None,
+    step_times: Annotated[Path | None, STEP_TIMES] = None,
     output: ParentFolder = Path("logs"),
     label: Label = None,
     force: ReplaceRun = False,

@@ -1,18 +1,15 @@
 """``schedtrace snapshot``: write what a flight recorder keeps in memory."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from schedtrace.cli.attach import EngineArgument
-from schedtrace.cli.options import print_line
+from schedtrace.cli.options import RecordingFolder, print_line
 from schedtrace.errors import engine_error
 
 
 def snapshot(
     engine: EngineArgument = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Parent of the run folder.")] = Path("logs"),
+    output: RecordingFolder = Path("logs"),
 ) -> None:
     """Write the last seconds of a server started with SCHEDTRACE_KEEP.
 

@@ -1,28 +1,18 @@
 """``schedtrace sweep``: one load under every combination of settings, replayed with vLLM's scheduler."""
 
-import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from schedtrace.cli.loads import (
-    OPTIONS,
-    Burstiness,
-    InputLen,
-    NumPrompts,
-    OutputLen,
-    PrefixBlock,
-    Prequeue,
-    RangeRatio,
-    RequestRate,
-    Seed,
-    Speedup,
-    TimeUnitOption,
-    load_of,
-)
+from schedtrace.cli.loads import OPTIONS, load_of, recorded_load, with_load_options
 from schedtrace.cli.options import (
+    GPU,
+    SHAPE,
+    SLO,
+    STEP_TIMES,
+    Changes,
     ConcurrencyOption,
     DataParallelSize,
     FormatOption,
@@ -30,6 +20,7 @@ from schedtrace.cli.options import (
     Router,
     changes_of_ranks,
     one_run,
+    processes,
     require_vllm,
     show,
     stderr_console,
@@ -39,12 +30,14 @@ from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
+    from schedtrace.model.what_if import Baseline
     from schedtrace.whatif.replays import Work
 
 
 FIRST_BYTES = 200
 
 
+@with_load_options(after="step_times")
 def sweep(
     context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="RUN|WORKLOAD|random", help="Whose load is replayed.")],
@@ -52,34 +45,14 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2,...", help="Values of an engine argument; may be repeated."),
     ] = None,
-    fixed: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Engine argument of all; may be repeated."),
-    ] = None,
+    fixed: Changes = None,
     data_parallel_size: DataParallelSize = None,
     router: Router = None,
-    slo: Annotated[
-        str | None, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help="Model: Qwen3-32B, ... or a config.json; with --gpu.")
-    ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU: a100, h100, h200 or b200; with --model.")] = None,
+    slo: Annotated[str | None, SLO] = None,
+    model: Annotated[str | None, SHAPE] = None,
+    gpu: Annotated[str | None, GPU] = None,
     concurrency: ConcurrencyOption = None,
-    step_times: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Saved step times, instead of a fit or a roofline.")
-    ] = None,
-    input_len: InputLen = 1024,
-    output_len: OutputLen = None,
-    num_prompts: NumPrompts = None,
-    range_ratio: RangeRatio = 0.0,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
-    prequeue: Prequeue = False,
-    speedup: Speedup = None,
-    time_unit: TimeUnitOption = None,
-    prefix_block: PrefixBlock = None,
-    seed: Seed = 0,
+    step_times: Annotated[Path | None, STEP_TIMES] = None,
     jobs: Jobs = None,
     on: Annotated[
         Literal["local", "ray"], typer.Option(help="Where the processes run: this machine or a Ray cluster.")
@@ -99,7 +72,7 @@ def sweep(
     configuration and the Pareto front.
     """
     from schedtrace.engine.vllm_config import require_settings
-    from schedtrace.present.pages.sweep import sweep_page
+    from schedtrace.present.pages.what_if import sweep_page
     from schedtrace.present.progress import CountBar
     from schedtrace.whatif.sweep import FILE_NAME, SweepLog, combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
@@ -112,14 +85,22 @@ def sweep(
     require_settings("--vary", varied, recorded=model is None)
     changes = combinations(varied, changed | changes_of_ranks(data_parallel_size, router))
     require_vllm()
-    label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times, clients=concurrency)
-    log = SweepLog(output or out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))
-    most = min(jobs or os.cpu_count() or 1, len(changes) + 1)
+    swept = _swept(context, source, model=model, gpu=gpu, step_times=step_times, clients=concurrency)
+    log = SweepLog(output or out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{swept.label}"))
+    most = min(processes(jobs), len(changes) + 1)
     pool = LocalPool if on == "local" else RayPool
     try:
         with CountBar(stderr_console(), "configurations") as bar:
             answer = replayed(
-                work, changes, log, lambda sent: pool(sent, most), slo=bounds, label=label, progress=bar
+                swept.work,
+                changes,
+                log,
+                lambda sent: pool(sent, most),
+                slo=bounds,
+                label=swept.label,
+                path=swept.path,
+                baseline=swept.baseline,
+                progress=bar,
             )
     except KeyboardInterrupt:
         finished = f"{len(log.finished)} configurations are in {log.path.parent / FILE_NAME}"
@@ -141,7 +122,16 @@ def _varied(vary: list[str]) -> dict[str, list[Any]]:
     return dict(named)
 
 
-def _work(
+class _Swept(NamedTuple):
+    """A load, its engine, and how near a replay comes to its recording."""
+
+    label: str
+    work: "Work"
+    path: Path | None = None
+    baseline: "Baseline | None" = None
+
+
+def _swept(
     context: typer.Context,
     source: str,
     *,
@@ -149,39 +139,39 @@ def _work(
     gpu: str | None,
     step_times: Path | None,
     clients: int | None,
-) -> "tuple[str, Work]":
-    """Return the load's name and the work to do."""
+) -> _Swept:
+    """Return what a sweep is about."""
     from schedtrace.step_times.fitted import load as load_times
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.shapes import shape
     from schedtrace.whatif.baseline import require_baseline
-    from schedtrace.whatif.prediction import recorded
     from schedtrace.whatif.replays import ModelledEngine, Work
     from schedtrace.whatif.sweep import recorded_loads
 
     if (model is None) != (gpu is None):
         msg = "--model and --gpu go together: a model's shape takes its time on a GPU"
         raise UsageError(msg)
-    times = load_times(step_times) if step_times else None
-    run = one_run(Path(source)) if _is_run(source) else None
+    is_run = _is_run(source)
     load_options = [name for name in OPTIONS if was_given(context, name)]
-    if run is not None and load_options:
+    if is_run and load_options:
         option = load_options[0].replace("_", "-")
         msg = f"--{option}: the load is recorded in {source}; it is replayed as it is"
         raise UsageError(msg)
-    if run is None and clients is not None:
+    if not is_run and clients is not None:
         msg = f"--concurrency: {source} is no recorded run; its requests come at their times"
         raise UsageError(msg)
-    if run is not None and model is None:
-        base = recorded(run, times, clients)
-        require_baseline(base)
-        return run.label, base.work
+    if is_run and model is None:
+        base = recorded_load(Path(source), step_times, clients)
+        return _Swept(base.run.label, base.work, base.run.path, require_baseline(base))
     if model is None or gpu is None:
         msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
         raise UsageError(msg)
-    loads = [load_of(context, source)] if run is None else recorded_loads(run, clients)
-    label = loads[0].name if run is None else run.label
-    return label, Work(loads, ModelledEngine(shape(model), gpu_of(gpu), times))
+    engine = ModelledEngine(shape(model), gpu_of(gpu), load_times(step_times) if step_times else None)
+    if is_run:
+        run = one_run(Path(source))
+        return _Swept(run.label, Work(recorded_loads(run, clients), engine), run.path)
+    load = load_of(context, source)
+    return _Swept(load.name, Work([load], engine))
 
 
 def _is_run(source: str) -> bool:

@@ -18,17 +18,19 @@ from schedtrace.diagnose.weak_records import unjudged
 from schedtrace.errors import UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.report import Finding, Report, RunReport, Severity, Tested
+from schedtrace.model.report import Finding, Report, RunReport, Severity
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, Fact, in_order
+from schedtrace.model.what_if import Replays
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import RecordedRanks, offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.window import Window, windowed
 
-Test = Callable[[Run, list[Finding]], tuple[list[Finding], Tested]]
-"""Puts the advice of a run's findings to a test: gives them in their new order, and what it was tested on."""
+Test = Callable[[Run, list[Finding]], tuple[list[Finding], Replays | str]]
+"""Puts the advice of a run's findings to a test: gives them in their new order, and the replays that tested
+it, or why there are none."""
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
@@ -126,7 +128,7 @@ def analyze_run(
     findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
     findings = without_followed(findings, settings)
-    tested = None
+    tested: Replays | str | None = None
     if test is not None:
         findings, tested = test(run, findings)
     findings = lead_first(findings)
@@ -154,7 +156,8 @@ def analyze_run(
         warmup_steps=sum(engine.warmup_steps for engine in engines),
         requests_missing=any(engine.requests_missing for engine in engines),
         settings=settings,
-        tested=tested,
+        tested=tested if isinstance(tested, Replays) else None,
+        not_tested=tested if isinstance(tested, str) else "",
     )
 
 

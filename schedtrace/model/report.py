@@ -6,8 +6,8 @@ from typing import Any, Literal
 import msgspec
 
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.numbers import number
 from schedtrace.model.statistics import Percentiles, Statistics
+from schedtrace.model.what_if import Replays
 
 Origin = Literal["given", "default", "derived", "overridden", "reduced", "unknown"]
 """``given``: by the user. ``default``: vLLM's; of some settings it depends on the usage context. ``derived``:
@@ -326,34 +326,6 @@ class NotJudged(msgspec.Struct, kw_only=True):
     """Facts that the record lacks, of what the rule needs."""
 
 
-class LoadPart(msgspec.Struct, kw_only=True):
-    """The part of a recorded load that is replayed, where the whole would take too long."""
-
-    requests: int
-    """Number of requests that are replayed."""
-    whole_requests: int
-    """Number of requests of the whole load."""
-    begin_s: float
-    """Seconds into the recording at which the first of them came."""
-    end_s: float
-    """Seconds into the recording at which most of them had been answered."""
-
-    @property
-    def words(self) -> str:
-        """Return it as it stands in a sentence."""
-        seconds = f"{number(self.begin_s)} to {number(self.end_s)} s"
-        return f"{self.requests:,} of this load's {self.whole_requests:,} requests ({seconds})"
-
-
-class Tested(msgspec.Struct, kw_only=True):
-    """Load that ``--predict`` tested the advice on, or why it tested none."""
-
-    part: LoadPart | None = None
-    """Null: the whole load."""
-    refused: str = ""
-    """Reason why nothing was predicted; empty: it was."""
-
-
 class RunReport(msgspec.Struct, kw_only=True):
     """Report of one run."""
 
@@ -391,8 +363,10 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Whether there may be requests that the traces do not hold; ``problems`` says why."""
     settings: list[EffectiveSetting] = []
     """Every setting that decides scheduling, with its origin."""
-    tested: Tested | None = None
-    """Load that the advice was tested on; null: it was not tested (``--predict``)."""
+    tested: Replays | None = None
+    """Replays on which the advice was tested (``--predict``); null: none."""
+    not_tested: str = ""
+    """Reason why ``--predict`` tested nothing; empty: there is none."""
 
     def every_finding(self) -> list[Finding]:
         """Return the root causes, each followed by its symptoms, and symptoms of none."""

@@ -13,7 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
-from schedtrace.model.prediction import OF_RANKS
+from schedtrace.model.what_if import OF_RANKS
 
 
 def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) -> None:

@@ -12,8 +12,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
-from schedtrace.model.prediction import OF_RANKS
 from schedtrace.model.trace import Header
+from schedtrace.model.what_if import OF_RANKS
 from schedtrace.simulate import releases
 from schedtrace.simulate.config import require_values
 from schedtrace.simulate.driver import recorded_groups

@@ -13,8 +13,8 @@ import msgspec
 from schedtrace.errors import NeverEndsError, UsageError, reason_of
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import Manifest, write_manifest
-from schedtrace.model.prediction import OF_RANKS
 from schedtrace.model.trace_bounds import PLAIN
+from schedtrace.model.what_if import OF_RANKS
 from schedtrace.record.settings import RUN_DIR, TRACE, TRIAL_IDS
 from schedtrace.record.switches import SWITCH
 from schedtrace.record.traced import traced_class

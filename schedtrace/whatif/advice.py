@@ -13,9 +13,9 @@ import msgspec
 from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed_settings import kv_bytes, kv_space, why_no_async_scheduling
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
-from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
+from schedtrace.model.what_if import Configuration, Figure, Objective, Replays
 from schedtrace.whatif.baseline import usual_figure
 from schedtrace.whatif.part import part_of
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
@@ -44,8 +44,8 @@ def judged(
     *,
     objective: Objective | None = None,
     progress: Progress = lambda *_: None,
-) -> list[Finding]:
-    """Return the findings with the changes that help this load most, the best one first.
+) -> tuple[list[Finding], Replays]:
+    """Return the findings with the changes that help this load most, the best one first, and every replay.
 
     Advice that names a value which a replay can drive is a trial among the others: it stays only if it is
     the best of its kind. What a replay cannot drive stays as it is, without a gain of its own beside one
@@ -65,7 +65,7 @@ def judged(
     base = part_of(base, findings)
     name = FIGURES[objective] if objective else usual_figure(base)
     with Predictor(base, resamples=RESAMPLES) as predictor:
-        predictor.require_reproduced(name)
+        baseline = predictor.require_reproduced(name)
         search = Search(predictor, name, progress)
         proposed = [
             (advice.setting, advice.value)
@@ -76,10 +76,17 @@ def judged(
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
-        advised = [_advised(trial, predictor, name, base) for trial in best]
+        configurations = dict(search.configurations)
+        for place, trial in enumerate(best, 1):
+            configuration = predictor.predict(trial.configuration.changes)
+            configurations[trial.changes] = msgspec.structs.replace(configuration, place=place)
+        advised = [_advised(trial, configurations[trial.changes], predictor, name, base) for trial in best]
+        document = predictor.document([*configurations.values()], baseline)
+    document.objective = name
     tried = [finding for finding in findings if (finding.code, finding.cause) not in base.absent]
     untried = [finding for finding in findings if finding not in tried]
-    return sorted([*attach_advice(tried, advised, search), *untried], key=lambda finding: finding.place)
+    ranked = sorted([*attach_advice(tried, advised, search), *untried], key=lambda finding: finding.place)
+    return ranked, document
 
 
 def _can_tell(setting: str, base: RecordedLoad) -> bool:
@@ -99,28 +106,39 @@ class Advised:
     """Gain of the change; None: no recorded step shows whether it is one."""
 
 
-def _advised(trial: Trial, predictor: Predictor, name: str, base: RecordedLoad) -> Advised:
-    """Return advice with its gain, its interval and what else it changes."""
-    prediction = predictor.predict(dict(trial.changes))
-    figure = next(figure for figure in prediction.measured if figure.name == name)
+def _advised(
+    trial: Trial, configuration: Configuration, predictor: Predictor, name: str, base: RecordedLoad
+) -> Advised:
+    """Return advice with its gain, its interval and what else it changes.
+
+    Args:
+        trial: The change as the search judged it.
+        configuration: The same change with intervals.
+        predictor: Of the load.
+        name: The figure to be improved.
+        base: The recorded load.
+    """
+    figure = next(figure for figure in configuration.figures if figure.name == name)
+    was = next((was for was in predictor.recorded.figures if was.name == name), None)
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
-    gain = None if trial.unsure else _gain(figure)
+    gain = None if trial.unsure else _gain(figure, was.before if was else None)
     return Advised(
         trial,
         Advice(
             message=joined([_change(*change, predictor, base) for change in trial.changes], " with "),
             setting=setting if single else None,
             value=value if single else None,
-            costs=_costs(prediction, name) if gain else NOTHING,
-            tested=_outcome(prediction, name if single else "", base) if gain else _unsure(figure, base),
+            costs=_costs(configuration, name) if gain else NOTHING,
+            tested=_outcome(configuration, name if single else "", base) if gain else _unsure(figure, base),
         ),
         gain,
     )
 
 
-def _gain(figure: Figure) -> Gain:
-    change, low, high, was = figure.change_frac or 0.0, figure.low_frac, figure.high_frac, figure.recorded
+def _gain(figure: Figure, was: float | None) -> Gain:
+    """Return the gain that a figure shows; ``was`` is its value in the recording."""
+    change, low, high = figure.change_frac or 0.0, figure.low_frac, figure.high_frac
     saved = saved_frac(figure, change)
     if figure.name == "makespan":  # said as the rate that it is the inverse of
         low, high = (
@@ -243,33 +261,33 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
     return msgspec.structs.replace(finding, advice=untried, gain=None, refuted=[*finding.refuted, *refuted])
 
 
-def _outcome(prediction: Prediction, name: str, base: RecordedLoad) -> Message:
+def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Message:
     """Return what scheduling decides otherwise, and the times that get better besides the objective."""
     changed = [
-        *(_changed(figure) for figure in _felt(prediction, name) if not _is_worse(figure)),
+        *(_changed(figure) for figure in _felt(configuration, name) if not _is_worse(figure)),
         *(
             say("{name} {before:n} -> {after:n}", name=figure.name, before=before, after=after)
-            for figure in prediction.decided
+            for figure in configuration.figures
             if figure.name in SAID
-            and (before := round(figure.replayed or 0.0)) != (after := round(figure.changed or 0.0))
+            and (before := round(figure.before or 0.0)) != (after := round(figure.value or 0.0))
         ),
-        say("[{outside_frac:%} of its steps lie outside what was recorded]", prediction),
+        say("[{extrapolated_frac:%} of its steps lie outside what was recorded]", configuration),
     ]
     changes = joined(changed, ", ")
     return say("Replayed on {load}[: {changes}].", load=base.load_words, changes=changes)
 
 
-def _costs(prediction: Prediction, name: str) -> Message:
+def _costs(configuration: Configuration, name: str) -> Message:
     """Return what gets worse, in figures."""
-    worse = [_changed(figure) for figure in _felt(prediction, name) if _is_worse(figure)]
+    worse = [_changed(figure) for figure in _felt(configuration, name) if _is_worse(figure)]
     return say("[{worse}.]", worse=joined(worse, ", "))
 
 
-def _felt(prediction: Prediction, name: str) -> list[Figure]:
+def _felt(configuration: Configuration, name: str) -> list[Figure]:
     own = {name, "output"} if name == "makespan" else {name}  # one is the inverse of the other
     return [
         figure
-        for figure in prediction.measured
+        for figure in configuration.figures
         if figure.name not in own and figure.name in FELT and abs(figure.change_frac or 0.0) >= FELT_FRAC
     ]
 

@@ -1,6 +1,7 @@
 """Whether the replay of a load as recorded comes near to what was recorded; if not, it answers nothing."""
 
 from schedtrace.diagnose.offered_load import came_at_once
+from schedtrace.model.what_if import Baseline
 from schedtrace.whatif.part import part_of
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 
@@ -14,8 +15,8 @@ def usual_figure(base: RecordedLoad) -> str:
     return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
 
 
-def require_baseline(base: RecordedLoad) -> None:
-    """See that a replay can answer what becomes of this load; nothing is asked of step times from elsewhere.
+def require_baseline(base: RecordedLoad) -> Baseline:
+    """Return how near a replay comes to this load as recorded; step times from elsewhere are not judged.
 
     Args:
         base: The recorded load; of a long one a part is replayed.
@@ -25,7 +26,9 @@ def require_baseline(base: RecordedLoad) -> None:
         UsageError: it never ends.
     """
     if base.times.rows is None:
-        return
+        return Baseline()
     part = part_of(base)
     with Predictor(part) as predictor:
-        predictor.require_reproduced(usual_figure(part))
+        baseline = predictor.require_reproduced(usual_figure(part))
+    baseline.part = part.part
+    return baseline

@@ -11,8 +11,8 @@ from scipy import stats
 
 from schedtrace.compare.metric_changes import METRICS as COMPARED
 from schedtrace.compare.metric_changes import Metric
-from schedtrace.model.prediction import Figure
 from schedtrace.model.report import TrialReport
+from schedtrace.model.what_if import Figure
 from schedtrace.timeline.timeline import Timeline
 
 COVERAGE = 0.9
@@ -49,21 +49,16 @@ DECIDED = (
 )
 
 
-def decided(metric: DecidedMetric, *runs: Sequence[Timeline]) -> Figure:
-    """Return its means over the trials of runs (lists of ranks): as recorded, replayed and changed."""
-    figures = [
-        statistics.fmean(_over_ranks(metric, ranks, trial) for trial in run_trials(ranks)) for ranks in runs
-    ]
-    was, replayed, changed = figures
-    return Figure(
-        name=metric.name,
-        unit=metric.unit,
-        higher_is_better=metric.higher_is_better,
-        recorded=was,
-        replayed=replayed,
-        changed=changed,
-        change_frac=changed / replayed - 1 if replayed else None,
-    )
+def decided_figures(before: Sequence[Timeline], after: Sequence[Timeline]) -> list[Figure]:
+    """Return what scheduling decides, as means over the trials of two runs (lists of ranks)."""
+    figures = []
+    for metric in DECIDED:
+        was, value = (
+            statistics.fmean(_over_ranks(metric, ranks, trial) for trial in run_trials(ranks))
+            for ranks in (before, after)
+        )
+        figures.append(_figure(metric, was, value, decided=True))
+    return figures
 
 
 def run_trials(ranks: Sequence[Timeline]) -> list[int | None]:
@@ -78,52 +73,65 @@ def _over_ranks(metric: DecidedMetric, ranks: Sequence[Timeline], trial: int | N
     return metric.of(ranks[0], pl.concat(steps, how="diagonal_relaxed"))
 
 
+def baseline_figures(recorded: Sequence[TrialReport], replayed: Sequence[TrialReport]) -> list[Figure]:
+    """Return what follows in time in the replay as recorded, against the recording."""
+    figures = []
+    for metric in METRICS:
+        was, values = (trial_values(metric.value, trials) for trials in (recorded, replayed))
+        if values:
+            before = statistics.fmean(was) if was else None
+            figures.append(_figure(metric, before, statistics.fmean(values)))
+    return figures
+
+
 def timing_figures(
-    was: Sequence[TrialReport],
+    recorded: Sequence[TrialReport],
     replayed: Sequence[TrialReport],
     changed: Sequence[TrialReport],
     spread: Mapping[str, list[float]],
     bound: Sequence[TrialReport] | None = None,
 ) -> list[Figure]:
-    """Return what follows in time.
+    """Return what follows in time from a change, against the replay as recorded.
 
     Args:
-        was: Trials as recorded.
+        recorded: Trials as recorded.
         replayed: As replayed.
         changed: As replayed with the change.
         spread: Of each metric, the ratios that resampled step times predict.
         bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
-            The change lies between: said is the middle of the two ratios, on a logarithmic scale.
+            The change lies between: the value is the middle of the two ratios, on a logarithmic scale.
     """
     figures = []
     for metric in METRICS:
-        of_was, of_replayed, of_changed = (
-            trial_values(metric.value, trials) for trials in (was, replayed, changed)
-        )
-        if not of_replayed or not of_changed:
+        was, before, after = (trial_values(metric.value, trials) for trials in (recorded, replayed, changed))
+        if not before or not after:
             continue
-        ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
-        low, high = ratio_interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
-        if of_bound := trial_values(metric.value, bound or ()):
-            bound_ratio = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
+        ratio = statistics.fmean(after) / statistics.fmean(before)
+        low, high = ratio_interval(ratio, spread.get(metric.name, []), was, before)
+        if bounds := trial_values(metric.value, bound or ()):
+            bound_ratio = statistics.fmean(bounds) / statistics.fmean(before)
             times = bound_ratio / ratio
             low, high = (ratio - 1 if end is None else end for end in (low, high))
             low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
             ratio = math.sqrt(ratio * bound_ratio)
-        figures.append(
-            Figure(
-                name=metric.name,
-                unit=metric.unit,
-                higher_is_better=metric.higher_is_better,
-                recorded=statistics.fmean(of_was) if of_was else None,
-                replayed=statistics.fmean(of_replayed),
-                changed=ratio * statistics.fmean(of_replayed),
-                change_frac=ratio - 1,
-                low_frac=low,
-                high_frac=high,
-            )
-        )
+        figure = _figure(metric, statistics.fmean(before), ratio * statistics.fmean(before))
+        figure.change_frac, figure.low_frac, figure.high_frac = ratio - 1, low, high
+        figures.append(figure)
     return figures
+
+
+def _figure(
+    metric: Metric | DecidedMetric, before: float | None, value: float, *, decided: bool = False
+) -> Figure:
+    return Figure(
+        name=metric.name,
+        unit=metric.unit,
+        higher_is_better=metric.higher_is_better,
+        decided=decided,
+        value=value,
+        before=before,
+        change_frac=value / before - 1 if before else None,
+    )
 
 
 def trial_values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:

@@ -16,7 +16,8 @@ from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.rules import KINDS, interruption
 from schedtrace.diagnose.verdict import leading
 from schedtrace.errors import InputError
-from schedtrace.model.report import Finding, LoadPart
+from schedtrace.model.report import Finding
+from schedtrace.model.what_if import LoadPart
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline

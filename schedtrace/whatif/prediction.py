@@ -3,7 +3,7 @@
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,24 +16,24 @@ from schedtrace.engine.vllm_config import vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.numbers import duration, number
-from schedtrace.model.prediction import Prediction, SettingChange
-from schedtrace.model.report import LoadPart, TrialReport
+from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
+from schedtrace.model.what_if import Baseline, Configuration, Figure, LoadPart, Replays
 from schedtrace.read.run import Run
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import (
-    DECIDED,
     METRICS,
+    baseline_figures,
     compositions,
-    decided,
+    decided_figures,
     run_trials,
     timing_figures,
     trial_values,
 )
-from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
+from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, load_notes, replay, replayed_load
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
@@ -136,8 +136,10 @@ def predict(
     *,
     output: Path | None = None,
     resamples: int = RESAMPLES,
-) -> Prediction:
+) -> Replays:
     """Replay a load as it was recorded and, if there are changes, with them.
+
+    Without changes, the baseline says how many steps the replay decides as recorded.
 
     Args:
         base: The recorded load.
@@ -150,7 +152,10 @@ def predict(
         UsageError: vLLM does not accept the changes, or a replay cannot make them.
     """
     with Predictor(base, output=output, resamples=resamples) as predictor:
-        return predictor.predict(changes)
+        if changes:
+            return predictor.document([predictor.predict(changes)], Baseline())
+        same, compared = predictor.same_steps()
+        return predictor.document([], Baseline(same_steps=same, compared_steps=compared))
 
 
 def _written(value: float, unit: str) -> str:
@@ -216,8 +221,21 @@ class Predictor:
             [_without_present(timeline) for timeline in self._base.timelines], self._base.manifest
         )
 
-    def require_reproduced(self, name: str) -> None:
-        """See that the replay of the load as it was recorded comes near to what was recorded.
+    @cached_property
+    def recorded(self) -> Configuration:
+        """The recorded configuration, replayed and compared with the recording.
+
+        Raises:
+            UsageError: it never ends.
+        """
+        figures = [
+            *decided_figures(self._base.timelines, self.replayed.timelines),
+            *baseline_figures(self._reports, self.replayed.trials),
+        ]
+        return self._configuration({}, self.replayed, figures)
+
+    def require_reproduced(self, name: str) -> Baseline:
+        """Return how near the replay of the load as recorded comes to the recording, if that is near enough.
 
         Half of what the trials differ by is near enough, too: it is no more than their noise.
 
@@ -225,7 +243,7 @@ class Predictor:
             name: One of ``figures.METRICS``.
 
         Raises:
-            InputError: it does not, or the load has no such figure.
+            InputError: it is too far off, or the load has no such figure.
             UsageError: not even the replay of the load as it was recorded ends.
         """
         metric = next(metric for metric in METRICS if metric.name == name)
@@ -243,12 +261,13 @@ class Predictor:
             if starved := sum(timeline.starved_steps.len() for timeline in self._base.timelines):
                 msg += f"; in {starved:,} steps processors were short, which a replay does not know"
             raise InputError(msg)
+        return Baseline(judged_by=name, misfit_frac=off)
 
-    def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Prediction:
-        """Return what would become of the load; without changes, whether the replay decides as was recorded.
+    def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Configuration:
+        """Replay the load with changes, compared with its replay as recorded.
 
         Args:
-            changes: As the function ``predict``.
+            changes: As the function ``predict``; at least one.
             resamples: For the interval; None: as the predictor was made with.
 
         Raises:
@@ -256,42 +275,46 @@ class Predictor:
                 of the load as it was recorded ends.
             NeverEndsError: With the changes it never ends.
         """
-        base = self._base
-        options, _ = base.work.engine.configured(changes)
+        self._base.work.engine.configured(changes)  # refused before anything is replayed
         replayed = self.replayed
-        changed = self._replay(changes, "changed") if changes else replayed
-        same, compared = (None, None) if changes else self._same_steps()
-        count = self._resamples if resamples is None else resamples
-        spread = self._spread(changes, count) if changes else {}
-        counted = changed.counted if changes else None
-        bound = self._bound(changes) if counted and counted.larger else None
-        return Prediction(
-            label=base.run.label,
-            path=str(base.run.path),
+        changed = self._replay(changes, "changed")
+        spread = self._spread(changes, self._resamples if resamples is None else resamples)
+        bound = self._bound(changes) if changed.counted and changed.counted.larger else None
+        figures = [
+            *decided_figures(replayed.timelines, changed.timelines),
+            *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound),
+        ]
+        return self._configuration(changes, changed, figures)
+
+    def document(self, configurations: Sequence[Configuration], baseline: Baseline) -> Replays:
+        """Return the document of these configurations; the recorded one comes first."""
+        base = self._base
+        changes = [configuration.changes for configuration in configurations]
+        return Replays(
+            load=replayed_load(base.work, base.run.label, base.run.path, base.part),
             vllm_version=vllm_version(),
-            recorded_version=base.header.vllm_version,
-            changes=[
-                SettingChange(name=name, recorded=self.now(name), value=value)
-                for name, value in changes.items()
-            ],
             step_times=base.times.description,
-            kv_blocks=options["num_blocks"],
-            kv_blocks_recorded=options["num_blocks"] == self.options["num_blocks"],
-            trials=base.trials,
-            requests=sum(timeline.arrivals.height for timeline in base.timelines),
-            same_steps=same,
-            compared_steps=compared,
-            decided=[
-                decided(metric, base.timelines, replayed.timelines, changed.timelines) for metric in DECIDED
-            ],
-            measured=timing_figures(self._reports, replayed.trials, changed.trials, spread, bound),
-            by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
-            outside_frac=counted.outside_frac if counted else None,
-            notes=[note for load in base.loads[:1] for note in load.all_notes]
-            + gathering_notes(base.times, [changes]),
-            folders=[str(played.run.path) for played in (replayed, changed)][: 1 + bool(changes)]
-            if self._output
-            else [],
+            settings={name: self.now(name) for changed in changes for name in changed},
+            baseline=baseline,
+            configurations=[self.recorded, *configurations],
+            notes=load_notes(base.work, changes),
+        )
+
+    def _configuration(
+        self, changes: Mapping[str, Any], replayed: Replayed, figures: list[Figure]
+    ) -> Configuration:
+        finished = [trial.requests_finished for trial in replayed.trials]
+        return Configuration(
+            changes=dict(changes),
+            recorded=not changes,
+            kv_blocks=replayed.kv_blocks,
+            figures=figures,
+            finished=sum(count for count in finished if count is not None),
+            too_long=len(replayed.played.refused),
+            steps=replayed.played.steps,
+            preemptions=replayed.preemptions,
+            extrapolated_frac=replayed.counted.outside_frac if replayed.counted else None,
+            folder=str(replayed.run.path) if self._output else None,
         )
 
     def _replay(self, changes: Mapping[str, Any], name: str, **how: Any) -> Replayed:
@@ -329,8 +352,8 @@ class Predictor:
                     ratios[metric.name].append(statistics.fmean(becomes) / statistics.fmean(was))
         return ratios
 
-    def _same_steps(self) -> tuple[int, int]:
-        """Replay by step: how many steps have the same requests with the same tokens, and of how many."""
+    def same_steps(self) -> tuple[int, int]:
+        """Replay by step: count the steps with the same requests and tokens as recorded, and all steps."""
         replayed = self._replay({}, "by-step", by_step=True)
         ours, theirs = (compositions(ranks) for ranks in (replayed.timelines, self._base.timelines))
         return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)

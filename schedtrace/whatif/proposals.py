@@ -8,15 +8,16 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import replace
+
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.setting_origins import GIVEN
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.prediction import Proposal, Proposals, as_options
 from schedtrace.model.redact import HIDDEN
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
-from schedtrace.model.sweep_result import Bound, SweepRow
+from schedtrace.model.what_if import Bound, Configuration, Replays, as_options
 from schedtrace.read.run import read_run
 from schedtrace.step_times.gpus import OF_MEMORY
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
@@ -42,7 +43,7 @@ def advise(
     make_pool: Callable[[Work], Pool],
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
-) -> Proposals:
+) -> Replays:
     """Search configurations under which more requests would meet an objective.
 
     First every candidate alone, then the best ``BEST`` of them together, two and three at a time.
@@ -63,14 +64,14 @@ def advise(
         TemporaryDirectory() as scratch,
         Predictor(base, output=Path(scratch) / "runs", resamples=RESAMPLES) as predictor,
     ):
-        predictor.require_reproduced("E2E mean")
+        baseline = predictor.require_reproduced("E2E mean")
         single = [{**fixed, **change} for change in candidates(base, findings, predictor.options)]
         single = [dict(fixed), *single] if fixed else single
         log = SweepLog(Path(scratch))
         first = sweep(base.work, single or [{}], log, make_pool, slo=slo, progress=progress)
         best = [
-            {name: value for name, value in _changes(row, first.rows).items() if name not in fixed}
-            for row in _better(first.rows)
+            {name: value for name, value in row.changes.items() if name not in fixed}
+            for row in _better(first.configurations)
         ]
         best = [change for change in best if change][:BEST]
         joined = [
@@ -80,21 +81,20 @@ def advise(
             if len({name for change in chosen for name in change}) == size
         ]
         both = sweep(base.work, [*single, *joined] or [{}], log, make_pool, slo=slo, progress=progress)
-        recorded = _recorded(both.rows)
-        proposals = [_proposal(row, both.rows, predictor) for row in _chosen(both.rows)]
-    return Proposals(
-        label=base.run.label,
-        path=str(base.run.path),
-        slo=list(slo),
-        tried=len(both.rows),
-        meets_slo=bool(recorded.meets_slo),
-        goodput_requests_per_s=recorded.goodput_requests_per_s or 0.0,
-        bounds_ms=recorded.bounds_ms,
-        proposals=proposals,
-        commands=_commands(base, proposals[0]) if proposals else [],
-        step_times=both.step_times,
-        notes=[*both.notes, *(_not_in_commands(base) if proposals else [])],
-    )
+        proposals = _proposals(both.configurations, predictor)
+        answer = predictor.document([], baseline)
+    rows = [replace(row, figures=[], pareto=None) for row in both.configurations if not row.recorded]
+    proposed = [proposal.changes for proposal in proposals]
+    answer.settings, answer.slo, answer.notes = both.settings, both.slo, both.notes
+    answer.configurations = [
+        _judged(answer.configurations[0], _recorded(both.configurations)),
+        *proposals,
+        *(row for row in rows if row.changes not in proposed),
+    ]
+    if proposals:
+        answer.commands = _commands(base, proposals[0])
+        answer.notes = [*answer.notes, *_not_in_commands(base)]
+    return answer
 
 
 def candidates(
@@ -121,17 +121,11 @@ def candidates(
     return [change for place, change in enumerate(changes) if change not in changes[:place]]
 
 
-def _changes(row: SweepRow, rows: Sequence[SweepRow]) -> dict[str, Any]:
-    """Return settings that differ from the recorded ones."""
-    was = _recorded(rows).settings
-    return {name: value for name, value in row.settings.items() if value != was.get(name)}
-
-
-def _recorded(rows: Sequence[SweepRow]) -> SweepRow:
+def _recorded(rows: Sequence[Configuration]) -> Configuration:
     return next(row for row in rows if row.recorded)
 
 
-def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
+def _better(rows: Sequence[Configuration]) -> list[Configuration]:
     """Select rows that gain goodput, or meet the objective, the best first; none if it is met as recorded."""
     recorded = _recorded(rows)
     if recorded.meets_slo:
@@ -149,43 +143,55 @@ def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
         key=lambda row: (
             not row.meets_slo,
             -round(row.goodput_requests_per_s or 0.0, 2),
-            len(_changes(row, rows)),
+            len(row.changes),
         ),
     )
 
 
-def _chosen(rows: Sequence[SweepRow]) -> list[SweepRow]:
+def _chosen(rows: Sequence[Configuration]) -> list[Configuration]:
     """Choose at most ``MOST``, each of other settings: other values of the same settings do not count."""
-    by_settings: dict[frozenset[str], SweepRow] = {}
+    by_settings: dict[frozenset[str], Configuration] = {}
     for row in _better(rows):
-        by_settings.setdefault(frozenset(_changes(row, rows)), row)
+        by_settings.setdefault(frozenset(row.changes), row)
     return list(by_settings.values())[:MOST]
 
 
-def _proposal(row: SweepRow, rows: Sequence[SweepRow], predictor: Predictor) -> Proposal:
-    prediction = predictor.predict(_changes(row, rows))
-    before, after = (_roots(Path(folder)) for folder in prediction.folders)
-    return Proposal(
-        changes=prediction.changes,
-        meets_slo=bool(row.meets_slo),
-        goodput_requests_per_s=row.goodput_requests_per_s or 0.0,
+def _proposals(rows: Sequence[Configuration], predictor: Predictor) -> list[Configuration]:
+    """Return the chosen rows with figures that have intervals, and with the root causes that change."""
+    chosen = _chosen(rows)
+    before = _roots(predictor.recorded) if chosen else []
+    proposals = []
+    for place, row in enumerate(chosen, 1):
+        replayed = predictor.predict(row.changes)
+        after = _roots(replayed)
+        proposal = _judged(replayed, row)
+        proposal.place = place
+        proposal.removed = [code for code in before if code not in after]
+        proposal.appeared = [code for code in after if code not in before]
+        proposals.append(proposal)
+    return proposals
+
+
+def _judged(configuration: Configuration, row: Configuration) -> Configuration:
+    """Return a configuration as the row of the same settings is judged by the objective."""
+    return replace(
+        configuration,
         bounds_ms=row.bounds_ms,
-        figures=prediction.measured,
-        extrapolated_frac=prediction.outside_frac,
-        removed=[code for code in before if code not in after],
-        appeared=[code for code in after if code not in before],
+        meets_slo=row.meets_slo,
+        goodput_requests_per_s=row.goodput_requests_per_s,
+        folder=None,
     )
 
 
-def _roots(folder: Path) -> list[str]:
-    """Return the codes of the root causes of a replayed run that weigh something."""
-    findings = analyze_run(read_run(folder)).findings
+def _roots(configuration: Configuration) -> list[str]:
+    """Return the codes of the root causes that weigh something in a replay whose run was kept."""
+    findings = analyze_run(read_run(Path(configuration.folder or ""))).findings
     return [finding.code for finding in findings if finding.title and finding.weight >= WEIGHS_FRAC]
 
 
-def _commands(base: RecordedLoad, proposal: Proposal) -> list[str]:
+def _commands(base: RecordedLoad, proposal: Configuration) -> list[str]:
     """Return the recorded command, as far as known, with the proposal's settings; then the one to compare."""
-    changes = {change.name: change.value for change in proposal.changes}
+    changes = proposal.changes
     options = as_options(changes)
     manifest: Manifest | None = base.run.manifest
     label = f"{base.run.label}-advised"

@@ -15,6 +15,8 @@ from schedtrace.model.message import Message
 from schedtrace.model.report import TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import Fact
+from schedtrace.model.what_if import LoadPart, ReplayedLoad
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.fitted import Counted, Fitted
@@ -168,6 +170,19 @@ class Replayed:
         """Trials of all engines together."""
         return pooled_reports(self.timelines, None)
 
+    @property
+    def kv_blocks(self) -> int | None:
+        """Size of the KV cache."""
+        return self.run.traces[0].header.kv_blocks_total
+
+    @property
+    def preemptions(self) -> int | None:
+        """Preemptions in ``schedule()`` on all engines; None: not recorded."""
+        traces = self.run.traces
+        if Fact.PREEMPTIONS not in traces[0].facts:
+            return None
+        return sum(trace.preemptions().filter("in_schedule").collect().height for trace in traces)
+
 
 def replay(
     work: Work,
@@ -220,6 +235,38 @@ def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[s
     length: int = options["max_model_len"]
     left = arguments.get("max_model_len") in FIT_TO_MEMORY
     return length if left and length < (shape.positions or 0) else None
+
+
+def replayed_load(
+    work: Work, label: str, path: Path | None = None, part: LoadPart | None = None
+) -> ReplayedLoad:
+    """Return the measured load of a work as documents describe it.
+
+    Args:
+        work: The load and its engine.
+        label: Label of the run, or name of the workload.
+        path: Folder of the run; None: the load is not recorded.
+        part: Part of the recorded load that it is; None: the whole.
+    """
+    loads = work.measured
+    return ReplayedLoad(
+        label=label,
+        path=None if path is None else str(path),
+        recorded_version=work.engine.header.vllm_version if isinstance(work.engine, RecordedEngine) else None,
+        trials=len(loads),
+        requests=sum(map(len, loads)),
+        prompt_tokens=sum(load.prompt_tokens for load in loads),
+        output_tokens=sum(load.output_tokens for load in loads),
+        by_arrival=any(load.last_arrival_us > 0 for load in loads),
+        part=part,
+    )
+
+
+def load_notes(work: Work, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Return facts missing in the load and assumptions in their place; what trials share stands once."""
+    notes: list[Message] = []
+    notes += (note for load in work.measured for note in load.all_notes if note not in notes)
+    return notes + gathering_notes(work.engine.times, changes)
 
 
 def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:

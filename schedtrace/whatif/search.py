@@ -17,7 +17,7 @@ from schedtrace.diagnose.rules.allowed_settings import why_no_async_scheduling
 from schedtrace.diagnose.uneven_ranks import prefill_interval
 from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.causes import Cause
-from schedtrace.model.prediction import Figure, Prediction
+from schedtrace.model.what_if import Configuration, Figure
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
@@ -169,13 +169,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one change, or of two together."""
+    """A replayed change, or two together, judged by what it saves."""
 
-    changes: tuple[Change, ...]
+    configuration: Configuration
     saved_frac: float
     """Saving of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
     least_frac: float
     """Saving if steps larger than recorded ones have no economies of scale."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Changed settings with their values."""
+        return tuple(self.configuration.changes.items())
 
     @property
     def unsure(self) -> bool:
@@ -209,6 +214,8 @@ class Search:
         self._expected = 0
         self.tried: dict[tuple[Change, ...], Trial | None] = {}
         """Replays by changes; None: vLLM refuses them, or a replay cannot make them."""
+        self.configurations: dict[tuple[Change, ...], Configuration] = {}
+        """The same replays as records; a refused one has the reason."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
         """Return each setting's best change, the best first; then two of them together if that gains more."""
@@ -242,16 +249,19 @@ class Search:
     def _try(self, *changes: Change) -> Trial | None:
         if changes not in self.tried:
             self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
-            try:
-                prediction = self._predictor.predict(dict(changes), resamples=0)
-            except NeverEndsError:
-                self.tried[changes] = Trial(changes, -math.inf, -math.inf)
-            except UsageError:
-                self.tried[changes] = None
-            else:
-                saved = saved_between(prediction, self.name)
-                self.tried[changes] = None if saved is None else Trial(changes, saved[1], saved[0])
+            self.tried[changes] = self._replayed(changes)
         return self.tried[changes]
+
+    def _replayed(self, changes: tuple[Change, ...]) -> Trial | None:
+        """Replay changes, keep the record, and judge it; None: it cannot be replayed, or lacks the figure."""
+        configuration = self.configurations[changes] = Configuration(changes=dict(changes))
+        try:
+            configuration = self.configurations[changes] = self._predictor.predict(dict(changes), resamples=0)
+        except UsageError as error:
+            configuration.refused = str(error)
+            return Trial(configuration, -math.inf, -math.inf) if isinstance(error, NeverEndsError) else None
+        saved = saved_between(configuration.figure(self.name))
+        return None if saved is None else Trial(configuration, saved[1], saved[0])
 
     def _best_by_family(self) -> list[Trial]:
         """Return the best trial of each kind of setting that helps, the best first."""
@@ -302,9 +312,8 @@ class Search:
         return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
 
 
-def saved_between(prediction: Prediction, name: str) -> tuple[float, float] | None:
+def saved_between(figure: Figure | None) -> tuple[float, float] | None:
     """Return the least and most that a figure's interval saves (``saved_frac``)."""
-    figure = next((figure for figure in prediction.measured if figure.name == name), None)
     if figure is None or figure.change_frac is None:
         return None
     ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]

@@ -17,10 +17,10 @@ from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.model.sweep_result import Bound, ReplayOutcome, Sweep
+from schedtrace.model.what_if import Baseline, Bound, ReplayOutcome, Replays
 from schedtrace.read.run import Run
 from schedtrace.version import __version__
-from schedtrace.whatif.replays import RecordedEngine, Work, gathering_notes
+from schedtrace.whatif.replays import RecordedEngine, Work, load_notes, replayed_load
 from schedtrace.whatif.sweep_play import Pool, base_settings, outcome_of
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows
 from schedtrace.workloads.recorded_ranks import loads_of_run, without_ranks
@@ -153,8 +153,10 @@ def sweep(
     *,
     slo: Sequence[Bound] = (),
     label: str = "",
+    path: Path | None = None,
+    baseline: Baseline | None = None,
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
-) -> Sweep:
+) -> Replays:
     """Replay each configuration that ``log`` does not have yet, in the processes of a pool.
 
     The recorded configuration is replayed, too, whether or not it is among them.
@@ -166,6 +168,8 @@ def sweep(
         make_pool: Starts the processes.
         slo: Bounds that every configuration is judged by.
         label: Of the load.
+        path: Folder of its run; None: it is not recorded.
+        baseline: How near a replay comes to the recording; None: the engine is not the recorded one.
         progress: Called with the configurations done and those there are.
 
     Raises:
@@ -190,20 +194,16 @@ def sweep(
             )
             raise EngineError(msg) from error
     outcomes = [log.finished[key] for key in wanted]
-    return Sweep(
-        label=label,
-        requests=sum(map(len, work.measured)),
-        prompt_tokens=sum(load.prompt_tokens for load in work.measured),
-        output_tokens=sum(load.output_tokens for load in work.measured),
-        loads=len(work.measured),
-        step_times=work.engine.step_times,
+    return Replays(
+        load=replayed_load(work, label, path),
         vllm_version=vllm_version(),
+        step_times=work.engine.step_times,
+        settings=base,
+        baseline=baseline,
         slo=list(slo),
         objectives=objectives(slo),
-        rows=sweep_rows(outcomes, base, slo, recorded=recorded),
-        notes=_once(note for load in work.measured for note in load.notes)
-        + gathering_notes(work.engine.times, changes)
-        + _lengths(outcomes),
+        configurations=sweep_rows(outcomes, slo, recorded=recorded),
+        notes=load_notes(work, changes) + _lengths(outcomes),
     )
 
 
@@ -237,13 +237,6 @@ def _lengths(outcomes: Iterable[ReplayOutcome]) -> list[Message]:
             tokens=min(fitted),
         )
     ]
-
-
-def _once(notes: Iterable[Message]) -> list[Message]:
-    """Return notes without repeats: trials of one run have the same ones."""
-    distinct: list[Message] = []
-    distinct += (note for note in notes if note not in distinct)
-    return distinct
 
 
 def _value(text: str) -> Any:

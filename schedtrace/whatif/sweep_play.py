@@ -19,8 +19,7 @@ from schedtrace.diagnose.throughput import seconds
 from schedtrace.engine.vllm_config import import_vllm
 from schedtrace.errors import MissingExtraError, UsageError
 from schedtrace.model.printable import capped
-from schedtrace.model.sweep_result import ReplayOutcome
-from schedtrace.model.trace_facts import Fact
+from schedtrace.model.what_if import ReplayOutcome
 from schedtrace.read.trace import Trace
 from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
@@ -57,6 +56,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcom
                 outcome.fitted_max_model_len = fitted_length(work.engine.shape, changes, options)
             replayed = replay(work, changes, Path(folder) / "run")
             outcome.steps, outcome.too_long = replayed.played.steps, len(replayed.played.refused)
+            outcome.kv_blocks, outcome.preemptions = replayed.kv_blocks, replayed.preemptions
             if replayed.counted is not None:
                 outcome.extrapolated_steps = replayed.counted.outside
             _measure(outcome, replayed.run.traces, work.measured)
@@ -71,10 +71,6 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcom
 
 def _measure(outcome: ReplayOutcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
     """Fill in what the traces of a replay show; they have one clock."""
-    if Fact.PREEMPTIONS in traces[0].facts:
-        outcome.preemptions = sum(
-            trace.preemptions().filter("in_schedule").collect().height for trace in traces
-        )
     arrivals, finishes = (
         pl.concat(frames, how="diagonal_relaxed")
         for frames in ([trace.arrivals for trace in traces], [trace.finishes for trace in traces])

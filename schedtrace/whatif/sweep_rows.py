@@ -1,14 +1,12 @@
-"""Outcomes as rows: percentiles, objective, Pareto front."""
+"""Outcomes of a sweep as configurations: figures, objective, Pareto front."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Any
 
 from schedtrace.diagnose.throughput import throughput
 from schedtrace.errors import UsageError
-from schedtrace.model.statistics import Percentiles
-from schedtrace.model.sweep_result import Bound, ReplayOutcome, SweepRow
+from schedtrace.model.what_if import Bound, Configuration, Figure, ReplayOutcome
 
 MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 _BOUND = re.compile(
@@ -125,63 +123,83 @@ def objectives(slo: Sequence[Bound]) -> list[str]:
     return [THROUGHPUT, *(bound.name for bound in compared_latencies(slo))]
 
 
+LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "E2E": "e2e"}
+"""Latencies by the name of their figures."""
+PERCENTILES = (50, 90, 99)
+
+
 def sweep_rows(
-    outcomes: Sequence[ReplayOutcome], base: Mapping[str, Any], slo: Sequence[Bound], *, recorded: str | None
-) -> list[SweepRow]:
-    """Return a row per outcome, by throughput, the highest first; refused ones last.
+    outcomes: Sequence[ReplayOutcome], slo: Sequence[Bound], *, recorded: str | None
+) -> list[Configuration]:
+    """Return a configuration per outcome, by throughput, the highest first; refused ones last.
 
     Args:
         outcomes: Of different configurations.
-        base: Every setting that any of them changes, as it is without changes.
         slo: Bounds; see ``compared_latencies``.
         recorded: Key of the configuration that was recorded; None: there is none.
     """
-    rows = [_row(outcome, base, slo, recorded) for outcome in outcomes]
+    rows = [_row(outcome, slo, recorded) for outcome in outcomes]
+    outputs = [output.value if (output := row.figure("output")) else None for row in rows]
     costs = [
-        [
-            None if (rate := row.output_tokens_per_s) is None else -rate,
-            *bound_values(outcome, compared_latencies(slo)),
-        ]
-        for row, outcome in zip(rows, outcomes, strict=True)
+        [None if output is None else -output, *bound_values(outcome, compared_latencies(slo))]
+        for output, outcome in zip(outputs, outcomes, strict=True)
     ]
     for row, on_front in zip(rows, pareto_front(costs), strict=True):
         row.pareto = on_front
-    return sorted(rows, key=lambda row: (row.refused is not None, -(row.output_tokens_per_s or 0.0)))
+    for base in (row for row in rows if row.recorded):
+        for row in (row for row in rows if row is not base):
+            _compare(row, base)
+    order = sorted(range(len(rows)), key=lambda at: (rows[at].refused is not None, -(outputs[at] or 0.0)))
+    return [rows[at] for at in order]
 
 
-def _row(
-    outcome: ReplayOutcome, base: Mapping[str, Any], slo: Sequence[Bound], recorded: str | None
-) -> SweepRow:
-    done, lasted = len(outcome.e2e_ms), outcome.duration_s
-    judged = bool(slo) and outcome.refused is None
-    counted_s = outcome.counted_s or lasted
-    rates = throughput(done, 0, outcome.output_tokens, counted_s) if counted_s else None
+def _row(outcome: ReplayOutcome, slo: Sequence[Bound], recorded: str | None) -> Configuration:
+    is_recorded = outcome.key == recorded
+    if outcome.refused is not None:
+        bounds_ms: list[float | None] = [None for _ in slo]
+        return Configuration(
+            changes=outcome.changes, recorded=is_recorded, refused=outcome.refused, bounds_ms=bounds_ms
+        )
     steps, outside = outcome.steps, outcome.extrapolated_steps
-    return SweepRow(
-        settings={**base, **outcome.changes},
-        recorded=outcome.key == recorded,
-        refused=outcome.refused,
-        requests=outcome.requests,
-        finished=done,
+    return Configuration(
+        changes=outcome.changes,
+        recorded=is_recorded,
+        kv_blocks=outcome.kv_blocks,
+        figures=list(_figures(outcome)),
+        finished=len(outcome.e2e_ms),
         too_long=outcome.too_long,
         steps=steps,
         preemptions=outcome.preemptions,
         extrapolated_frac=None if outside is None or not steps else outside / steps,
-        output_tokens_per_s=rates.output_tokens_per_s if rates else None,
-        requests_per_s=rates.requests_per_s if rates else None,
-        ttft_ms=_percentiles(outcome.ttft_ms),
-        tpot_ms=_percentiles(outcome.tpot_ms),
-        e2e_ms=_percentiles(outcome.e2e_ms),
         bounds_ms=bound_values(outcome, slo),
-        meets_slo=meets(outcome, slo) if judged else None,
-        goodput_requests_per_s=good_requests(outcome, slo) / lasted if judged and lasted else None,
-        pareto=False,
+        meets_slo=meets(outcome, slo) if slo else None,
+        goodput_requests_per_s=(
+            good_requests(outcome, slo) / outcome.duration_s if slo and outcome.duration_s else None
+        ),
     )
 
 
-def _percentiles(values: Sequence[float | None]) -> Percentiles | None:
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return None
-    p50, p90, p99 = (percentile(numbers, at) or 0.0 for at in (50, 90, 99))
-    return Percentiles(count=len(numbers), mean=sum(numbers) / len(numbers), p50=p50, p90=p90, p99=p99)
+def _figures(outcome: ReplayOutcome) -> Iterator[Figure]:
+    """Yield throughput over the time with requests, and latencies of all trials' requests together."""
+    if seconds := outcome.counted_s or outcome.duration_s:
+        rates = throughput(len(outcome.e2e_ms), 0, outcome.output_tokens, seconds)
+        yield _figure("output", "tok/s", rates.output_tokens_per_s, higher_is_better=True)
+        yield _figure("requests", "req/s", rates.requests_per_s, higher_is_better=True)
+    for name, latency in LATENCIES.items():
+        numbers = [value for value in latencies(outcome, latency) if value is not None]
+        if numbers:
+            yield _figure(f"{name} mean", "ms", sum(numbers) / len(numbers))
+            for at in PERCENTILES:
+                yield _figure(f"{name} p{at}", "ms", percentile(numbers, at))
+
+
+def _figure(name: str, unit: str, value: float | None, *, higher_is_better: bool = False) -> Figure:
+    return Figure(name=name, unit=unit, higher_is_better=higher_is_better, decided=False, value=value)
+
+
+def _compare(row: Configuration, base: Configuration) -> None:
+    """Compare a row's figures with those of the recorded configuration."""
+    for figure in row.figures:
+        was = base.figure(figure.name)
+        if was is not None and was.value and figure.value is not None:
+            figure.before, figure.change_frac = was.value, figure.value / was.value - 1

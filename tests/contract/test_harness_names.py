@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 NAMES = {
+    "cli.analyze": ["_replay"],
     "diagnose.analyze": ["analyze"],
     "diagnose.rules": ["RULES"],
     "diagnose.waits": ["charged"],

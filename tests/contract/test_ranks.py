@@ -273,12 +273,13 @@ def test_step_times_are_fitted_to_the_rank_that_a_pass_waited_for(recorded_ranks
 def test_a_prediction_is_of_all_ranks(recorded_ranks):
     base = recorded(recorded_ranks)
     checked = predict(base, {})
-    assert (checked.same_steps, checked.compared_steps, checked.requests) == (72, 72, 16)
+    baseline = checked.baseline
+    assert (baseline.same_steps, baseline.compared_steps, checked.load.requests) == (72, 72, 16)
     changed = predict(base, {"prefill_schedule_interval": 1}, resamples=0)
-    ttft = next(figure for figure in changed.measured if figure.name == "TTFT p50")
+    ttft = changed.configurations[-1].figure("TTFT p50")
     assert ttft.change_frac < 0
     routed = predict(base, {"router": "round-robin", "balance_ranks": True}, resamples=0)
-    assert [change.recorded for change in routed.changes] == [None, False]
+    assert routed.settings == {"router": None, "balance_ranks": False}
 
 
 @pytest.mark.parametrize(

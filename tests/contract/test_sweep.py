@@ -54,16 +54,17 @@ def test_two_configurations(work, made, tmp_path):
     changes = [{**made, "max_num_seqs": seats} for seats in (1, 2)]
     log = SweepLog(tmp_path)
     answer = sweep(work, changes, log, Here)
-    two, one = answer.rows
-    assert (two.settings["max_num_seqs"], one.settings["max_num_seqs"]) == (2, 1)
+    two, one = answer.configurations
+    assert (two.changes["max_num_seqs"], one.changes["max_num_seqs"]) == (2, 1)
     # One seat: prefill of 60 tokens (1.6 ms) and two decodes (1.05 ms each), twice; then a prefill.
-    assert one.output_tokens_per_s == pytest.approx(7 / 9.0e-3)
+    assert one.figure("output").value == pytest.approx(7 / 9.0e-3)
     [seat] = [outcome for outcome in log.finished.values() if outcome.changes["max_num_seqs"] == 1]
     assert seat.ttft_ms == [1.6, 5.3, 9.0]
     # Two: both prefills in one step (2.2 ms), two decodes of both (1.1 ms each), then c's prefill.
-    assert two.output_tokens_per_s == pytest.approx(7 / 6.0e-3)
-    assert (two.finished, two.requests, two.too_long, two.pareto, one.pareto) == (3, 4, 1, True, True)
-    assert (two.tpot_ms.p50, one.tpot_ms.p50) == (1.1, 1.05)
+    assert two.figure("output").value == pytest.approx(7 / 6.0e-3)
+    assert (two.finished, answer.load.requests, two.too_long) == (3, 4, 1)
+    assert (two.pareto, one.pareto, two.kv_blocks == one.kv_blocks > 0) == (True, True, True)
+    assert [row.figure("TPOT p50").value for row in (two, one)] == [1.1, 1.05]
 
 
 def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, tmp_path, monkeypatch):

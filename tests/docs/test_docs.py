@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import typer
 from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 from schedtrace.cli.main import app, main
 from schedtrace.compare.comparability import WORK
@@ -17,12 +18,17 @@ from schedtrace.diagnose.latencies import FINISHED
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import Cause
+from schedtrace.model.say import say
 from schedtrace.model.trace import Preemption, Step
+from schedtrace.model.what_if import Configuration
+from schedtrace.present.renderers import Format, renderer
+from schedtrace.present.sections import Page
 from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.record import settings
 from tests.makers import arrival, run_folder, step
+from tests.unit.whatif.conftest import a_document, a_figure
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -35,10 +41,16 @@ DELTAS = Path(__file__).parent / "data" / "deltas.jsonl"
 """The steps of the sample in version 2 of the format."""
 
 
+def schema_file(path):
+    return json.loads((DOCS / "schema" / path).read_text())
+
+
 def validator(name):
-    schema = json.loads((DOCS / "schema" / f"{name}.schema.json").read_text())
+    """A schema that finds the one beside it."""
+    schema = schema_file(f"{name}.schema.json")
     Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema)
+    beside = Registry(retrieve=lambda uri: Resource.from_contents(schema_file(uri)))
+    return Draft202012Validator(schema, registry=beside)
 
 
 def written_about(command):
@@ -149,6 +161,22 @@ def test_the_json_of_diff_passes_its_schema(capsys, all_findings):
     comparison = printed_json(capsys, "diff", SAMPLE, all_findings)
     validator("comparison").validate(comparison)
     assert {change["state"] for change in comparison["findings"]} == {"appeared", "stayed", "went"}
+
+
+def test_the_json_of_a_what_if_passes_its_schema_alone_and_in_a_report():
+    """``tests/contract/whatif`` has the commands print theirs."""
+    configuration = Configuration(changes={"max_num_seqs": 8}, figures=[a_figure("output", 0.5)], place=1)
+    document = a_document(Configuration(changes={}, recorded=True), configuration, notes=[say("A note.")])
+    validator("what-if").validate(to_json(document))
+    report = analyze([read_run(SAMPLE)], None, lambda _, findings: (findings, document))
+    validator("report").validate(to_json(report))
+    changed = to_json(report)
+    del changed["runs"][0]["tested"]["load"]["label"]
+    assert not validator("report").is_valid(changed)
+
+
+def to_json(document):
+    return json.loads(renderer(Format.JSON)(Page(document, lambda _: ()), width=None))
 
 
 @pytest.fixture

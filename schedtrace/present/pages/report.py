@@ -290,12 +290,12 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
 
 def _tested(run: RunReport) -> Iterator[Note]:
     """Yield what the advice was tested on, where that is not the whole load, or why it was not."""
-    tested = run.tested
-    if tested is not None and tested.refused:
-        yield Note(say("{why}.", why=tested.refused), "Not predicted:")
-    elif tested is not None and tested.part is not None:
+    part = run.tested.load.part if run.tested is not None else None
+    if run.not_tested:
+        yield Note(say("{not_tested}.", run), "Not predicted:")
+    elif part is not None:
         words = "{part}. What advice gains is of these, every other figure of the whole run."
-        yield Note(say(words, part=tested.part.words), "Replayed:")
+        yield Note(say(words, part=part.words), "Replayed:")
 
 
 def _replay(run: RunReport) -> Commands:

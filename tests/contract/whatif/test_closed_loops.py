@@ -44,16 +44,17 @@ def base(tmp_path_factory):
     return recorded(run)
 
 
-def figures(prediction):
-    return {figure.name: figure for figure in prediction.measured}
+def figures(replays):
+    return {figure.name: figure for figure in replays.configurations[-1].figures}
 
 
 def test_it_is_found_and_the_replay_reproduces_it(base):
     [load] = base.loads
     assert load.closed.clients == 12
     assert load.closed.think_us == pytest.approx([5_000] * len(load.closed.think_us), abs=200)
-    for figure in predict(base, {}).measured:
-        assert figure.replayed == pytest.approx(figure.recorded, rel=0.02), figure.name
+    for figure in predict(base, {}).configurations[0].figures:
+        if not figure.decided:
+            assert figure.value == pytest.approx(figure.before, rel=0.02), figure.name
 
 
 def test_more_seats_do_to_it_what_they_do_to_the_clients(base, tmp_path):
@@ -67,7 +68,7 @@ def test_more_seats_do_to_it_what_they_do_to_the_clients(base, tmp_path):
 
 def test_advice_is_judged_by_the_time_until_all_are_done(base, monkeypatch):
     monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
-    [first, *_] = judged([], base)
+    [first, *_], _ = judged([], base)
     assert first.gain.metric == "output_tokens_per_s"
     assert first.evidence.settings["max_num_seqs"] >= 9
 

@@ -25,7 +25,10 @@ def test_replay(run, capsys, tmp_path):
     assert "with max_num_seqs 4 -> 16" in capsys.readouterr().out
     assert main(["replay", str(run), "--step-times", str(saved), "--format", "json"]) == 0
     checked = json.loads(capsys.readouterr().out)
-    assert checked["same_steps"] == checked["compared_steps"] > 100
+    baseline = checked["baseline"]
+    assert baseline["same_steps"] == baseline["compared_steps"] > 100
+    [configuration] = checked["configurations"]
+    assert configuration["recorded"]
 
 
 def test_analyze_predict(run, capsys, monkeypatch):

@@ -69,8 +69,8 @@ def test_a_sweep_over_ranks_and_balance_scheduling(tmp_path, gathering_us, told)
     ]
     answer = sweep(work, changes, SweepLog(tmp_path), Here)
     took_ms = {
-        (row.settings["data_parallel_size"], row.settings["balance_ranks"]): 12e3 / row.output_tokens_per_s
-        for row in answer.rows
+        (row.changes["data_parallel_size"], row.changes["balance_ranks"]): 12e3 / row.figure("output").value
+        for row in answer.configurations
     }
     gathered = 5 * (gathering_us or 0) / 1e3  # between six passes; a rank without a request may always admit
     assert took_ms == pytest.approx({(1, False): 14.8, (2, False): 7.4, (2, True): 7.4 + gathered})
@@ -94,10 +94,12 @@ def test_advice_with_two_ranks_has_them_in_every_proposal(seats, monkeypatch, ca
     ]
     assert main(command) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["tried"] == 3  # as recorded, two ranks, two ranks with more seats
-    assert answer["proposals"]
-    for proposal in answer["proposals"]:
-        changed = {change["name"]: (change["recorded"], change["value"]) for change in proposal["changes"]}
-        assert changed["data_parallel_size"] == (1, 2)
-        assert proposal["goodput_requests_per_s"] > 1.5 * answer["goodput_requests_per_s"]
+    rows = answer["configurations"]
+    assert len(rows) == 3  # as recorded, two ranks, two ranks with more seats
+    assert answer["settings"]["data_parallel_size"] == 1
+    proposals = [row for row in rows if row["place"]]
+    assert proposals
+    for proposal in proposals:
+        assert proposal["changes"]["data_parallel_size"] == 2
+        assert proposal["goodput_requests_per_s"] > 1.5 * rows[0]["goodput_requests_per_s"]
     assert "--data-parallel-size 2" in answer["commands"][0]

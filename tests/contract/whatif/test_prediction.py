@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError, NeverEndsError, UsageError
-from schedtrace.model.prediction import Objective
+from schedtrace.model.what_if import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline
@@ -47,32 +47,37 @@ def each_once(predicted, monkeypatch):
     monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)  # ``test_random_loads.py`` judges intervals
 
 
-def figures(prediction):
-    return {figure.name: figure for figure in (*prediction.decided, *prediction.measured)}
+def figures(replays):
+    """Those of the last configuration."""
+    return {figure.name: figure for figure in replays.configurations[-1].figures}
 
 
 def test_without_changes_the_decisions_are_checked(base):
-    prediction = predict(base, {})
-    assert prediction.same_steps == prediction.compared_steps == base.timelines[0].steps.height
-    found = figures(prediction)
-    assert found["steps"].recorded == found["steps"].changed
-    assert found["output"].change_frac == 0.0
-    assert found["output"].replayed == pytest.approx(found["output"].recorded, rel=0.02)
-    assert (prediction.outside_frac, prediction.folders, prediction.trials) == (None, [], 2)
+    replays = predict(base, {})
+    baseline = replays.baseline
+    assert baseline.same_steps == baseline.compared_steps == base.timelines[0].steps.height
+    found = figures(replays)
+    assert found["steps"].before == found["steps"].value
+    assert found["output"].value == pytest.approx(found["output"].before, rel=0.02)
+    [row] = replays.configurations
+    assert (row.recorded, row.changes, row.folder, replays.load.trials) == (True, {}, None, 2)
+    assert (row.finished, row.too_long, replays.load.requests) == (80, 0, 80)
 
 
 def test_more_seats_make_fewer_steps_and_an_earlier_first_token(base, tmp_path):
-    prediction = predict(base, {"max_num_seqs": 16}, output=tmp_path / "kept", resamples=3)
-    [change] = prediction.changes
-    assert (change.name, change.recorded, change.value) == ("max_num_seqs", 4, 16)
-    found = figures(prediction)
-    assert found["steps"].changed < 0.6 * found["steps"].replayed
-    assert found["waiting requests"].changed < 0.5 * found["waiting requests"].replayed
+    replays = predict(base, {"max_num_seqs": 16}, output=tmp_path / "kept", resamples=3)
+    before, after = replays.configurations
+    assert (replays.settings, after.changes) == ({"max_num_seqs": 4}, {"max_num_seqs": 16})
+    found = figures(replays)
+    assert found["steps"].value < 0.6 * found["steps"].before
+    assert found["steps"].before == before.figure("steps").value
+    assert found["waiting requests"].value < 0.5 * found["waiting requests"].before
     first = found["TTFT p50"]
     assert -1 < first.low_frac < first.change_frac < first.high_frac < -0.5
-    assert prediction.outside_frac > 0.3
-    assert prediction.by_arrival
-    assert [path.rsplit("/", 1)[1] for path in prediction.folders] == ["base-replayed", "base-changed"]
+    assert after.extrapolated_frac > 0.3
+    assert replays.load.by_arrival
+    folders = [row.folder.rsplit("/", 1)[1] for row in replays.configurations]
+    assert folders == ["base-replayed", "base-changed"]
 
 
 def test_fewer_seats_are_worse(base):
@@ -83,7 +88,7 @@ def test_fewer_seats_are_worse(base):
 
 @pytest.mark.usefixtures("each_once")
 def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
-    first, *_ = judged(analyze_run(base.run).findings, base)
+    [first, *_], replays = judged(analyze_run(base.run).findings, base)
     assert (first.code, first.gain.method, first.gain.metric) == (
         "max-num-seqs-bound",
         "replay",
@@ -95,11 +100,17 @@ def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
     assert plain(advice.tested).startswith("Replayed on this load: TTFT p50 -")  # the gain says the output
     assert ", steps " in plain(advice.tested)
     assert plain(advice.costs).startswith("TPOT p50 +")
+    [advised] = [row for row in replays.configurations if row.place == 1]
+    assert advised.changes == {"max_num_seqs": 37}
+    makespan = advised.figure("makespan")
+    assert first.gain.change_frac == pytest.approx(1 / (1 + makespan.change_frac) - 1)
+    assert (replays.objective, replays.baseline.judged_by) == ("makespan", "makespan")
+    assert {"max_num_seqs": 2} in [row.changes for row in replays.configurations if row.figures]
 
 
 @pytest.mark.usefixtures("each_once")
 def test_by_another_objective_another_metric_is_gained(base):
-    first, *_ = judged(analyze_run(base.run).findings, base, objective=Objective.LATENCY)
+    [first, *_], _ = judged(analyze_run(base.run).findings, base, objective=Objective.LATENCY)
     assert first.gain.metric == "e2e_mean_ms"
     assert first.gain.change_frac < -0.3
     mean_ms = fmean(trial.e2e_ms.mean for trial in analyze_run(base.run).trials)
@@ -109,7 +120,7 @@ def test_by_another_objective_another_metric_is_gained(base):
 
 @pytest.mark.usefixtures("each_once")
 def test_no_limit_needs_to_point_to_what_helps(base):
-    [found] = judged([], base)
+    [found], _ = judged([], base)
     assert (found.code, found.gain.method) == ("better-setting", "replay")
     assert found.advice[0].setting == "max_num_seqs"
     assert "no other finding proposes it" in plain(found.verdict)
@@ -128,7 +139,7 @@ def test_fewer_seats_are_taken_back(base):
     found = analyze_run(base.run).findings
     [seats] = [finding for finding in found if finding.code == "max-num-seqs-bound"]
     seats.advice[0].value = 2
-    [one, *_] = judged([seats], base)
+    [one, *_], _ = judged([seats], base)
     assert [advice.value for advice in one.advice] == [37]
     [told] = one.refuted
     assert plain(told).startswith("--max-num-seqs 2 was tried on a replay of this load and does not help: ")
@@ -152,7 +163,7 @@ def never_ends(monkeypatch):
 def test_what_never_ends_is_taken_back(base, never_ends):
     [seats] = [one for one in analyze_run(base.run).findings if one.code == "max-num-seqs-bound"]
     never_ends(lambda changes: changes)
-    [one] = judged([seats], base)
+    [one], _ = judged([seats], base)
     assert (one.advice, one.gain) == ([], None)
     assert plain(one.refuted[0]).endswith(
         "was tried on a replay of this load and does not help: the load never ends."
@@ -172,11 +183,13 @@ def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
         judged([], recorded(base.run, slower.times))
     with pytest.raises(InputError, match="off in makespan"):
         require_baseline(recorded(base.run, slower.times))
-    require_baseline(base)
+    baseline = require_baseline(base)
+    assert (baseline.judged_by, baseline.part) == ("makespan", None)
+    assert abs(baseline.misfit_frac) < 0.05
 
 
 @pytest.mark.usefixtures("each_once")
 def test_findings_are_ranked_by_what_their_advice_gained(base):
-    ranked = judged(analyze_run(base.run).findings, base)
+    ranked, _ = judged(analyze_run(base.run).findings, base)
     weights = [finding.weight for finding in ranked if finding.title]
     assert weights == sorted(weights, reverse=True)

@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.latencies import with_latencies
-from schedtrace.model.prediction import Objective
+from schedtrace.model.what_if import Objective
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import Predictor, recorded
@@ -101,7 +101,7 @@ def judge(load):
     base = recorded(run)
     with Predictor(base) as predictor:
         changes = [dict([change]) for change in menu(base, predictor.options)]
-    findings = judged(analyze_run(run).findings, base, objective=Objective.LATENCY)
+    findings, _ = judged(analyze_run(run).findings, base, objective=Objective.LATENCY)
     now_us = load.e2e_us({})
 
     def saved(change):

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
-from schedtrace.model.prediction import OF_RANKS
+from schedtrace.model.what_if import OF_RANKS
 from schedtrace.read.run import read_run
 from schedtrace.simulate.engine_options import engine_options, require_known
 from schedtrace.simulate.replay import play

@@ -5,7 +5,7 @@ import pytest
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.throughput import counted_time, seconds
-from schedtrace.model.sweep_result import ReplayOutcome
+from schedtrace.model.what_if import ReplayOutcome
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
@@ -139,9 +139,9 @@ def test_a_sweep_measures_the_load_of_a_server_and_that_of_a_trial_alike(run_of,
     assert recorded.of_server is (trial is None)
     outcome = ReplayOutcome(key="", changes={})
     _measure(outcome, run.traces, [recorded])
-    (row,) = sweep_rows([outcome], {}, parse_slo("e2e_p99=1s"), recorded=None)
-    assert row.output_tokens_per_s == pytest.approx(10 / lasted)
-    assert row.requests_per_s == pytest.approx(2 / lasted)
+    (row,) = sweep_rows([outcome], parse_slo("e2e_p99=1s"), recorded=None)
+    assert row.figure("output").value == pytest.approx(10 / lasted)
+    assert row.figure("requests").value == pytest.approx(2 / lasted)
     assert row.goodput_requests_per_s == pytest.approx(2 / 21)  # a pause less must not make more of late ones
 
 

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
-from schedtrace.model.prediction import Figure, Prediction, Proposal, Proposals, SettingChange
 from schedtrace.model.say import say
 from schedtrace.model.statistics import (
     ClassLatency,
@@ -16,119 +15,109 @@ from schedtrace.model.statistics import (
     PrefixCacheUse,
     Statistics,
 )
-from schedtrace.model.sweep_result import Bound, Sweep
+from schedtrace.model.what_if import Baseline, Bound, Configuration, Figure
 from schedtrace.present.pages.comparison import comparison_page
-from schedtrace.present.pages.prediction import prediction_page, proposals_page
 from schedtrace.present.pages.report_tables import statistics_sections
-from schedtrace.present.pages.sweep import sweep_page
+from schedtrace.present.pages.what_if import advise_page, replay_page, sweep_page
 from schedtrace.present.renderers import Format
 from schedtrace.present.sections import Page
 from schedtrace.whatif.sweep_rows import objectives, parse_slo, sweep_rows
 from tests.unit.present.test_goldens import check, text_of
-from tests.unit.whatif.conftest import BASE, an_outcome
+from tests.unit.whatif.conftest import BASE, a_document, an_outcome
 
 
-def figure(name, change, values=(1, 1, 2), *, unit="", higher=None, interval=(None, None)):
-    """A figure as recorded, replayed and with the change."""
-    sides = dict(zip(("recorded", "replayed", "changed"), values, strict=True))
+def figure(name, change, values=(1, 2), *, unit="", higher=None, decided=False, interval=(None, None)):
+    """A figure, with the value that it is compared with."""
+    before, value = values
     ends = dict(zip(("low_frac", "high_frac"), interval, strict=True))
-    return Figure(name=name, unit=unit, higher_is_better=higher, change_frac=change, **sides, **ends)
+    about = {"name": name, "unit": unit, "higher_is_better": higher, "decided": decided}
+    return Figure(before=before, value=value, change_frac=change, **about, **ends)
 
 
-PREDICTION = Prediction(
-    label="tight",
-    path="logs/tight",
-    vllm_version="0.32.0",
-    recorded_version="0.32.0+cpu",
-    changes=[],
-    step_times="Fitted to 1,199 steps.",
-    kv_blocks=45,
-    kv_blocks_recorded=True,
-    trials=2,
-    requests=48,
-    same_steps=1203,
-    compared_steps=1203,
-    decided=[
-        figure("steps", -0.66, (602, 602, 204)),
-        figure("preemptions", None, (0, 0, 0), higher=False),  # nobody was
-    ],
-    measured=[
-        figure("output", 0.659, (2215, 2330, 3865), unit="tok/s", higher=True, interval=(0.22, 1.26)),
-    ],
-    by_arrival=False,
-    outside_frac=None,
-)
-SEATS = SettingChange(name="max_num_seqs", recorded=4, value=8)
-BLOCKS = SettingChange(name="num_gpu_blocks_override", recorded=45, value=145)
+def configuration(changes=None, *, steps, preemptions=0, output, **fields):
+    """A replay of 48 requests; each figure as ``(before, value)``, with an interval where it has changes."""
+    figures = [
+        figure("steps", -0.66, steps, decided=True),
+        figure("preemptions", None, (0, preemptions), higher=False, decided=True),  # nobody was
+        figure("output", 0.659, output, unit="tok/s", higher=True, interval=(0.22, 1.26)),
+    ]
+    defaults = {"recorded": not changes, "kv_blocks": 45, "figures": figures}
+    return Configuration(changes=changes or {}, **{**defaults, **fields})
+
+
+AS_RECORDED = configuration(steps=(602, 602), output=(2215, 2330))
+REPLAY = {
+    "label": "tight",
+    "path": "logs/tight",
+    "trials": 2,
+    "requests": 48,
+    "step_times": "Fitted to 1,199 steps.",
+    "settings": {"max_num_seqs": 4, "num_gpu_blocks_override": 45},
+}
 
 
 def test_replay():
     """A check; a change beyond what was recorded; another release, one trial, notes and a kept folder."""
-    changed = {"changes": [BLOCKS], "kv_blocks": 145, "kv_blocks_recorded": False, "compared_steps": None}
-    kept = {"notes": [say("No grammars.")], "folders": ["logs/tight-replayed"]}
-    variants = [
-        {},
-        {**changed, "outside_frac": 0.99},
-        {"recorded_version": "0.31.0", "trials": 1, "changes": [SEATS], **kept},
+    blocks = configuration(
+        {"num_gpu_blocks_override": 145},
+        steps=(602, 204),
+        output=(2330, 3865),
+        kv_blocks=145,
+        extrapolated_frac=0.99,
+    )
+    seats = configuration({"max_num_seqs": 8}, steps=(602, 204), output=(2330, 3865))
+    kept = msgspec.structs.replace(AS_RECORDED, folder="logs/tight-replayed")
+    check_of = {"baseline": Baseline(same_steps=1203, compared_steps=1203)}
+    other = {"recorded_version": "0.31.0", "trials": 1, "notes": [say("No grammars.")]}
+    documents = [
+        a_document(AS_RECORDED, **{**REPLAY, **check_of}),
+        a_document(AS_RECORDED, blocks, **REPLAY),
+        a_document(kept, seats, **{**REPLAY, **check_of, **other}),
     ]
-    pages = [prediction_page(msgspec.structs.replace(PREDICTION, **one)) for one in variants]
-    check("replay", "\n".join(map(text_of, pages)))
-
-
-PROPOSAL = Proposal(
-    changes=[SEATS],
-    meets_slo=True,
-    goodput_requests_per_s=8.25,
-    bounds_ms=[800.0, 8.0],
-    figures=[
-        figure("output", 0.5, higher=True, interval=(0.2, 0.9)),
-        figure("TPOT p50", 0.1, higher=False),
-        figure("E2E p99", 0.01, higher=False),  # too little to be a cost
-    ],
-    extrapolated_frac=0.4,
-    removed=["max-num-seqs-bound"],
-    appeared=[],
-)
+    check("replay", "\n".join(text_of(replay_page(document)) for document in documents))
 
 
 def test_advise():
     """With a proposal, and without one."""
-    found = Proposals(
-        label="base",
-        path="logs/base",
-        slo=[
+    now = Configuration(
+        changes={}, recorded=True, meets_slo=False, goodput_requests_per_s=5.0, bounds_ms=[1500.0, 7.0]
+    )
+    proposal = Configuration(
+        changes={"max_num_seqs": 8},
+        place=1,
+        meets_slo=True,
+        goodput_requests_per_s=8.25,
+        bounds_ms=[800.0, 8.0],
+        figures=[
+            figure("steps", -0.5, higher=None, decided=True),
+            figure("preemptions", -0.5, higher=False, decided=True),  # no gain that clients feel
+            figure("output", 0.5, higher=True, interval=(0.2, 0.9)),
+            figure("TPOT p50", 0.1, higher=False),
+            figure("E2E p99", 0.01, higher=False),  # too little to be a cost
+        ],
+        extrapolated_frac=0.4,
+        removed=["max-num-seqs-bound"],
+        appeared=[],
+    )
+    tried = [Configuration(changes={"max_num_seqs": seats}) for seats in range(10, 18)]
+    about = {
+        "slo": [
             Bound(latency="ttft", percentile=99, limit_ms=1000.0),
             Bound(latency="tpot", percentile=50, limit_ms=9.0),
         ],
-        tried=9,
-        meets_slo=False,
-        goodput_requests_per_s=5.0,
-        bounds_ms=[1500.0, 7.0],
-        proposals=[PROPOSAL],
-        commands=["schedtrace run --model m --max-num-seqs 8"],
-        step_times="Fitted.",
-        notes=[],
-    )
-    none = msgspec.structs.replace(found, proposals=[], commands=[])
-    check("advise", "\n".join(text_of(proposals_page(one)) for one in (found, none)))
+        "step_times": "Fitted.",
+        "settings": {"max_num_seqs": 4},
+    }
+    command = "schedtrace run --model m --max-num-seqs 8"
+    answer = a_document(now, proposal, *tried[1:], commands=[command], **about)
+    none = a_document(now, *tried, **about)
+    check("advise", "\n".join(text_of(advise_page(document)) for document in (answer, none)))
 
 
 def swept(*outcomes, slo="", **fields):
     bounds = parse_slo(slo) if slo else []
-    defaults = {
-        "label": "base",
-        "requests": 4,
-        "prompt_tokens": 400,
-        "output_tokens": 40,
-        "loads": 1,
-        "step_times": "Fitted to 100 steps.",
-        "vllm_version": "0.32.0",
-        "slo": bounds,
-        "objectives": objectives(bounds),
-        "rows": sweep_rows(outcomes, BASE, bounds, recorded="base"),
-        "notes": [],
-    }
-    return Sweep(**{**defaults, **fields})
+    rows = sweep_rows(outcomes, bounds, recorded="base")
+    return a_document(*rows, slo=bounds, objectives=objectives(bounds), settings=BASE, **fields)
 
 
 ALIKE = [an_outcome("base"), an_outcome("more", {"max_num_seqs": 16}, e2e_ms=[1234.5] * 4)]
@@ -159,8 +148,18 @@ def test_sweep():
         swept(*every_column, slo="ttft_p99=15s,tpot_p99=1s"),
         swept(*ALIKE, short, refused, notes=[say("Prompts share nothing.")]),
     ]
-    check("sweep", "\n".join(text_of(sweep_page(one)) for one in sweeps))
+    check("sweep", "\n".join(text_of(sweep_page(document)) for document in sweeps))
     check("sweep-markdown", text_of(sweep_page(sweeps[0]), output_format=Format.MARKDOWN))
+
+
+@pytest.mark.parametrize("page", [replay_page, advise_page, sweep_page])
+@pytest.mark.parametrize(
+    ("recorded", "warned"), [("0.31.0", True), ("0.32.0+cpu", False), (None, False)], ids=str
+)
+def test_every_page_warns_of_another_release(page, recorded, warned):
+    row = Configuration(changes={}, recorded=True, finished=4, goodput_requests_per_s=1.0)
+    headline = page(a_document(row, recorded_version=recorded)).sections[0]
+    assert len(headline.warnings) == warned
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(5, True), (4, False)])

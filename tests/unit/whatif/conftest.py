@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from schedtrace.model.sweep_result import ReplayOutcome
+from schedtrace.model.what_if import Baseline, Figure, ReplayedLoad, ReplayOutcome, Replays
 from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.fitted import Fitted
 from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Source
@@ -24,6 +24,29 @@ def a_load(name="load", requests=4):
         for number in range(requests)
     ]
     return make_workload(name, "jsonl", lambda: iter(of_load))
+
+
+def a_document(*configurations, part=None, **fields):
+    """What was replayed of a recorded load."""
+    load = {"label": "base", "path": "logs/base", "recorded_version": "0.32.0+cpu", "trials": 1}
+    load |= {"requests": 4, "prompt_tokens": 400, "output_tokens": 40, "by_arrival": False, "part": part}
+    names = [name for configuration in configurations for name in configuration.changes]
+    about = {
+        "load": ReplayedLoad(**{key: fields.pop(key, value) for key, value in load.items()}),
+        "vllm_version": "0.32.0",
+        "step_times": "Fitted to 100 steps.",
+        "settings": {name: BASE.get(name) for name in names},
+        "baseline": Baseline(),
+    }
+    return Replays(configurations=list(configurations), **{**about, **fields})
+
+
+def a_figure(name, change_frac, *, higher=False, low=None, high=None):
+    """A time, or a rate, against the recorded configuration's."""
+    return Figure(
+        name=name, unit="", higher_is_better=higher, decided=False, value=1 + change_frac, before=1.0,
+        change_frac=change_frac, low_frac=low, high_frac=high,
+    )  # fmt: skip
 
 
 def a_fit():

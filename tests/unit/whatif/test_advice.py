@@ -7,12 +7,17 @@ import pytest
 
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
+from schedtrace.model.what_if import Configuration
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import Advised, _change, attach_advice
 from schedtrace.whatif.search import Trial
 from tests.makers import step
 
 NOTHING_TRIED = SimpleNamespace(families=set(), tried={}, name="E2E mean", refuted=lambda _: None)
+
+
+def a_trial(changes, saved, least=None):
+    return Trial(Configuration(changes=changes), saved, saved if least is None else least)
 
 
 def a_finding(code, share, *options, gain=None):
@@ -45,7 +50,7 @@ def a_gain(saved, method="replay"):
 
 def advised(setting, saved):
     advice = Advice(message=say("a replayed one"), setting=setting, value=9)
-    return Advised(Trial(((setting, 9),), saved, saved), advice, a_gain(saved))
+    return Advised(a_trial({setting: 9}, saved), advice, a_gain(saved))
 
 
 def test_of_two_findings_that_name_a_setting_the_one_that_leads_has_the_advice():
@@ -64,7 +69,7 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
         Advice(message=say("{option:setting} 1", option="--num-gpu-blocks-override")),
     ]
     kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
-    tried = {(("max_num_seqs", 9),): Trial((("max_num_seqs", 9),), 0.4, 0.4)}
+    tried = {(("max_num_seqs", 9),): a_trial({"max_num_seqs": 9}, 0.4)}
     search = SimpleNamespace(families={"max_num_seqs"}, tried=tried, name="E2E mean", refuted=lambda _: None)
     found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], search)
     assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
@@ -90,7 +95,7 @@ def test_a_finding_left_without_advice_says_what_was_tried(advised, trials, is_r
     finding = a_finding("kv", 0.5, "--kind")
     if advised is not None:
         finding.advice[0].setting, finding.advice[0].value = "kind", advised
-    tried = {(("kind", value),): Trial((("kind", value),), *saved) for value, saved in trials.items()}
+    tried = {(("kind", value),): a_trial({"kind": value}, *saved) for value, saved in trials.items()}
     search = SimpleNamespace(families={"kind"}, tried=tried, name="E2E mean", refuted=lambda _: None)
     [found] = attach_advice([finding], [], search)
     assert (found.advice, len(found.refuted)) == ([], is_refuted)
@@ -98,7 +103,7 @@ def test_a_finding_left_without_advice_says_what_was_tried(advised, trials, is_r
 
 
 def test_of_throughput_its_own_change_is_said(recorded_words):
-    trial = Trial((("kind", 50),), -1.0, -1.0)  # it takes twice as long
+    trial = a_trial({"kind": 50}, -1.0)  # it takes twice as long
     search = SimpleNamespace(
         families={"kind"}, tried={trial.changes: trial}, name="output", refuted=lambda _: None
     )
@@ -111,7 +116,7 @@ def test_of_throughput_its_own_change_is_said(recorded_words):
     [(0.1, 0.05, True), (0.01, 0.0, False), (0.3, -0.5, True), (0.1, -0.5, False), (0.05, -0.01, True)],
 )
 def test_what_may_lose_far_more_than_it_may_gain_is_no_advice(most, least, helps):
-    assert Trial((("max_num_batched_tokens", 512),), most, least).helps is helps
+    assert a_trial({"max_num_batched_tokens": 512}, most, least).helps is helps
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from schedtrace.model.manifest import Configured
-from schedtrace.model.prediction import SettingChange
 from schedtrace.model.redact import HIDDEN
+from schedtrace.model.what_if import Configuration
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.proposals import _commands, _not_in_commands
 
-PROPOSAL = SimpleNamespace(
-    changes=[
-        SettingChange(name="max_num_seqs", recorded=4, value=8),
-        SettingChange(name="async_scheduling", recorded=False, value=True),
-    ]
-)
+PROPOSAL = Configuration(changes={"max_num_seqs": 8, "async_scheduling": True})
 SERVER = {
     "model": "a model",
     "max_num_seqs": 4,

@@ -11,15 +11,16 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Evidence, Finding, LoadPart, Report, Tested
+from schedtrace.model.report import Evidence, Finding, Report
 from schedtrace.model.say import say
+from schedtrace.model.what_if import LoadPart
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers.text import render
 from schedtrace.read.run import read_run
 from schedtrace.whatif.part import REQUEST_US, STEP_US, _Time, part_of, replay_s
 from schedtrace.whatif.prediction import Predictor, recorded
 from tests import makers
-from tests.unit.whatif.conftest import a_fit
+from tests.unit.whatif.conftest import a_document, a_fit
 
 STEP_S = (STEP_US + REQUEST_US) / 1e6
 """Of a step with one request."""
@@ -138,10 +139,10 @@ def test_figures_that_a_replay_is_judged_by_are_written_as_all_others(base):
     ("tested", "told"),
     [
         (
-            Tested(part=LoadPart(requests=566, whole_requests=8000, begin_s=12.3, end_s=18.9)),
+            a_document(part=LoadPart(requests=566, whole_requests=8000, begin_s=12.3, end_s=18.9)),
             "566 of this load's 8,000 requests (12.3 to 18.9 s). What advice gains is of these",
         ),
-        (Tested(refused="the replay is off"), "Not predicted: the replay is off."),
+        ("the replay is off", "Not predicted: the replay is off."),
     ],
 )
 def test_the_page_says_what_was_replayed(base, tested, told):

@@ -70,18 +70,19 @@ def test_what_cannot_be_combined_is_refused_before_anything_is_replayed(vary, fi
 
 def test_rows_are_ordered_by_throughput_and_the_recorded_one_is_marked(swept, pool):
     answer = swept()
-    rows = [(row.settings["max_num_seqs"], row.output_tokens_per_s, row.recorded) for row in answer.rows]
-    assert rows == [(16, 16, False), (8, 8, True), (4, 4, False)]
+    rows = [(row.changes, row.figure("output").value, row.recorded) for row in answer.configurations]
+    assert rows == [({"max_num_seqs": 16}, 16, False), ({}, 8, True), ({"max_num_seqs": 4}, 4, False)]
+    assert answer.settings == {"max_num_seqs": 8}
     assert pool.replayed == [{}, {"max_num_seqs": 4}, {"max_num_seqs": 16}]
     assert pool.closed == 1
 
 
 def test_the_recorded_configuration_is_replayed_though_nobody_asked(swept):
-    rows = [(row.settings, row.recorded) for row in swept([{"max_num_seqs": 4, "stream_interval": 2}]).rows]
-    assert rows == [
-        ({"max_num_seqs": 8, "stream_interval": None}, True),
-        ({"max_num_seqs": 4, "stream_interval": 2}, False),
-    ]
+    changes = {"max_num_seqs": 4, "stream_interval": 2}
+    answer = swept([changes])
+    rows = [(row.changes, row.recorded) for row in answer.configurations]
+    assert rows == [({}, True), (changes, False)]
+    assert answer.settings == {"max_num_seqs": 8, "stream_interval": None}
 
 
 def test_what_is_finished_is_not_replayed_again(swept, pool):
@@ -101,7 +102,7 @@ def test_an_interrupt_loses_nothing(swept, pool):
     assert pool.closed == 1
     pool.stop_after = None
     pool.replayed.clear()
-    assert len(swept().rows) == 3
+    assert len(swept().configurations) == 3
     assert pool.replayed == [{"max_num_seqs": 16}]
 
 
@@ -122,7 +123,8 @@ def test_progress_begins_with_what_is_finished(swept):
 def test_totals_are_those_of_all_trials_and_notes_are_said_once(swept, work):
     loads = [replace(a_load(name), notes=[say("n")]) for name in ("trial 1", "trial 2")]
     answer = swept(work=replace(work, loads=loads), label="base")
-    totals = (answer.label, answer.loads, answer.requests, answer.prompt_tokens, answer.output_tokens)
+    load = answer.load
+    totals = (load.label, load.trials, load.requests, load.prompt_tokens, load.output_tokens)
     assert totals == ("base", 2, 8, 800, 80)
     assert answer.notes == [say("n")]
     assert answer.step_times == work.engine.times.description
@@ -131,7 +133,12 @@ def test_totals_are_those_of_all_trials_and_notes_are_said_once(swept, work):
 def test_a_warm_up_is_replayed_and_not_counted(swept, pool, work):
     loads = [a_load("warm-up", requests=9), *work.loads]
     answer = swept(work=replace(work, loads=loads, warmups=1))
-    assert (answer.loads, answer.requests, len(pool.work.loads)) == (1, 4, 2)
+    assert (answer.load.trials, answer.load.requests, len(pool.work.loads)) == (1, 4, 2)
+
+
+def test_a_closed_loop_is_reported(swept, work):
+    loads = [a_load().with_clients(2)]
+    assert loads[0].closed.note in swept(work=replace(work, loads=loads)).notes
 
 
 def test_requests_go_to_the_processes_as_data(work):

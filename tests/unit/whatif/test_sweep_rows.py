@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.model.sweep_result import Bound, ReplayOutcome
+from schedtrace.model.what_if import Bound, ReplayOutcome
 from schedtrace.whatif.sweep_rows import (
     bound_values,
     good_requests,
@@ -14,7 +14,7 @@ from schedtrace.whatif.sweep_rows import (
     percentile,
     sweep_rows,
 )
-from tests.unit.whatif.conftest import BASE, an_outcome
+from tests.unit.whatif.conftest import an_outcome
 
 OUTCOMES = [
     an_outcome("slow", {"max_num_seqs": 4}),
@@ -28,14 +28,14 @@ OUTCOMES = [
 
 
 def test_the_figures_of_a_row():
-    [_, base, *_] = sweep_rows(
-        OUTCOMES[:2], BASE, parse_slo("ttft_p50=2ms,ttft_p99=2500us"), recorded="base"
-    )[::-1]
+    rows = sweep_rows(OUTCOMES[:2], parse_slo("ttft_p50=2ms,ttft_p99=2500us"), recorded="base")
+    [_, base, *_] = rows[::-1]
     assert base.recorded
-    assert base.settings == BASE
-    assert (base.output_tokens_per_s, base.requests_per_s) == (8, 4 / 5)
-    assert (base.ttft_ms.count, base.ttft_ms.mean, base.ttft_ms.p50) == (3, 2, 2)
-    assert base.ttft_ms.p90 == pytest.approx(2.8)
+    assert base.changes == {}
+    figures = {figure.name: figure.value for figure in base.figures}
+    assert (figures["output"], figures["requests"]) == (8, 4 / 5)
+    assert (base.finished, figures["TTFT mean"], figures["TTFT p50"]) == (4, 2, 2)
+    assert figures["TTFT p90"] == pytest.approx(2.8)
     assert base.bounds_ms == [2, pytest.approx(2.98)]
     assert base.meets_slo is False
     assert base.goodput_requests_per_s == 2 / 5
@@ -43,16 +43,29 @@ def test_the_figures_of_a_row():
 
 
 def test_the_front_is_marked_and_refused_rows_are_last_and_unknown():
-    rows = sweep_rows(OUTCOMES, BASE, parse_slo("ttft_p99=10ms"), recorded="base")
-    assert [row.settings["max_num_seqs"] for row in rows] == [8, 8, 4, 99]
+    rows = sweep_rows(OUTCOMES, parse_slo("ttft_p99=10ms"), recorded="base")
+    beaten, slow, too_many = ({"max_num_batched_tokens": 9}, {"max_num_seqs": 4}, {"max_num_seqs": 99})
+    assert [row.changes for row in rows] == [{}, beaten, slow, too_many]
     assert [row.pareto for row in rows] == [True, False, False, False]
     refused = rows[-1]
     assert (refused.refused, refused.meets_slo, refused.goodput_requests_per_s) == ("why", None, None)
-    assert (refused.output_tokens_per_s, refused.ttft_ms, refused.extrapolated_frac) == (None, None, None)
+    assert (refused.figures, refused.steps, refused.finished, refused.extrapolated_frac) == (
+        [],
+        None,
+        None,
+        None,
+    )
+
+
+def test_a_configuration_is_compared_with_the_recorded_one():
+    base, slow = sweep_rows(OUTCOMES[:2], [], recorded="base")
+    output = slow.figure("output")
+    assert (output.before, output.value, output.change_frac, output.low_frac) == (8, 4, -0.5, None)
+    assert (base.figure("output").before, base.figure("output").change_frac) == (None, None)
 
 
 def test_without_bounds_nothing_is_judged():
-    [row] = sweep_rows(OUTCOMES[:1], BASE, [], recorded=None)
+    [row] = sweep_rows(OUTCOMES[:1], [], recorded=None)
     assert (row.bounds_ms, row.meets_slo, row.goodput_requests_per_s, row.recorded) == ([], None, None, False)
 
 

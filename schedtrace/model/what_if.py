@@ -1,0 +1,268 @@
+"""A load under other settings: the document of ``replay``, ``sweep``, ``advise`` and ``analyze --predict``.
+
+``docs/what-if.md`` describes its JSON form, ``docs/sweep.md`` the lines of ``sweep.jsonl``.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from schedtrace.model.message import Message
+from schedtrace.model.numbers import number
+
+WHAT_IF_SCHEMA_VERSION = 3
+
+
+class Objective(StrEnum):
+    """What a change has to make better to be advised."""
+
+    LATENCY = "latency"
+    """The mean end-to-end latency."""
+    MAKESPAN = "makespan"
+    """The time until all requests are done."""
+    THROUGHPUT = "throughput"
+    """Output tokens a second."""
+
+
+OF_RANKS: dict[str, tuple[Any, ...]] = {
+    "router": ("vllm", "round-robin", "least-running", "least-tokens"),
+    "balance_ranks": (True, False),
+}
+"""Settings that a replay takes beside vLLM's, and their values."""
+
+
+Latency = Literal["ttft", "tpot", "e2e"]
+"""Latency of a request: time to first token, time per output token after it, and end-to-end latency."""
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound of a service level objective: a latency's limit at a percentile of the requests."""
+
+    latency: Latency
+    """Bounded latency."""
+    percentile: float
+    """Percentile, 0 to 100."""
+    limit_ms: float
+    """Limit in milliseconds."""
+
+    @property
+    def name(self) -> str:
+        """Name of the bound on the command line: ``ttft_p99``."""
+        return f"{self.latency}_p{self.percentile:g}"
+
+
+class LoadPart(msgspec.Struct, kw_only=True):
+    """The part of a recorded load that is replayed, where the whole would take too long."""
+
+    requests: int
+    """Number of requests that are replayed."""
+    whole_requests: int
+    """Number of requests of the whole load."""
+    begin_s: float
+    """Seconds into the recording at which the first of them came."""
+    end_s: float
+    """Seconds into the recording at which most of them had been answered."""
+
+    @property
+    def words(self) -> str:
+        """Return it as it stands in a sentence."""
+        seconds = f"{number(self.begin_s)} to {number(self.end_s)} s"
+        return f"{self.requests:,} of this load's {self.whole_requests:,} requests ({seconds})"
+
+
+class ReplayedLoad(msgspec.Struct, kw_only=True):
+    """The load that every configuration gets."""
+
+    label: str
+    """Label of the run, or name of the workload."""
+    path: str | None
+    """Run folder; null: the load is not recorded."""
+    recorded_version: str | None
+    """Release of vLLM that was recorded; null: the engine is a model's on a GPU."""
+    trials: int
+    """Trials, replayed in sequence."""
+    requests: int
+    """Requests of all trials."""
+    prompt_tokens: int
+    """Prompt tokens of all trials."""
+    output_tokens: int
+    """Output tokens asked for, or recorded."""
+    by_arrival: bool
+    """Whether requests arrive while others run, so that decisions depend on the step times, too."""
+    part: LoadPart | None = None
+    """Part of the recorded load that this is; null: the whole."""
+
+
+class Baseline(msgspec.Struct, kw_only=True):
+    """Comparison of the recording with its replay; the configuration with ``recorded`` has the figures."""
+
+    judged_by: str | None = None
+    """Figure in which both have to agree; null: step times from elsewhere are not judged."""
+    misfit_frac: float | None = None
+    """Difference in that figure: 0.03 is 3 % more in the replay than recorded."""
+    part: LoadPart | None = None
+    """Part of the load on which it was judged; null: all of it."""
+    same_steps: int | None = None
+    """Replayed steps that have the same requests with the same tokens as recorded; null: not compared."""
+    compared_steps: int | None = None
+    """Steps that were compared."""
+
+
+class Figure(msgspec.Struct, kw_only=True):
+    """A figure of the load under a configuration."""
+
+    name: str
+    """Name, as in ``diff``."""
+    unit: str
+    """Unit; empty: a number."""
+    higher_is_better: bool | None
+    """Direction of improvement; null: neither direction is better."""
+    decided: bool
+    """Whether scheduling alone decides it; otherwise it follows in time, from the step times."""
+    value: float | None
+    """Mean over the trials; of ``sweep``, over the requests of all trials together."""
+    before: float | None = None
+    """The recorded configuration's value; of that configuration itself, the value in the recording."""
+    change_frac: float | None = None
+    """``value`` against ``before``."""
+    low_frac: float | None = None
+    """Low end of the 90 % interval of ``change_frac``; null where the trace gives no ground for one."""
+    high_frac: float | None = None
+    """High end of the interval."""
+
+
+class Configuration(msgspec.Struct, kw_only=True):
+    """Settings under which the load was replayed, and the outcome."""
+
+    changes: dict[str, Any]
+    """Settings that differ from ``settings`` of the document, with their values."""
+    recorded: bool = False
+    """Whether this is the recorded configuration."""
+    refused: str | None = None
+    """Reason for absent figures; null: figures are present."""
+    kv_blocks: int | None = None
+    """Size of the KV cache."""
+    figures: list[Figure] = []
+    """Figures of the load; of ``advise``, only the proposals and the recorded configuration have them."""
+    finished: int | None = None
+    """Requests that ended by themselves."""
+    too_long: int | None = None
+    """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
+    steps: int | None = None
+    """``schedule()`` calls of all trials."""
+    preemptions: int | None = None
+    """Preemptions in ``schedule()``, of all trials; null: not recorded."""
+    extrapolated_frac: float | None = None
+    """Share of the steps outside the range that the step times were fitted to; null: not fitted."""
+    bounds_ms: list[float | None] = []
+    """Values of the latencies that ``slo`` bounds, in its order, over the requests of all trials."""
+    meets_slo: bool | None = None
+    """Whether every bound holds; null without bounds or figures."""
+    goodput_requests_per_s: float | None = None
+    """Requests a second that meet every bound themselves, from the first arrival to the last token; null
+    without bounds or figures."""
+    pareto: bool | None = None
+    """Whether no other configuration is better in one of ``objectives`` and at least as good in the
+    others; null: only ``sweep`` compares them."""
+    place: int | None = None
+    """Place among the advised configurations, 1 is the best; null: not advised."""
+    removed: list[str] | None = None
+    """Codes of root causes that the recorded configuration has, replayed, and this one has not; null: not
+    compared."""
+    appeared: list[str] | None = None
+    """Codes of root causes that this configuration has, and the recorded one, replayed, has not."""
+    folder: str | None = None
+    """Run folder of the replay, if it was kept."""
+
+    def figure(self, name: str) -> Figure | None:
+        """Return the figure of this name; None: the load has none."""
+        return next((figure for figure in self.figures if figure.name == name), None)
+
+
+class Replays(msgspec.Struct, kw_only=True):
+    """A load, replayed under several configurations: the answer of ``replay``, ``sweep`` and ``advise``."""
+
+    schema_version: int = WHAT_IF_SCHEMA_VERSION
+    """Version of this format; 3."""
+    load: ReplayedLoad
+    """Load that every configuration gets."""
+    vllm_version: str
+    """Release of vLLM whose scheduler decided."""
+    step_times: str
+    """Source of the step times, as a sentence."""
+    settings: dict[str, Any]
+    """Every setting that some configuration varies or sets, before any change; null: vLLM's default, which
+    the trace does not name."""
+    baseline: Baseline | None = None
+    """Null: no configuration was recorded."""
+    objective: str | None = None
+    """Figure that ``analyze --predict`` improves; null: other commands."""
+    slo: list[Bound] = []
+    """Bounds as given on the command line."""
+    objectives: list[str] = []
+    """Dimensions of the Pareto front: ``output_tokens_per_s``, and latencies such as ``ttft_p99``."""
+    configurations: list[Configuration]
+    """``sweep``: by throughput, the highest first, refused ones last; otherwise the recorded one first."""
+    commands: list[str] = []
+    """Commands that try the first proposal of ``advise`` on the real machine: a run, and its comparison."""
+    notes: list[Message] = []
+    """Facts missing in the load, and assumptions in their place."""
+
+    @property
+    def recorded(self) -> Configuration | None:
+        """The recorded configuration, replayed; None: nothing was recorded."""
+        return next((configuration for configuration in self.configurations if configuration.recorded), None)
+
+
+class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A configuration, replayed: a line of ``sweep.jsonl``."""
+
+    key: str
+    """Digest of load, engine, changes, step times and versions: the same key would have the same outcome."""
+    changes: dict[str, Any]
+    """Settings that differ from those of the engine that the sweep starts from."""
+    refused: str | None = None
+    """Reason for absent figures; None: figures are present."""
+    requests: int = 0
+    """Requests of the load."""
+    too_long: int = 0
+    """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
+    steps: int = 0
+    """``schedule()`` calls."""
+    preemptions: int | None = None
+    """Preemptions in ``schedule()``; None: not recorded."""
+    extrapolated_steps: int | None = None
+    """Steps outside the range that the step times were fitted to; None: they were not fitted."""
+    kv_blocks: int | None = None
+    """Size of the KV cache; None: not noted by an older release, or refused."""
+    fitted_max_model_len: int | None = None
+    """Tokens that the KV cache holds, where that decided ``max_model_len``; None: it did not."""
+    duration_s: float = 0.0
+    """Time from first arrival to last token, summed over trials."""
+    counted_s: float | None = None
+    """The time of it with requests, which throughput is over where a server's load is replayed; null: all."""
+    output_tokens: int = 0
+    """Output tokens of finished requests."""
+    ttft_ms: list[float] = []
+    """Time to first token of each finished request."""
+    tpot_ms: list[float | None] = []
+    """Time per output token of each finished request; null for a request with a single output token."""
+    e2e_ms: list[float] = []
+    """End-to-end latency of each finished request."""
+
+
+def as_options(changes: dict[str, Any]) -> list[str]:
+    """Return settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``."""
+    options: list[str] = []
+    for name, value in changes.items():
+        if name == "balance_ranks":
+            options += ["--scheduler-cls", "schedtrace.balance.BalanceScheduler"] if value else []
+            continue
+        option = name.replace("_", "-")
+        options += (
+            [f"--{option}" if value else f"--no-{option}"]
+            if isinstance(value, bool)
+            else [f"--{option}", str(value)]
+        )
+    return options
