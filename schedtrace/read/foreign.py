@@ -10,10 +10,9 @@ import polars as pl
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.read.columns import FLAT
 from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables, schema_of
+from schedtrace.read.tables import FLAT, ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables, schema_of
 from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"

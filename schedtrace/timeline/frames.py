@@ -13,10 +13,9 @@ from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
-from schedtrace.read.columns import cpu_times, present_in, stalls_in
-from schedtrace.read.gaps import GAP_SCHEMA
+from schedtrace.read.problems import GAP_SCHEMA
 from schedtrace.read.run import FrontEndRecord
-from schedtrace.read.tables import schema_of
+from schedtrace.read.tables import cpu_times, present_in, schema_of, stalls_in
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 
 
@@ -84,7 +83,7 @@ class EngineFrames:
     warmup_requests: pl.Series
     """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
+    """Requests there when the trace began, or after a gap, without an arrival (``read/tables.py``)."""
     closed_workload: bool = False
     """Whether all requests of a trial go to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
@@ -92,16 +91,16 @@ class EngineFrames:
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
-    """Processor times of threads (``read/columns.py``)."""
+    """Processor times of threads (``read/tables.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """Calls of the engine beside requests, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
-    """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
+    """Times without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: the trace
     ends in it, and ``until_us`` is the last moment that the trace knows."""
     front_end: FrontEndRecord | None = None
     """Records of the run's front ends, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
-    """Times of which nothing is recorded (``read/gaps.py``)."""
+    """Times of which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
     """Requests there when gaps were over, as far as they are recorded: a row for each gap."""
     missing: list[Message] = field(default_factory=list)

@@ -6,7 +6,7 @@
 
 import polars as pl
 
-from schedtrace.read.gaps import DROPPED
+from schedtrace.read.problems import DROPPED
 from schedtrace.timeline.frames import EngineFrames
 
 NOT_RECORDED = "not_recorded"
