@@ -17,7 +17,7 @@ from schedtrace.engine.run_spec import OWN_OPTIONS
 from schedtrace.engine.vllm_options import options_of, read_options, refuse, refuse_setting, write_options
 from schedtrace.errors import UsageError
 from schedtrace.model.prediction import OF_RANKS
-from schedtrace.model.redact import hide_secrets
+from schedtrace.model.printable import hide_secrets
 from schedtrace.step_times.gpus import refuse_memory_setting
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")

@@ -9,10 +9,10 @@ import polars as pl
 
 from schedtrace.explain.request_rows import RequestRows, Row, Wait
 from schedtrace.explain.sentences import MISSES, entries, preempted_for
+from schedtrace.model.causes import interruption
 from schedtrace.model.life import LifeEvent
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say
-from schedtrace.model.vocabulary import interruption
 from schedtrace.timeline.request_states import QUEUED
 
 LEAST_FRAC = 0.01

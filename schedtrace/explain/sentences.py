@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.model.causes import reason
 from schedtrace.model.message import (
     NOTHING,
     Count,
@@ -23,7 +24,6 @@ from schedtrace.model.message import (
 from schedtrace.model.say import say
 from schedtrace.model.story import Stop, Victim
 from schedtrace.model.trace import Header
-from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.timeline import Timeline
 
 _ACTIONS = {"gate": "was not entered", "continue": "skipped a request"}

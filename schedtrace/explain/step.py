@@ -11,11 +11,11 @@ from schedtrace.errors import UsageError
 from schedtrace.explain.request_rows import ending
 from schedtrace.explain.sentences import step_facts, step_stops, victims
 from schedtrace.explain.would_fit import known_need, what_if
+from schedtrace.model.causes import interruption
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter, WhatIf
 from schedtrace.model.trace_facts import Fact
-from schedtrace.model.vocabulary import interruption
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import AdmissionNeed

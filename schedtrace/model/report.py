@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.numbers import number
+from schedtrace.model.printable import number
 from schedtrace.model.statistics import Percentiles, Statistics
 
 Origin = Literal["given", "default", "derived", "overridden", "reduced", "unknown"]

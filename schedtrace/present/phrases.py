@@ -18,7 +18,7 @@ from schedtrace.model.message import (
     Steps,
     Value,
 )
-from schedtrace.model.numbers import counted, duration, integer, number, percent, settled
+from schedtrace.model.printable import counted, duration, integer, number, percent, settled
 
 __all__ = ["counted", "duration", "integer", "number", "percent", "settled"]
 """Numbers are written alike in messages and in errors, which come from below."""

@@ -19,9 +19,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.model.manifest import files_of, is_in_parts
 from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
-from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, Joint, decode_line, reading
 from schedtrace.read.part_files import TOO_LARGE, ZstdFrames, decode_head, head_of, parts_of
 from schedtrace.read.tables import STRETCH_SCHEMA, readable_struct, structs_of

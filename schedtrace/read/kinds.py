@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from schedtrace.errors import InputError
+from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.safe_files import opened
-from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read import iteration_log, loguru_log
 from schedtrace.read.foreign import without_colours
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log

@@ -11,9 +11,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
-from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
 from schedtrace.read.lines import WholeLines, read_header, read_lines
 from schedtrace.read.problems import GAP_SCHEMA, TOLD, Problems, gaps_of, number_ranges

@@ -17,14 +17,19 @@ import msgspec
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import (
     FILE_NAME,
+    PLAIN,
     Configured,
     FrontEndLine,
     Manifest,
     RequestRefusal,
+    files_of,
+    is_in_parts,
+    is_trace,
     read_manifest,
+    trace_of,
+    traces_in,
 )
 from schedtrace.model.trace import Header
-from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, is_trace, trace_of, traces_in
 from schedtrace.read.kinds import TRACE, Reader, kind_of, look_of, refusal
 from schedtrace.read.lines import (
     HUGE_NUMBER,

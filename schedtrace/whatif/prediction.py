@@ -15,8 +15,8 @@ from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.engine.vllm_config import vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.numbers import duration, number
 from schedtrace.model.prediction import Prediction, SettingChange
+from schedtrace.model.printable import duration, number
 from schedtrace.model.report import LoadPart, TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run

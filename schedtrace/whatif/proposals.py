@@ -13,7 +13,7 @@ from schedtrace.diagnose.setting_origins import GIVEN
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Manifest
 from schedtrace.model.message import Message
 from schedtrace.model.prediction import Proposal, Proposals, as_options
-from schedtrace.model.redact import HIDDEN
+from schedtrace.model.printable import HIDDEN
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, SweepRow

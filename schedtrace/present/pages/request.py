@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from schedtrace.model.causes import interruption
 from schedtrace.model.life import Life, LifeEvent
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.say import say
-from schedtrace.model.vocabulary import interruption
 from schedtrace.present.phrases import counted, phrase
 from schedtrace.present.sections import (
     Band,

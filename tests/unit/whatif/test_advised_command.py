@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from schedtrace.model.manifest import Configured
 from schedtrace.model.prediction import SettingChange
-from schedtrace.model.redact import HIDDEN
+from schedtrace.model.printable import HIDDEN
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.proposals import _commands, _not_in_commands
 
