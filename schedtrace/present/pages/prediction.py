@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from schedtrace.model.message import Message, given
 from schedtrace.model.prediction import Figure, Prediction, Proposal, Proposals, SettingChange
+from schedtrace.model.printable import number, percent
 from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound
-from schedtrace.present.phrases import change_range, number, percent, phrase
+from schedtrace.present.phrases import change_range, phrase
 from schedtrace.present.sections import (
     Commands,
     Field,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from schedtrace.model.causes import interruption
 from schedtrace.model.life import Life, LifeEvent
 from schedtrace.model.message import NOTHING, Message, Steps, joined
+from schedtrace.model.printable import counted
 from schedtrace.model.say import say
-from schedtrace.present.phrases import counted, phrase
+from schedtrace.present.phrases import EVENTS, engine_suffix, phrase, state, trial_suffix
 from schedtrace.present.sections import (
     Band,
     FactRow,
@@ -23,7 +24,6 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import EVENTS, engine_suffix, state, trial_suffix
 
 MOST_CHUNKS = 8
 MOST_GAPS = 3

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from schedtrace.model.message import Message
+from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Percentiles
 from schedtrace.model.sweep_result import Bound, Sweep, SweepRow
-from schedtrace.present.phrases import integer, number, percent
 from schedtrace.present.sections import (
     Cell,
     Field,

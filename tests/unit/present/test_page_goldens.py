@@ -19,7 +19,7 @@ from schedtrace.model.statistics import (
 from schedtrace.model.sweep_result import Bound, Sweep
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.prediction import prediction_page, proposals_page
-from schedtrace.present.pages.report_tables import statistics_sections
+from schedtrace.present.pages.report_details import statistics_sections
 from schedtrace.present.pages.sweep import sweep_page
 from schedtrace.present.renderers import Format
 from schedtrace.present.sections import Page

@@ -10,7 +10,7 @@ from schedtrace.cli.main import main
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.model.trace import Arrival, Events, Preemption, Present
-from schedtrace.present.pages.report_tables import engine_time
+from schedtrace.present.pages.report_details import engine_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
