@@ -6,8 +6,7 @@ from itertools import pairwise
 import polars as pl
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.request_events import life_events
-from schedtrace.explain.request_rows import RequestRows, request_rows, waits
+from schedtrace.explain.request_events import RequestRows, life_events, request_rows, waits
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
 from schedtrace.model.trace_facts import Fact
