@@ -12,7 +12,7 @@ from schedtrace.model.printable import capped, hashed, kept_prefix, visible
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 MOST_LISTED = 8

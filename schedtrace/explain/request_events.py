@@ -17,9 +17,9 @@ from schedtrace.model.causes import interruption
 from schedtrace.model.life import LifeEvent, LifeState
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say
-from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.engine_states import with_engine_time
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.pieces import NEXT_STEP, with_work
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline
 
 Row = dict[str, Any]

@@ -38,11 +38,11 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.admission import AdmissionNeed
-from schedtrace.timeline.computing import with_work
-from schedtrace.timeline.engine_ranks import PASS, offset
+from schedtrace.timeline.engine_ranks import PASS
 from schedtrace.timeline.events import HUNG, STALLED
-from schedtrace.timeline.queue_waits import waiting_after
+from schedtrace.timeline.frames import offset
+from schedtrace.timeline.pieces import with_work
+from schedtrace.timeline.queue_waits import AdmissionNeed, waiting_after
 from schedtrace.timeline.request_states import since_us
 from schedtrace.timeline.timeline import Timeline, make_timeline
 

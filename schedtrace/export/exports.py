@@ -18,8 +18,8 @@ from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact
 from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.frames import missing_steps
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.unrecorded import missing_steps
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
 """Beginnings of formulas in a spreadsheet, also after possible separators, and in full width."""

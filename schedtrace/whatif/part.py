@@ -17,10 +17,9 @@ from schedtrace.diagnose.rules import KINDS, interruption
 from schedtrace.diagnose.verdict import leading
 from schedtrace.errors import InputError
 from schedtrace.model.report import Finding, LoadPart
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.spans import until
-from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.window import Window, windowed
+from schedtrace.timeline.timeline import Timeline, Window, windowed
 from schedtrace.whatif.prediction import RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 

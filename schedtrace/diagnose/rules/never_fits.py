@@ -16,10 +16,11 @@ from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.frames import recorded
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import recorded
 
 MOST_EXAMPLES = 3
 

@@ -22,8 +22,9 @@ from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.step_sentences import add_words
 from schedtrace.read.run import Run
 from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.engine_ranks import offset
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.frames import offset
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline
 
 MOST_STORIES, FEWEST_STORIES = 40, 6

@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from schedtrace.read.run import read_run
-from schedtrace.timeline.engine_ranks import Ranks, offset
+from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
 from tests.rank_traces import prefills, write_ranks
