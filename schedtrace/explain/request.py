@@ -7,8 +7,8 @@ import polars as pl
 
 from schedtrace.errors import UsageError
 from schedtrace.explain.request_events import RequestRows, life_events, request_rows, waits
-from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
+from schedtrace.model.story import MOST_GAPS, Gap, Life
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace

@@ -14,9 +14,9 @@ import polars as pl
 
 from schedtrace.explain.step import MISSES, ending, entries, preempted_for
 from schedtrace.model.causes import interruption
-from schedtrace.model.life import LifeEvent, LifeState
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say
+from schedtrace.model.story import LifeEvent, LifeState
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.pieces import NEXT_STEP, with_work
 from schedtrace.timeline.request_states import QUEUED

@@ -276,3 +276,11 @@ def _shown(value: Any) -> Any:
 def _hidden(match: re.Match[str]) -> str:
     quote = match[3][0] if match[3][0] in "\"'" else match["quote"] or ""
     return f"{match[1]}{quote}{HIDDEN}{quote}"
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def without_colours(text: str) -> str:
+    """Return a text without the colours of a terminal."""
+    return _COLOUR.sub("", text)

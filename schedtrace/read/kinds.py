@@ -15,9 +15,9 @@ from typing import Any
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import is_in_parts
+from schedtrace.model.printable import without_colours
 from schedtrace.model.safe_files import opened
 from schedtrace.read import iteration_log, loguru_log
-from schedtrace.read.foreign import without_colours
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
 from schedtrace.read.lines import reading
 from schedtrace.read.loguru_log import has_records, read_loguru_log

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from schedtrace.model.causes import interruption
-from schedtrace.model.life import Life, LifeEvent
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.printable import counted
 from schedtrace.model.say import say
+from schedtrace.model.story import Life, LifeEvent
 from schedtrace.present.phrases import EVENTS, engine_suffix, phrase, state, trial_suffix
 from schedtrace.present.sections import (
     Band,

@@ -21,11 +21,10 @@ from schedtrace.present.phrases import plain
 from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.step_sentences import add_words
 from schedtrace.read.run import Run
-from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, per_step
 
 MOST_STORIES, FEWEST_STORIES = 40, 6
 """Steps and requests shown in full; fewer of a long trace, where each takes half a second."""
