@@ -287,7 +287,9 @@ def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
     if first_token is not None:
         step = next((row["step"] for row in rows.scheduled if row["output_us"] == first_token), None)
         yield rows.event(first_token, "first_token", say("first token back"), step)
-    for (work, _), group in groupby(rows.scheduled, key=_same_work):
+    # Decodes in a row are one event, until the next preemption.
+    by_work = groupby(rows.scheduled, key=lambda row: (row["work"] or "decode", row["lost_tokens"]))
+    for (work, _), group in by_work:
         run = list(group)
         first = run[0]
         if first["phase"] != "running":
@@ -299,11 +301,6 @@ def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
         else:
             for row in run:
                 yield rows.event(row["start_us"], "chunk", _chunk(rows, row), row["step"])
-
-
-def _same_work(row: Row) -> tuple[str, int]:
-    """Return a key that successive decodes share until the next preemption."""
-    return (row["work"] or "decode", row["lost_tokens"])
 
 
 def _chunk(rows: RequestRows, row: Row) -> Message:
@@ -449,7 +446,9 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
     for grammar in entries(rows.timeline, "grammars", its):
         yield rows.event(grammar["compiled_us"], "grammar", _grammar(grammar))
     for load in entries(rows.timeline, "kv_loads", its):
-        yield rows.event(load["at_us"], "kv_load", _kv_load(load))
+        held = Count(sum(load["blocks"]), "KV block") if load["blocks"] else None
+        sentence = say("KV load from elsewhere {event}[, holding {held}]", event=load["event"], held=held)
+        yield rows.event(load["at_us"], "kv_load", sentence)
     for admitted in entries(rows.timeline, "admitted", its):
         if sentence := _cached(admitted):
             yield rows.event(admitted["start_us"], "cached", sentence, admitted["step"])
@@ -494,11 +493,6 @@ def _grammar(grammar: Row) -> Message:
         took=grammar["compiled_us"] - started_us,
         waited=None if submitted_us is None else Duration(max(0, started_us - submitted_us)),
     )
-
-
-def _kv_load(load: Row) -> Message:
-    held = Count(sum(load["blocks"]), "KV block") if load["blocks"] else None
-    return say("KV load from elsewhere {event}[, holding {held}]", event=load["event"], held=held)
 
 
 def _cached(admitted: Row) -> Message:

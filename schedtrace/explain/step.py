@@ -32,7 +32,6 @@ from schedtrace.model.story import (
     Stop,
     Victim,
     Waiter,
-    WhatIf,
 )
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
@@ -156,6 +155,12 @@ class StepStories:
             scheduled=scheduled,
             stops=ended,
         )
+        admitted = {request_id for answer in answers for request_id in answer.request_ids}
+        assumptions = [THIS_STEP_ALONE]
+        if timeline.header.enable_prefix_caching and not admitted.isdisjoint(
+            request.request_id for request in waiting
+        ):
+            assumptions.append(NO_CACHE_HITS)
         return StepStory(
             path=str(run.path),
             label=run.label,
@@ -174,7 +179,7 @@ class StepStories:
             waiting=waiting,
             waiting_agrees=agrees,
             what_if=answers,
-            what_if_assumes=_assumptions(timeline, answers, waiting),
+            what_if_assumes=assumptions if answers else [],
             facts=step_facts(timeline, row),
             ranks=rank_turns(run.traces, row),
             problems=timeline.missing,
@@ -294,13 +299,6 @@ def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
         waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3
     )
     return [Waiter(**request) for request in rows.select(*Waiter.__struct_fields__).to_dicts()]
-
-
-def _assumptions(timeline: Timeline, answers: list[WhatIf], waiting: list[Waiter]) -> list[Message]:
-    named = {request_id for answer in answers for request_id in answer.request_ids}
-    admitted = named & {request.request_id for request in waiting}
-    hits = [NO_CACHE_HITS] if admitted and timeline.header.enable_prefix_caching else []
-    return [THIS_STEP_ALONE, *hits] if answers else []
 
 
 _ACTIONS = {"gate": "was not entered", "continue": "skipped a request"}

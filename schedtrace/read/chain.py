@@ -110,18 +110,14 @@ def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
     left = tuple(before)
     while left != now[: len(left)]:
         if len(places) == _FEW:
-            return _all_gone(before, now)
+            there = set(now)
+            places = [place for place, name in enumerate(before) if name not in there]
+            left = tuple(without(before, places))
+            return places if left == now[: len(left)] else list(range(len(before)))
         place = next(_different(left, now), len(now))
         places.append(place + len(places))
         left = left[:place] + left[place + 1 :]
     return places
-
-
-def _all_gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
-    there = set(now)
-    places = [place for place, name in enumerate(before) if name not in there]
-    left = tuple(without(before, places))
-    return places if left == now[: len(left)] else list(range(len(before)))
 
 
 def without(items: Sequence[T], places: Sequence[int]) -> list[T]:

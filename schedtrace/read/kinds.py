@@ -209,15 +209,6 @@ def _is_trace(sample: FileSample) -> bool:
     return sample.first_line.startswith("{") and sample.row.get("type") in TRACE_LINES
 
 
-def _is_log_of_schedule(sample: FileSample) -> bool:
-    text = sample.text
-    return any(key in text for key in loguru_log.KEYS) and has_records(sample.lines)
-
-
-def _has_iterations(sample: FileSample) -> bool:
-    return any(iteration_in(line) is not None for line in sample.lines)
-
-
 def _is_guidellm(sample: FileSample) -> bool:
     runs = sample.row.get("benchmarks", ())
     if runs is None:  # cut, as results of a long sweep are
@@ -242,10 +233,6 @@ def _is_own_workload(sample: FileSample) -> bool:
 
 
 _OF_A_PROMPT = {"prompt", "output_len", "output_tokens", "priority", "data_parallel_rank", "request_id", "id"}
-
-
-def _is_chat(sample: FileSample) -> bool:
-    return isinstance(sample.row.get("messages"), list)
 
 
 def _is_empty(sample: FileSample) -> bool:
@@ -351,12 +338,20 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "chat messages",
-        _is_chat,
+        lambda sample: isinstance(sample.row.get("messages"), list),
         "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
     ),
     # logs
-    FileKind(f"a {loguru_log.RECORD}", _is_log_of_schedule, reader=read_loguru_log),
-    FileKind(iteration_log.RECORD, _has_iterations, reader=read_iteration_log),
+    FileKind(
+        f"a {loguru_log.RECORD}",
+        lambda sample: any(key in sample.text for key in loguru_log.KEYS) and has_records(sample.lines),
+        reader=read_loguru_log,
+    ),
+    FileKind(
+        iteration_log.RECORD,
+        lambda sample: any(iteration_in(line) is not None for line in sample.lines),
+        reader=read_iteration_log,
+    ),
     FileKind(
         "vLLM's dump of a SchedulerOutput",
         _text(r"SchedulerOutput\(scheduled_new_reqs="),

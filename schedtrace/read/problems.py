@@ -194,7 +194,9 @@ class Problems:
     def _missing_files(self, trace: Path) -> list[str]:
         sentences = [f"{trace}: {sentence}" for sentence in self.dropped]
         if self.first_step:
-            began = "" if self.began_unix_us is None else f" ({_utc(self.began_unix_us)})"
+            began = ""
+            if self.began_unix_us is not None:
+                began = f" ({datetime.fromtimestamp(self.began_unix_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC)"
             begins = f"begins at step {self.first_step:,}{began}"
             sentences.append(f"{trace}: {begins}; requests that ended before are not in it")
         for first, last, from_us, to_us in self.gaps:
@@ -228,10 +230,6 @@ def _steps(spans: list[tuple[int, int]]) -> str:
 
 def _missing(steps: int) -> str:
     return "1 step is missing" if steps == 1 else f"{steps:,} steps are missing"
-
-
-def _utc(unix_us: int) -> str:
-    return f"{datetime.fromtimestamp(unix_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _lines(count: int) -> str:

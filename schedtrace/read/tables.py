@@ -302,7 +302,9 @@ class Tables:
 
 def scan(folder: Path, *, in_order: bool) -> dict[str, pl.LazyFrame]:
     """Return the large tables in a folder."""
-    return {name: _sorted(_scan_one(folder, name), name, in_order=in_order) for name in LARGE}
+    files = {name: sorted(folder.glob(f"{name}-*.parquet")) for name in LARGE}
+    tables = {name: pl.scan_parquet(own) if own else empty_table(name).lazy() for name, own in files.items()}
+    return {name: _sorted(table, name, in_order=in_order) for name, table in tables.items()}
 
 
 def write_table(table: pl.DataFrame, file: Path) -> None:
@@ -316,11 +318,6 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
         table.write_parquet(file, compression="lz4")
     except (OSError, pl.exceptions.PolarsError) as error:
         raise CannotWriteError(str(error)) from error
-
-
-def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
-    files = sorted(folder.glob(f"{name}-*.parquet"))
-    return pl.scan_parquet(files) if files else empty_table(name).lazy()
 
 
 @cache

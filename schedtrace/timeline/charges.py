@@ -65,9 +65,11 @@ def idle_holders(frames: EngineFrames) -> pl.DataFrame:
     got = frames.stretches.select("request_id", "step", got_last="last_step").collect()
     paused = frames.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
     session = pl.col("request_id").is_in(frames.sessions.implode())
+    holders = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
+    elsewhere = pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *holders]).unique().collect()
     idle = (
         _without(rows, got)
-        .join(_elsewhere(frames), on="request_id", how="anti", maintain_order="left")
+        .join(elsewhere, on="request_id", how="anti", maintain_order="left")
         .filter(pl.col("blocks").sum().over("first_step") >= MOST_FRAC * pl.col("held"))
     )
     holder = ["first_step", "request_id"]
@@ -124,11 +126,6 @@ def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     within = (pl.col("step") <= pl.col("last_step")) & (pl.col("got_last") >= pl.col("first_step"))
     touched = rows.select("request_id", "first_step", "last_step").join(spans, on="request_id").filter(within)
     return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
-
-
-def _elsewhere(frames: EngineFrames) -> pl.DataFrame:
-    holders = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
-    return pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *holders]).unique().collect()
 
 
 MOST_PREFILL_FRAC = 0.5
@@ -395,8 +392,11 @@ def _divided(
     column = "seats" if cause == Cause.MAX_NUM_SEQS else "kv" if cause in (Cause.KV_BLOCKS, *OF_KV) else None
     if column is None:
         return rows
-    divided = _by_label(rows, steps.spans, column)
-    return _inverted(states, divided, steps) if frames.by_priority else divided
+    words = steps.spans[column].drop_nulls().unique().sort().to_list()
+    if words:  # else no step tells who holds it
+        times = time_within(rows, steps.spans, {word: pl.col(column) == word for word in words})
+        rows = pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
+    return _inverted(states, rows, steps) if frames.by_priority else rows
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
@@ -407,14 +407,6 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
             rows.with_columns(time_us=pl.col("time_us") - part_us),
         ]
     )
-
-
-def _by_label(rows: pl.DataFrame, spans: pl.DataFrame, column: str) -> pl.DataFrame:
-    words = spans[column].drop_nulls().unique().sort().to_list()
-    if not words:  # no step tells who holds it
-        return rows
-    times = time_within(rows, spans, {word: pl.col(column) == word for word in words})
-    return pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
 
 
 def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:

@@ -20,7 +20,6 @@ from schedtrace.present.sections import (
     States,
     Strip,
     Styled,
-    Table,
     figure,
     table,
 )
@@ -36,7 +35,10 @@ def request_page(life: Life) -> Page[Life]:
 
 def _sections(life: Life) -> Iterator[Section]:
     yield _headline(life)
-    yield _event_table(life.events)
+    chunks = [at for at, event in enumerate(life.events) if event.what == "chunk"]
+    hidden = chunks[MOST_CHUNKS - 1 : -1] if len(chunks) > MOST_CHUNKS else []
+    more = f"{counted(len(hidden), 'chunk')} left out: --format json lists them" if hidden else ""
+    yield table([event for at, event in enumerate(life.events) if at not in hidden], EVENT, more)
     facts = []
     if life.states:
         facts.append(FactRow("time", [_time(life)]))
@@ -96,13 +98,6 @@ EVENT: list[Field[LifeEvent]] = [
         lambda event: Styled(event.message, EVENTS.get(event.what)),
     ),
 ]
-
-
-def _event_table(events: list[LifeEvent]) -> Table:
-    chunks = [at for at, event in enumerate(events) if event.what == "chunk"]
-    hidden = chunks[MOST_CHUNKS - 1 : -1] if len(chunks) > MOST_CHUNKS else []
-    more = f"{counted(len(hidden), 'chunk')} left out: --format json lists them" if hidden else ""
-    return table([event for at, event in enumerate(events) if at not in hidden], EVENT, more)
 
 
 def _time(life: Life) -> Message:
