@@ -222,16 +222,6 @@ _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
 
 
-def _is_summary(sample: FileSample) -> bool:
-    keys = sample.row.keys()
-    return not keys.isdisjoint(_SUMMARY) and not keys.isdisjoint(_RATES)
-
-
-def _is_own_workload(sample: FileSample) -> bool:
-    keys = sample.row.keys()
-    return "input_len" in keys or ("prompt" in keys and keys <= _OF_A_PROMPT)
-
-
 _OF_A_PROMPT = {"prompt", "output_len", "output_tokens", "priority", "data_parallel_rank", "request_id", "id"}
 
 
@@ -304,7 +294,11 @@ KINDS: tuple[FileKind, ...] = (
         _fields("load_summary", "successes"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    FileKind("a benchmark's summary", _is_summary, f"it has totals and no steps; {TO_RECORD}"),
+    FileKind(
+        "a benchmark's summary",
+        lambda sample: not (sample.row.keys().isdisjoint(_SUMMARY) or sample.row.keys().isdisjoint(_RATES)),
+        f"it has totals and no steps; {TO_RECORD}",
+    ),
     FileKind(
         "what vllm bench serve prints",
         _text(r"={3,} Serving Benchmark Result ={3,}"),
@@ -330,7 +324,14 @@ KINDS: tuple[FileKind, ...] = (
         TO_REPLAY,
         is_workload=True,
     ),
-    FileKind("a workload in JSON Lines", _is_own_workload, TO_REPLAY, is_workload=True),
+    FileKind(
+        "a workload in JSON Lines",
+        lambda sample: (
+            "input_len" in sample.row or ("prompt" in sample.row and sample.row.keys() <= _OF_A_PROMPT)
+        ),
+        TO_REPLAY,
+        is_workload=True,
+    ),
     FileKind(
         "a batch of OpenAI requests",
         _fields("custom_id", "url", "body"),

@@ -384,7 +384,10 @@ def _divided(
     """Return the rows of one cause, each divided among the charges of its steps."""
     rows = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
     if cause == Cause.TOKEN_BUDGET:
-        return _by_long_prompt(rows, steps)
+        long_us = time_within(rows, steps.spans, {"us": pl.col("long_prompt")})["us"]
+        rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left")
+        short = (pl.col("prompt_tokens") <= SHORT_FRAC * steps.longest_prompt).fill_null(value=False)
+        return _split(rows, pl.when(short).then(long_us).otherwise(0), LONG_PROMPT)
     if cause == Cause.CHUNKED_PREFILL_OFF:
         # Chunks would have used what the steps left of the budget: the rest of the wait is for more of it.
         unused = time_within(rows, steps.spans, {"us": pl.col("unused")})["us"]
@@ -407,13 +410,6 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
             rows.with_columns(time_us=pl.col("time_us") - part_us),
         ]
     )
-
-
-def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
-    long_us = time_within(rows, steps.spans, {"us": pl.col("long_prompt")})["us"]
-    rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left")
-    short = (pl.col("prompt_tokens") <= SHORT_FRAC * steps.longest_prompt).fill_null(value=False)
-    return _split(rows, pl.when(short).then(long_us).otherwise(0), LONG_PROMPT)
 
 
 def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:

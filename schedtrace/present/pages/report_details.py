@@ -258,17 +258,14 @@ def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -
         most: Rows, without that for all.
     """
     *each, whole = engines
-    shown = each if len(each) <= most else _extremes(each, most)
+    shown = each
+    if len(each) > most:  # those with the most and the fewest requests at a time, in their order
+        by_load = sorted(each, key=lambda row: -((row.mean_running or 0) + (row.mean_waiting or 0)))
+        extremes = [*by_load[: most - most // 2], *by_load[len(by_load) - most // 2 :]]
+        shown = [row for row in each if row in extremes]
     less = len(each) - len(shown)
     more = f"{counted(less, 'engine')} between these: --format json lists them" if less else ""
     return table([*shown, whole], ENGINES, more)
-
-
-def _extremes(engines: list[EngineFigures], most: int) -> list[EngineFigures]:
-    """Select the engines with the most and the fewest requests at a time, in their order."""
-    by_load = sorted(engines, key=lambda row: -((row.mean_running or 0) + (row.mean_waiting or 0)))
-    extremes = [*by_load[: most - most // 2], *by_load[len(by_load) - most // 2 :]]
-    return [row for row in engines if row in extremes]
 
 
 def _counts(statistics: Statistics) -> Iterator[FactRow]:

@@ -161,7 +161,7 @@ def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.D
     that the most of them had. Rows do not reach over the end of a trial.
 
     Args:
-        steps: Rows of ``timeline.chart.per_step``.
+        steps: Rows of ``timeline.per_step``.
         named: Steps that stay single, as ``DETAIL`` on either side of each do, as far as half of the rows
             suffice for them.
         most: Rows.
