@@ -33,9 +33,7 @@ from schedtrace.diagnose.rules import common
 from schedtrace.model import (
     causes,
     comparison,
-    life,
     manifest,
-    queue,
     report,
     statistics,
     story,
@@ -43,6 +41,8 @@ from schedtrace.model import (
     trace_facts,
     what_if,
 )
+from schedtrace.model import live as queue
+from schedtrace.model import story as life
 from schedtrace.model.message import Message, Value
 
 DOCS = Path(__file__).parent

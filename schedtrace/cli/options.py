@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedtrace.model.report import RunReport
     from schedtrace.present.sections import Page
     from schedtrace.read.run import Run
-    from schedtrace.timeline.window import Window
+    from schedtrace.timeline.timeline import Window
 
 FormatOption = Annotated[
     str,
@@ -164,7 +164,7 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
     Raises:
         UsageError: a time is none.
     """
-    from schedtrace.timeline.window import Window
+    from schedtrace.timeline.timeline import Window
 
     if begin is end is last is None:
         return None

@@ -131,7 +131,7 @@ def _manifest(folder: Path, shape: Any, device: Any, workload: Any) -> Any:
     import platform
 
     from schedtrace.model.manifest import Manifest
-    from schedtrace.model.redact import without_secrets
+    from schedtrace.model.printable import without_secrets
     from schedtrace.version import __version__
 
     return Manifest(

@@ -24,9 +24,9 @@ from schedtrace.model.trace_facts import ALL_FACTS, Fact, in_order
 from schedtrace.model.what_if import Replays
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.engine_ranks import RecordedRanks, offset
-from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.timeline.window import Window, windowed
+from schedtrace.timeline.engine_ranks import RecordedRanks
+from schedtrace.timeline.frames import offset
+from schedtrace.timeline.timeline import Timeline, Window, make_timeline, windowed
 
 Test = Callable[[Run, list[Finding]], tuple[list[Finding], Replays | str]]
 """Puts the advice of a run's findings to a test: gives them in their new order, and the replays that tested

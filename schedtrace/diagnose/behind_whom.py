@@ -16,11 +16,11 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Count, Message
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.holders import SHORT_FRAC
+from schedtrace.timeline.charges import SHORT_FRAC
+from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.spans import LENGTH_US, level
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import recorded
 
 FEWEST_AT_ONCE = 8
 DENSER = 10

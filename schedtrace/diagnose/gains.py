@@ -10,10 +10,10 @@ import polars as pl
 from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.report import Gain
+from schedtrace.timeline.frames import NOT_RECORDED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import NOT_RECORDED
 from schedtrace.workloads.closed_loop import AT_ONCE_FRAC
 
 WIDEST_FRAC = 0.25

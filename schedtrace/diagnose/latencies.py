@@ -3,8 +3,7 @@
 import polars as pl
 
 from schedtrace.model.statistics import Distribution, Percentiles
-from schedtrace.timeline.computing import with_work
-from schedtrace.timeline.pieces import place_of
+from schedtrace.timeline.pieces import place_of, with_work
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline, made_once
 

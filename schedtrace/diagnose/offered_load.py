@@ -10,9 +10,9 @@ import polars as pl
 from schedtrace.diagnose.stuck_requests import GONE
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
+from schedtrace.timeline.frames import NOT_RECORDED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline, made_once
-from schedtrace.timeline.unrecorded import NOT_RECORDED
 from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1

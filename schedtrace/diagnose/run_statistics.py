@@ -31,10 +31,10 @@ from schedtrace.model.statistics import (
 )
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks, kv_used_frac
+from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import recorded
 
 MANY_FRAC = 0.05
 """Share of the requests: as many without a first token make TTFT a figure of the others only."""

@@ -5,7 +5,8 @@ import polars as pl
 from schedtrace.diagnose.cache_use import steps_per_block
 from schedtrace.diagnose.kv_blocks import blocks_needed, usable_blocks
 from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_REFUSALS = 10

@@ -15,9 +15,9 @@ from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_states import BUSY
+from schedtrace.timeline.frames import without_gaps
 from schedtrace.timeline.spans import LENGTH_US, united
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import without_gaps
 
 Over = Literal["trial", "requests"]
 """The whole trial, or the time in which there were requests."""

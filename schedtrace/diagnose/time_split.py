@@ -10,10 +10,11 @@ from schedtrace.model.report import EngineTime, RequestTime, TimePart
 from schedtrace.timeline.charges import CHARGES, OF_KV
 from schedtrace.timeline.engine_states import BUSY, STATES, with_engine_time
 from schedtrace.timeline.events import INTERRUPTED, starved_us
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.frames import recorded
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, overlap_us, until
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import recorded
 
 COMPUTING = ("prefill", "decode", "recompute")
 

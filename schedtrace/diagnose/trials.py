@@ -16,7 +16,7 @@ from schedtrace.diagnose.throughput import (
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import StripCell, TrialReport
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.timeline import Timeline
 

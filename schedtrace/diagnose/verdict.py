@@ -16,11 +16,11 @@ from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact
+from schedtrace.timeline.frames import missing_steps, missing_us
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import missing_steps, missing_us
 
 SAID_FROM_FRAC = 0.05
 """Parts of the requests' time that the first sentence names."""

@@ -20,7 +20,7 @@ from schedtrace.engine import run_spec, simulated, vllm_config
 from schedtrace.engine.prompts import load_prompts, make_requests
 from schedtrace.errors import EngineError, SchedtraceError, UsageError, reason_of
 from schedtrace.model.manifest import OFFLINE, ONLINE
-from schedtrace.model.redact import hide_secrets, vllm_environment
+from schedtrace.model.printable import hide_secrets, vllm_environment
 
 LOOK_EVERY_S = 0.25
 

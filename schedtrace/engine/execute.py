@@ -10,8 +10,7 @@ from schedtrace.engine.prompts import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.engine.recording_check import begun_traces, require_recording, require_whole
 from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
-from schedtrace.model.manifest import RunWorkload, Status, TrialResult
-from schedtrace.model.trace_names import traces_in
+from schedtrace.model.manifest import RunWorkload, Status, TrialResult, traces_in
 
 
 class Observer(Protocol):

@@ -19,11 +19,9 @@ from schedtrace.engine.vllm_config import is_cpu_build
 from schedtrace.engine.vllm_options import read_options, refuse
 from schedtrace.errors import RecordingError, UsageError
 from schedtrace.model import safe_files
-from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
+from schedtrace.model.manifest import FILE_NAME, Manifest, Status, traces_in, write_manifest
 from schedtrace.model.message import Message
-from schedtrace.model.printable import encodable
-from schedtrace.model.redact import hide_in_text, without_secrets
-from schedtrace.model.trace_names import traces_in
+from schedtrace.model.printable import encodable, hide_in_text, without_secrets
 from schedtrace.version import __version__
 
 MAX_MEMORY_SHARE = 0.95

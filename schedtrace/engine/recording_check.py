@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from schedtrace.engine.supervise import log_lines
 from schedtrace.errors import InputError, RecordingError
-from schedtrace.model.manifest import Manifest
-from schedtrace.model.trace_names import files_of, is_in_parts, traces_in
+from schedtrace.model.manifest import Manifest, files_of, is_in_parts, traces_in
 
 if TYPE_CHECKING:
     from schedtrace.read.trace import Trace

@@ -11,9 +11,17 @@ from typing import NamedTuple, TypeVar
 from schedtrace.engine.unprepared import any_engine, make_listen, nobody_listens
 from schedtrace.errors import EngineError, InputError, UsageError, engine_error
 from schedtrace.model import live
-from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
+from schedtrace.model.live import (
+    AnyAnswer,
+    AnyAsk,
+    AskQueue,
+    AskStatus,
+    EngineQueues,
+    QueueNow,
+    Refused,
+    Status,
+)
 from schedtrace.model.printable import shortened
-from schedtrace.model.queue import EngineQueues
 from schedtrace.record.live.control_client import AnswerError, Connection, Peer, ask
 from schedtrace.record.processes import above, pids_within, process_id, process_state
 

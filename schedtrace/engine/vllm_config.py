@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from schedtrace.engine.run_spec import OWN_OPTIONS
 from schedtrace.engine.vllm_options import options_of, read_options, refuse, refuse_setting, write_options
 from schedtrace.errors import UsageError
-from schedtrace.model.redact import hide_secrets
+from schedtrace.model.printable import hide_secrets
 from schedtrace.model.what_if import OF_RANKS
 from schedtrace.step_times.gpus import refuse_memory_setting
 

@@ -6,14 +6,13 @@ from itertools import pairwise
 import polars as pl
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.request_events import life_events
-from schedtrace.explain.request_rows import RequestRows, request_rows, waits
-from schedtrace.model.life import MOST_GAPS, Gap, Life
+from schedtrace.explain.request_events import RequestRows, life_events, request_rows, waits
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
+from schedtrace.model.story import MOST_GAPS, Gap, Life
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 MOST_LISTED = 8

@@ -16,7 +16,7 @@ from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import NOTHING, Count, Message, Requests, joined
 from schedtrace.model.say import say
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf
-from schedtrace.timeline.admission import AdmissionNeed, need_of
+from schedtrace.timeline.queue_waits import AdmissionNeed, need_of
 from schedtrace.timeline.timeline import Timeline
 
 STEPS_LOOKED_AT = 64

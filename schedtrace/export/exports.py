@@ -12,14 +12,14 @@ from schedtrace.errors import InputError, MissingExtraError, UsageError
 from schedtrace.export import ExportKind
 from schedtrace.export.mooncake import mooncake_loads, write_mooncake
 from schedtrace.model import safe_files
+from schedtrace.model.manifest import plain_of
 from schedtrace.model.printable import encodable, visible, visible_json
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact
-from schedtrace.model.trace_names import plain_of
 from schedtrace.read.chain import expanded_lines
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.frames import missing_steps
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.unrecorded import missing_steps
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
 """Beginnings of formulas in a spreadsheet, also after possible separators, and in full width."""

@@ -16,10 +16,8 @@ from schedtrace.model.printable import encodable
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.engine_ranks import offset
-from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.timeline.unrecorded import NOT_RECORDED, missing_steps
+from schedtrace.timeline.frames import NOT_RECORDED, missing_steps, offset
+from schedtrace.timeline.timeline import Timeline, make_timeline, per_step
 
 QUARTER_NS = 7_889_238_000_000_000
 """A quarter of a mean Gregorian year, ``std::chrono::months(3)``."""
@@ -54,7 +52,7 @@ def clock_of(header: Header) -> TraceClock:
 
 
 def step_spans(timeline: Timeline) -> pl.DataFrame:
-    """Return a row per step, with all of ``chart.per_step``, named by its number and the cause of its end."""
+    """Return a row per step, with all of ``per_step``, named by its number and the cause of its end."""
     cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
     name = pl.concat_str(pl.lit("step "), pl.col("step").cast(pl.String), cause)
     missing = timeline.gaps.select(
@@ -149,7 +147,7 @@ COUNTERS = {
     "queue": {"running": "running", "waiting": "waiting"},
     "KV cache": {"blocks used": "kv_used"},
 }
-"""Counters, each with its series and their columns in ``chart.per_step``."""
+"""Counters, each with its series and their columns in ``per_step``."""
 
 Facts = Mapping[str, int | str]
 

@@ -1,15 +1,17 @@
-"""Data from strangers as text that is safe to print: what cannot be seen stands there as an escape.
+"""Values as text that is safe to print: numbers, data from strangers, and commands without their secrets.
 
 Request ids, LoRA names, model names, labels and paths come from clients, traces and logs. Printed as they
-are, they could move the cursor, change colours, reverse the order of what follows or add lines.
+are, they could move the cursor, change colours, reverse the order of what follows or add lines: what
+cannot be seen is written as an escape.
 
 Clients choose ids, too, of a megabyte if they like. Written in every line that mentions it, one would fill
 the disk: short ones are written as they are, long ones cut.
 """
 
 import hashlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -147,3 +149,138 @@ def described(error: BaseException) -> str:
 
 def _digest(text: str, size: int) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=size).hexdigest()
+
+
+def settled(value: float, decimals: int) -> float:
+    """Round, but first to four digits more: noise in the last bits decides no rounding and no sign."""
+    return round(round(value, decimals + 4), decimals) + 0.0
+
+
+def integer(value: float | None) -> str:
+    """Format a whole number: ``1,234``; ``-`` for an unknown one."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{settled(value, 0):,.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a count with its noun: ``1 step``, ``1,234 steps``."""
+    return f"{integer(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def number(value: float | None, decimals: int | None = None) -> str:
+    """Format a count as it is (``1,234``), a measured number with three significant digits; ``-`` if unknown.
+
+    The type decides, ``int`` or ``float``, not whether the value happens to be whole: ``5``, but ``5.00``,
+    ``12.0``, ``1,234``. Below 0.1 at most two digits: ``0.05``.
+
+    Args:
+        value: The number.
+        decimals: Instead of as many as matter.
+    """
+    if value is None:
+        return "-"
+    if decimals is not None:
+        return f"{settled(value, decimals):,.{decimals}f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if abs(round(value, 6)) < 0.1:  # noqa: PLR2004  # two decimals would hide it
+        return f"{float(f'{value:.6g}'):.2g}"
+    for limit, digits in ((10, 2), (100, 1)):
+        if abs(shown := settled(value, digits)) < limit:
+            return f"{shown:,.{digits}f}"
+    return integer(value)
+
+
+def percent(fraction: float | None, *, signed: bool = False) -> str:
+    """Format a share or a change: ``12 %`` or ``+12.3 %``; ``-`` for an unknown one."""
+    if fraction is None:
+        return "-"
+    if signed:
+        return f"{settled(100 * fraction, 1):+.1f} %"
+    of_100 = round(100 * fraction, 4)
+    if 0 < of_100 <= 0.5:  # noqa: PLR2004  # would be rounded to nothing
+        return "<1 %"
+    if 99.5 <= of_100 < 100:  # noqa: PLR2004  # would be rounded to all
+        return ">99 %"
+    return f"{of_100:.0f} %"
+
+
+def duration(us: float) -> str:
+    """Format a duration: ``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s`` (seconds from 10 s on)."""
+    if round(us, 1) >= 9_999_500:  # noqa: PLR2004  # from where milliseconds would be written as 10,000
+        return f"{number(us / 1e6)} s"
+    return f"{number(us / 1e3)} ms"
+
+
+HIDDEN = "(hidden)"
+
+_WORDS = (
+    r"(?:hf|auth|access|api|bearer|refresh|session|security)_?token|authorization|credentials?|"
+    r"(?:api|access|private)_?keys?|secret\w*|passwd|passphrase|password"
+)
+_SECRET_NAME = re.compile(rf"^token$|(^|[_.])({_WORDS})$", re.IGNORECASE)
+_NAME_IN_TEXT = rf"(?:token|\w*(?:{_WORDS}))"
+_SECRET_IN_TEXT = re.compile(
+    rf"""((?:(?P<quote>["']){_NAME_IN_TEXT}(?P=quote)\s*:|\b{_NAME_IN_TEXT}=)\s*)"""
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?!None\b|null\b)[^\s,;&"'{}\[\]()]+)""",
+    re.IGNORECASE,
+)
+"""In JSON, in the ``repr`` of a dict or a dataclass, and in the query of an address."""
+_CREDENTIALS_IN_ADDRESS = re.compile(r"""(\w://)[^/\s@"']+@""")
+_KEPT = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a setting, option or variable of this name holds a secret."""
+    return bool(_SECRET_NAME.search(name.lstrip("-").replace("-", "_")))
+
+
+def without_secrets(command: list[str]) -> list[str]:
+    """Return a command line with the values of secret options hidden."""
+    shown: list[str] = []
+    hide = False
+    for argument in command:
+        name, equals, _ = argument.partition("=")
+        option = argument.startswith("--")
+        if hide and not option:
+            shown.append(HIDDEN)
+        elif option and equals and is_secret(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(hide_in_text(argument))
+        hide = (option and not equals and is_secret(name)) or (hide and not option)
+    return shown
+
+
+def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the secret ones hidden, within texts as well; what is not set stays so."""
+    return {name: HIDDEN if value and is_secret(name) else _shown(value) for name, value in settings.items()}
+
+
+def hide_in_text(text: str) -> str:
+    """Hide the values behind the names of secrets in a text, and the login of an address."""
+    hidden = _SECRET_IN_TEXT.sub(_hidden, text)
+    return _CREDENTIALS_IN_ADDRESS.sub(rf"\1{HIDDEN}@", hidden)
+
+
+def vllm_environment() -> dict[str, str]:
+    """Return the variables of this process that vLLM and schedtrace read, secrets hidden."""
+    return hide_secrets({name: os.environ[name] for name in sorted(os.environ) if name.startswith(_KEPT)})
+
+
+def _shown(value: Any) -> Any:
+    return hide_in_text(value) if isinstance(value, str) else value
+
+
+def _hidden(match: re.Match[str]) -> str:
+    quote = match[3][0] if match[3][0] in "\"'" else match["quote"] or ""
+    return f"{match[1]}{quote}{HIDDEN}{quote}"
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def without_colours(text: str) -> str:
+    """Return a text without the colours of a terminal."""
+    return _COLOUR.sub("", text)

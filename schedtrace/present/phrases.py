@@ -1,6 +1,13 @@
-"""Text of messages and numbers: each kind of argument in a single place."""
+"""Words: text of messages, each kind of argument in a single place; of severities and states; and pictures.
 
+Pictures over time are rows of characters.
+"""
+
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
+from typing import TypeVar
 
 from schedtrace.model.message import (
     CauseWord,
@@ -17,11 +24,12 @@ from schedtrace.model.message import (
     StepList,
     Steps,
     Value,
+    joined,
 )
-from schedtrace.model.numbers import counted, duration, integer, number, percent, settled
-
-__all__ = ["counted", "duration", "integer", "number", "percent", "settled"]
-"""Numbers are written alike in messages and in errors, which come from below."""
+from schedtrace.model.printable import counted, duration, integer, number, percent, settled
+from schedtrace.model.report import Finding
+from schedtrace.model.say import say
+from schedtrace.present.sections import Bars, State, States, Strip, Style, Styled, Text
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -124,3 +132,214 @@ def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
         yield str(first) if first == last else f"{first}-{last}", Steps(first, last)
     if more:
         yield " and more", None
+
+
+SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
+
+CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
+"""Outcomes of a finding."""
+
+EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
+
+STATES = {
+    "front_end": State("front end", "~", Style.DIM),
+    "waiting": State("waiting", ".", Style.WARNING),
+    "prefill": State("prefill", "P", Style.PREFILL, prominent=True),
+    "recompute": State("recompute", "R", Style.RECOMPUTE, prominent=True),
+    "decode": State("decode", "=", Style.DECODE),
+    "preempted": State("preempted", "x", Style.BAD),
+    "set_aside": State("set aside", "-", Style.WARNING),
+    "stalled": State("stalled", "_", Style.DIM),
+    "interrupted": State("interrupted", "!", Style.BAD),
+    "not_recorded": State("not recorded", " ", Style.DIM),
+    "unrecorded": State("before the recording", " ", Style.DIM),
+}
+"""States of a request; prefill and recompute take few steps, but must stand out in a long life."""
+
+ENGINE_STATES = {
+    "device": "device",
+    "schedule": "schedule()",
+    "update": "update_from_output()",
+    "dummy": "dummy batches",
+    "host_gap": "between steps",
+    "not_recorded": "not recorded",
+}
+"""Names of a busy engine's states, and of time that the trace does not show."""
+
+GAINS = {
+    "output_tokens_per_s": "output tok/s",
+    "ttft_p50_ms": "TTFT p50",
+    "tpot_p50_ms": "TPOT p50",
+    "e2e_mean_ms": "E2E mean",
+}
+"""Metrics of a gain."""
+
+_WAITS = {
+    "kv_blocks": "waiting for KV blocks",
+    "max_num_seqs": "waiting for a seat",
+    "token_budget": "waiting for the token budget",
+}
+_PARTS = {
+    "front_end": ("front end", Style.DIM),
+    "next_step": ("waiting for the next step", Style.DIM),
+    "between_steps": ("engine between steps", Style.RECOMPUTE),
+    "interrupted": ("interrupted", Style.BAD),
+}
+
+EVENTS = {
+    "preempted": Style.BAD,
+    "interrupted": Style.BAD,
+    "set_aside": Style.WARNING,
+    "first_token": Style.STRONG,
+}
+
+
+def severity(word: str) -> Styled:
+    """Return a severity, marked."""
+    return Styled(word, SEVERITIES[word])
+
+
+def time_part(part: str, cause: str | None) -> tuple[Text, Style]:
+    """Return the label and the style of a part of the requests' time."""
+    if part == "stalled":
+        return say("running without tokens ({cause:cause})", cause=cause or "other"), Style.BAD
+    if part == "waiting":
+        waiting_for = _WAITS.get(cause or "")
+        return waiting_for or say("waiting ({cause:cause})", cause=cause or "other"), Style.WARNING
+    if part in _PARTS:
+        return _PARTS[part]
+    return part, state(part).style
+
+
+def state(word: str) -> State:
+    """Return a state by its word in a document; one that is not known keeps its word."""
+    return STATES.get(word) or State(word, "?", Style.DIM)
+
+
+COLOURS: dict[str, tuple[str, str]] = {
+    "decode": ("#0747a2", "#2267e9"),
+    "prefill": ("#48c6f6", "#b3cae8"),
+    "recompute": ("#aa50fc", "#bf8bfc"),
+    "preempted": ("#1a1a1a", "#f5f5f5"),
+    "front_end": ("#c3cbd2", "#4a545c"),
+    "kv_blocks": ("#c92004", "#e62902"),
+    "max_num_seqs": ("#803854", "#a34589"),
+    "token_budget": ("#f1b811", "#f3cb11"),
+    "preempted_this_step": ("#69a569", "#1eb478"),
+    "other": ("#8a8a8a", "#8c949b"),
+    "nobody": ("#eceff1", "#262b30"),
+    "kv": ("#9db0be", "#5b6b78"),
+}
+"""Cause, state or part of a picture to its colour on light and on dark ground.
+
+They can be told apart in four kinds of colour vision. Every other cause has that of ``other``; ``nobody`` is
+where none was refused, ``kv`` are KV blocks in use.
+"""
+
+
+MOST_NAMES = 6
+
+
+def some(texts: list[Message], *, everything: bool = False) -> Message:
+    """Return ``a, b, c, d, e, f and 9 more``; all of them if asked for."""
+    most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
+    rest = len(texts) - most
+    more = f" and {integer(rest)} more" if rest > 0 else ""
+    return say("{names}{more}", names=joined(texts[:most], ", "), more=more)
+
+
+def trial_suffix(trial: int | None) -> str:
+    """Return `` of trial 1``; nothing for a trace without trials."""
+    return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
+
+
+def engine_suffix(rank: int) -> str:
+    """Return ``, engine 2``; nothing for engine 0, the only engine of most runs."""
+    return f", engine {rank}" if rank else ""
+
+
+MOST_NAMED = 6
+
+
+def on_engines(finding: Finding, engines: int) -> str:
+    """Return ``on all 4 engines``, ``on engines 0, 2 and 5``, ``on 30 of 64 engines``, ``on engine 1``."""
+    ranks = finding.engine_ranks or [finding.engine_rank]
+    if len(ranks) == 1:
+        return f"on engine {ranks[0]}"
+    if len(ranks) == engines:
+        return f"on all {counted(engines, 'engine')}"
+    if len(ranks) > MOST_NAMED:
+        return f"on {integer(len(ranks))} of {counted(engines, 'engine')}"
+    return f"on engines {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def whose_figures(finding: Finding, engines: int) -> str:
+    """Say which engines have the finding, and whose figures are shown; nothing for all ranks together."""
+    if engines == 1 or finding.of_ranks:
+        return ""
+    several = f"; these are figures of engine {finding.engine_rank}" if len(finding.engine_ranks) > 1 else ""
+    return f"Found {on_engines(finding, engines)}{several}."
+
+
+def in_brackets(detail: str | None) -> str:
+    """Return `` (full_sequence)``; nothing where there is no detail."""
+    return f" ({detail})" if detail else ""
+
+
+_T = TypeVar("_T")
+
+
+def bar_characters(bars: Bars, width: int) -> str:
+    """Return a character for each height; the highest of several where there is not room for all."""
+    return "".join(bar(height) for height in highest(bars, width))
+
+
+def highest(bars: Bars, width: int) -> list[float]:
+    """Reduce heights to at most this many: the highest of several where there are more."""
+    return [max(part) for part in _parts(bars.heights, width)]
+
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def horizontal_bar(fraction: float, width: int) -> str:
+    """Return a bar of this fraction of the width, in eighths of a character; above 0 it is visible."""
+    eighths = int(settled(8 * width * min(1.0, fraction), 0))
+    if fraction > 0:
+        eighths = max(1, eighths)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (EIGHTHS[rest] if rest else "")
+
+
+def state_characters(states: States, width: int) -> list[State]:
+    """Return a state per step, or per several without room: a prominent state, else the most frequent."""
+    ends = list(accumulate(count for _, count in states.runs))
+    steps = ends[-1] if ends else 0
+    cells = min(width, steps)
+    drawn = []
+    for cell in range(cells):  # steps are not listed: a damaged trace may count 10^18 of them
+        begin, end = cell * steps // cells, (cell + 1) * steps // cells
+        first, part = bisect_right(ends, begin), Counter[State]()
+        for (state, count), its_end in zip(states.runs[first:], ends[first:], strict=True):
+            if its_end - count >= end:
+                break
+            part[state] += min(end, its_end) - max(begin, its_end - count)
+        drawn.append(next((state for state in part if state.prominent), part.most_common(1)[0][0]))
+    return drawn
+
+
+def states_of(strip: Strip) -> list[State]:
+    """Return every state drawn in the strip, in the order of their first runs."""
+    drawn = [band.drawn for band in strip.bands]
+    return list(dict.fromkeys(state for row in drawn if isinstance(row, States) for state, _ in row.runs))
+
+
+def legend_with_key(strip: Strip) -> Text:
+    """Return what its pictures mean, with the character of each state: ``steps 3-9: P prefill, = decode``."""
+    key = ", ".join(f"{state.character} {state.word}" for state in states_of(strip))
+    return say("{legend}: {key}", legend=strip.legend, key=key) if key else strip.legend
+
+
+def _parts(values: list[_T], width: int) -> list[list[_T]]:
+    cells = min(width, len(values))
+    return [values[cell * len(values) // cells : (cell + 1) * len(values) // cells] for cell in range(cells)]

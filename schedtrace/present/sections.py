@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from schedtrace.model.message import Message
-from schedtrace.model.printable import printable
-from schedtrace.present.phrases import integer
+from schedtrace.model.printable import integer, printable
 
 _D = TypeVar("_D")
 _R = TypeVar("_R")

@@ -1,18 +1,356 @@
-"""Lines of steps to steps: a delta is rebuilt if the step before it is known, else dropped and counted."""
+"""Lines of steps to steps: a delta is rebuilt if the step before it is known, else dropped and counted.
+
+``Chain`` takes the lines in turn; ``Running`` has the requests of the step that was read last, and what the
+next line makes of them.
+"""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, pairwise, repeat
+from operator import add, ne, not_, or_
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
+from msgspec.structs import astuple
 
 from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, Step
-from schedtrace.read.columns import FIELDS, Values, rebuilt, value, values_of
 from schedtrace.read.lines import AS_READ, WholeLines, decode_line
-from schedtrace.read.running import Running
-from schedtrace.read.tables import LARGEST
+from schedtrace.read.tables import (
+    DETAILS,
+    FIELDS,
+    LARGEST,
+    ORDINARY,
+    EndedStretches,
+    Stretch,
+    Values,
+    rebuilt,
+    value,
+    values_of,
+)
+
+T = TypeVar("T")
+_BLOCK = 32
+"""Values compared at once."""
+_FEW = 4
+"""Number of requests up to which they are looked up singly, which is faster than all at once."""
+
+
+class Got(NamedTuple):
+    """Columns of a step, place by place."""
+
+    ids: tuple[str, ...]
+    computed: tuple[int, ...]
+    scheduled: tuple[int, ...]
+    details: tuple[tuple[Any, ...], ...]
+    """A column for each of ``DETAILS``; none where nobody asks for them."""
+    alone: Sequence[bool]
+    """Whether the row is a stretch of its own; empty if none is."""
+
+    def without(self, places: Sequence[int]) -> "Got":
+        """Return the columns without these ascending places."""
+        ids, computed, scheduled = self.ids, self.computed, self.scheduled
+        return Got(
+            tuple(without(ids, places)),
+            tuple(without(computed, places)),
+            tuple(without(scheduled, places)),
+            (),
+            without(self.alone, places),
+        )
+
+    def columns_alone(self) -> list[Iterable[Any]]:
+        """Return the columns of the rows that are stretches of their own."""
+        return [compress(column, self.alone) for column in (*self[:3], *self.details)]
+
+
+def got_in_line(requests: Sequence[Any]) -> Got:
+    """Read the columns from a full line."""
+    if not requests:
+        return Got((), (), (), ((),) * len(ORDINARY), ())
+    ids, computed, scheduled, *details = zip(*map(astuple, requests), strict=True)
+    alone: list[bool] = []
+    for values, ordinary in zip(details, ORDINARY, strict=True):
+        if values.count(ordinary) < len(values):
+            unusual = list(map(ne, values, repeat(ordinary)))
+            alone = list(map(or_, alone, unusual)) if alone else unusual
+    return Got(ids, computed, scheduled, tuple(details), alone)
+
+
+def got_by(rows: Sequence[Stretch], step: int) -> Got:
+    """Read the columns from stretches that go on in this step or end with it."""
+    return Got(
+        tuple([row.request_id for row in rows]),
+        tuple([row.expected(step) for row in rows]),
+        tuple([row.scheduled for row in rows]),
+        (),
+        [row.details is not ORDINARY for row in rows],
+    )
+
+
+def not_continued(before: Got, now: Got) -> list[int]:
+    """Return the places at which another stretch of several steps begins.
+
+    Args:
+        before: Of the last step; its requests are the first of this one, too.
+        now: Of this step.
+    """
+    here = len(before.ids)
+    if now.alone:
+        places: Iterable[int] = compress(range(here), map(not_, now.alone))
+        return [place for place in places if not _continues(before, now, place)]
+    expected = tuple(map(add, before.computed, before.scheduled))
+    places = {*_different(expected, now.computed), *_different(before.scheduled, now.scheduled)}
+    return sorted(places.union(compress(range(here), before.alone)))
+
+
+def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
+    """Return the ascending places of rows to take out, so that the others are the first ones now."""
+    places: list[int] = []
+    left = tuple(before)
+    while left != now[: len(left)]:
+        if len(places) == _FEW:
+            there = set(now)
+            places = [place for place, name in enumerate(before) if name not in there]
+            left = tuple(without(before, places))
+            return places if left == now[: len(left)] else list(range(len(before)))
+        place = next(_different(left, now), len(now))
+        places.append(place + len(places))
+        left = left[:place] + left[place + 1 :]
+    return places
+
+
+def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
+    """Return the items that are not at these ascending places."""
+    left: list[T] = []
+    for before, place in pairwise([-1, *places, len(items)]):
+        left += items[before + 1 : place]
+    return left
+
+
+def _different(first: tuple[Any, ...], second: tuple[Any, ...]) -> Iterator[int]:
+    """Yield the places where the first differs from the second, which is as long or longer.
+
+    Mostly there are few: whole blocks are compared, which takes a third of the time.
+    """
+    for start in range(0, len(first), _BLOCK):
+        these, those = first[start : start + _BLOCK], second[start : start + _BLOCK]
+        if these != those:
+            numbers = enumerate(zip(these, those, strict=False), start)
+            yield from [place for place, (here, there) in numbers if here != there]
+
+
+def _continues(before: Got, now: Got, place: int) -> bool:
+    return (
+        not (before.alone and before.alone[place])
+        and before.computed[place] + before.scheduled[place] == now.computed[place]
+        and before.scheduled[place] == now.scheduled[place]
+    )
+
+
+class Running:
+    """Follows the scheduled requests from step to step.
+
+    Args:
+        put: Gets tables of their stretches.
+    """
+
+    def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
+        self._ended = EndedStretches(put)
+        self._rows: list[Stretch] = []
+        self._unsteady: list[Stretch] | None = None
+        """Stretches that end if the request gets the expected token; None: not looked up yet."""
+        self._at: tuple[int, int | None] | None = None
+        """Their step and trial; None: unknown."""
+        self._line: Got | None = None
+        """What a full line told of them, as far as the rows do not have it yet."""
+        self._orders = 0
+        self._cut = False
+        """All stretches have ended; the next step begins new ones."""
+
+    @property
+    def step(self) -> int | None:
+        """The last step; None where its requests are unknown."""
+        return self._at and self._at[0]
+
+    @property
+    def tokens(self) -> int:
+        """What the last step scheduled."""
+        self._take_over()
+        return sum(row.scheduled for row in self._rows)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the fields of each request of the last step, in their order."""
+        self._take_over()
+        if self._at is not None:
+            for row in self._rows:
+                yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.details)
+
+    def lose(self) -> None:
+        """Note that nothing can continue the last step."""
+        self._end(self._rows)
+        self._rows, self._at, self._line = [], None, None
+
+    def end(self) -> None:
+        """Note that there are no more steps."""
+        self.lose()
+        self._ended.flush()
+
+    def cut(self) -> None:
+        """End all stretches with the last step, and put them; the next step may still continue it."""
+        self._take_over()
+        self._end(self._rows)
+        self._cut = True
+        self._ended.flush()
+
+    def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
+        """Take a step with all its requests."""
+        if self.step != step - 1:
+            self.lose()
+        now = got_in_line(requests)
+        before = self._kept(step, now.ids)
+        if self._is_cut(trial, len(requests)):
+            self._end(self._rows)
+            before = before._replace(alone=[True] * len(self._rows))
+        self._ended.count(len(requests))  # before anything of this step is added
+        begun = not_continued(before, now)
+        for place in range(len(self._rows), len(now.ids)):
+            self._add(now.ids[place])
+            if not now.alone or not now.alone[place]:
+                begun.append(place)
+        for place in begun:
+            self._begin(self._rows[place], step, now.computed[place], now.scheduled[place])
+        if now.alone:
+            alone = list(compress(self._rows, now.alone))
+            self._end(alone)
+            self._ended.add_single(step, trial, [*now.columns_alone(), [row.order for row in alone]])
+        self._at, self._line, self._unsteady, self._cut = (step, trial), now, None, False
+
+    def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
+        """Return whether these changes can be those to the next step.
+
+        Args:
+            changes: ``RowChanges`` as read.
+            total: Requests that there must be after them.
+            tokens: Tokens that these must have got together; None: any.
+        """
+        leave, changed, added = changes.gone, changes.changed, changes.added
+        left = len(self._rows) - len(leave)
+        got = left - len(changed)
+        for request in (*changed, *added):
+            if request.computed_tokens < 0 or request.scheduled_tokens < 0:
+                return False
+            got += request.scheduled_tokens
+        return (
+            left + len(added) == total
+            and tokens in {None, got}
+            and (not leave or _ascend([-1, *leave, len(self._rows)]))
+            and (not changed or _ascend([-1, *sorted([request.place for request in changed]), left]))
+        )
+
+    def follow(self, step: int, trial: int | None, changes: Any) -> None:
+        """Take the next step from its changes, which ``can_follow`` has accepted."""
+        self._take_over()
+        cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
+        if cut or unsteady is None:
+            unsteady = [row for row in self._rows if cut or row.scheduled != 1 or row.details is not ORDINARY]
+        taken = self._take_out(changes.gone) if changes.gone else []
+        changed = [self._rows[change.place] for change in changes.changed]
+        changed_rows = {*taken, *changed}
+        for row in unsteady:
+            if row not in changed_rows:
+                self._begin(row, step, row.expected(step), 1)
+        for row, change in zip(changed, changes.changed, strict=True):
+            has, gets, details = change.computed_tokens, change.scheduled_tokens, _details(change)
+            alike = row.scheduled == gets and row.details is ORDINARY and details is ORDINARY
+            if cut or not alike or row.expected(step) != has:
+                self._begin(row, step, has, gets, details)
+        for request in changes.added:
+            changed.append(self._add(request.request_id))
+            changed[-1].begin(step, request.computed_tokens, request.scheduled_tokens, _details(request))
+        self._at, self._cut = (step, trial), False
+        self._unsteady = [row for row in changed if row.scheduled != 1 or row.details is not ORDINARY]
+        self._ended.count(len(self._rows))
+
+    def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
+        """Return whether these changes lead from the last step to these requests."""
+        if not self.can_follow(changes, len(requests)):
+            return False
+        self._take_over()
+        left = without(self._rows, changes.gone)
+        rows = [(row.request_id, row.expected(step), 1, ORDINARY) for row in left]
+        for request in changes.changed:
+            same_id = rows[request.place][0]
+            rows[request.place] = (
+                same_id,
+                request.computed_tokens,
+                request.scheduled_tokens,
+                _details(request),
+            )
+        return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
+
+    def _is_cut(self, trial: int | None, rows: int) -> bool:
+        """Return whether all stretches end before the next step, which has so many rows."""
+        return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
+
+    def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
+        """Return what the requests still present got in the last step.
+
+        The stretches of the rest end; if the remaining requests changed their order, all stretches end.
+        """
+        before = self._line or got_by(self._rows, step - 1)
+        places = gone(before.ids, ids)
+        if not places:
+            return before
+        self._take_out(places)
+        return before.without(places)
+
+    def _take_out(self, places: Sequence[int]) -> list[Stretch]:
+        """End the stretches at these ascending places."""
+        taken = [self._rows[place] for place in places]
+        self._rows = without(self._rows, places)
+        self._end(taken)
+        return taken
+
+    def _take_over(self) -> None:
+        """Let the rows have what a full line told of those that are stretches of their own."""
+        if self._line is not None and self._at is not None:
+            step, line = self._at[0], self._line
+            for place in compress(range(len(line.ids)), line.alone):
+                details = tuple(values[place] for values in line.details)
+                self._rows[place].begin(step, line.computed[place], line.scheduled[place], details)
+                self._rows[place].is_open = False  # it has been added already
+        self._line = None
+
+    def _add(self, request_id: str) -> Stretch:
+        self._orders += 1
+        self._rows.append(Stretch(request_id, self._orders))
+        return self._rows[-1]
+
+    def _begin(
+        self, row: Stretch, step: int, computed: int, scheduled: int, details: tuple[Any, ...] = ORDINARY
+    ) -> None:
+        self._end([row])
+        row.begin(step, computed, scheduled, details)
+
+    def _end(self, rows: Iterable[Stretch]) -> None:
+        """End the open stretches of these rows with the last step."""
+        if self._at is not None:
+            self._ended.add([row for row in rows if row.is_open], *self._at)
+
+
+def _ascend(places: Sequence[int]) -> bool:
+    return all(place < next_place for place, next_place in pairwise(places))
+
+
+def _details(request: Any) -> tuple[Any, ...]:
+    details = tuple([getattr(request, name, value) for name, value in DETAILS.items()])
+    return ORDINARY if details == ORDINARY else details
+
+
+def _all(request: Any) -> tuple[Any, ...]:
+    return (request.request_id, request.computed_tokens, request.scheduled_tokens, _details(request))
+
 
 _AS_EXPECTED = RowChanges()
 

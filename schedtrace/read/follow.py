@@ -10,12 +10,32 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
-from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
-from schedtrace.read.columns import (
+from schedtrace.read.growing import (
+    GAP,
+    Growing,
+    GrowingFile,
+    GrowingParts,
+    Live,
+    LiveRequests,
+    arrivals_of,
+    earlier,
+    entries_in,
+    first_trace_line,
+    present_of,
+    still_there,
+)
+from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
+from schedtrace.read.parse import about_the_recorder, merge_outputs, side_tables, unseen_requests
+from schedtrace.read.problems import Problems, gaps_of
+from schedtrace.read.tables import (
+    EVENTS,
     FIELDS,
     FLAT,
+    LISTS,
+    STRETCHES,
     Values,
     between_steps,
     columns_of,
@@ -26,21 +46,6 @@ from schedtrace.read.columns import (
     stalls_in,
     value,
 )
-from schedtrace.read.gaps import gaps_of
-from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_trace_line
-from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
-from schedtrace.read.living import (
-    Live,
-    LiveRequests,
-    arrivals_of,
-    earlier,
-    entries_in,
-    present_of,
-    still_there,
-)
-from schedtrace.read.parse import about_the_recorder, merge_outputs, side_tables, unseen_requests
-from schedtrace.read.problems import Problems
-from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
 
 MOST_STALLS = 64
@@ -60,7 +65,7 @@ class Chunk:
     events: dict[str, pl.DataFrame]
     """``read.tables.EVENTS``."""
     present: pl.DataFrame
-    """``columns.present_in``, all of it."""
+    """``tables.present_in``, all of it."""
     begun_anew: list[tuple[int, int]]
     """``lines.WholeLines.begun_anew``."""
     dropped: list[Any]

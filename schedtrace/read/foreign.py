@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.model.printable import without_colours
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.read.columns import FLAT
 from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
-from schedtrace.read.tables import ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables, schema_of
+from schedtrace.read.tables import FLAT, ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables, schema_of
 from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"
@@ -23,18 +23,12 @@ LARGEST = 2**40
 """Largest count of tokens or requests; a larger number comes from no recorder."""
 EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
 """Columns of a step that only vLLM's iteration lines have."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CHUNK = 4096
 _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*:""")
 """vLLM's log of a prompt or an answer, and the messages of a chat."""
 _OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d")
 _PREFIX = 200
 """Characters of a line in which its level or time stands."""
-
-
-def without_colours(text: str) -> str:
-    """Return a text without the colours of a terminal."""
-    return _COLOUR.sub("", text)
 
 
 def quoted_from(line: str) -> int:

@@ -1,21 +1,151 @@
 """The kinds of files that people give to schedtrace: one table, by what only a file of that kind has.
 
 A kind with a reader is read; the others are refused by name, with what to do instead. A reader for one more
-kind is a field of its row.
+kind is a field of its row. What tells them apart is a sample of the file: its first block as text, JSON and
+CSV, or a later block with a marker.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from schedtrace.errors import InputError
-from schedtrace.model.trace_names import is_in_parts
+from schedtrace.model.manifest import is_in_parts
+from schedtrace.model.printable import without_colours
+from schedtrace.model.safe_files import opened
 from schedtrace.read import iteration_log, loguru_log
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
+from schedtrace.read.lines import reading
 from schedtrace.read.loguru_log import has_records, read_loguru_log
-from schedtrace.read.samples import FileSample, first_sample, later_samples
 from schedtrace.read.trace import Trace
+
+HEAD = 2**20
+"""Bytes of a block that a file's kind is recognized from."""
+MOST_ROWS = 20
+"""JSON objects that are looked at."""
+_BINARY = 4096
+"""Bytes of which none is 0 in a text."""
+_STEP = json.JSONDecoder()
+_TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
+
+
+@dataclass(frozen=True)
+class FileSample:
+    """A block of a file, by default its first."""
+
+    content: bytes
+    whole: bool = True
+    """The block is the whole file."""
+
+    @cached_property
+    def is_binary(self) -> bool:
+        """Return whether it is no text."""
+        return b"\0" in self.content[:_BINARY]
+
+    @cached_property
+    def text(self) -> str:
+        """The text without colours of a terminal."""
+        return without_colours(self.content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text's lines."""
+        return self.text.split("\n")
+
+    @cached_property
+    def first_line(self) -> str:
+        """The first line that is not blank."""
+        return next((line.strip() for line in self.lines if line.strip()), "")
+
+    @property
+    def is_json(self) -> bool:
+        """Return whether it begins as a JSON object, or a list of them."""
+        return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """Cells of the first line as CSV."""
+        return frozenset(cell.strip().strip('"') for cell in self.first_line.split(","))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The first JSON objects, one a line, in a list or one after the other; empty where it is no JSON.
+
+        Of an object that is longer than the block the fields that stand in it; the last one may be None.
+        """
+        if not self.is_json:
+            return []
+        objects: list[dict[str, Any]] = []
+        text = self.text
+        at = re.match(r"\s*(?:\[\s*)?", text).end()  # type: ignore[union-attr]  # it matches everything
+        while len(objects) < MOST_ROWS and at < len(text) and text[at] == "{":
+            try:
+                row, at = _STEP.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                objects.append(_fields_so_far(text, at))
+                break
+            objects.append(row)
+            at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]  # likewise
+        return objects
+
+    @property
+    def is_list(self) -> bool:
+        """Return whether it begins as a JSON list."""
+        return self.text.lstrip().startswith("[")
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The first JSON object."""
+        return self.rows[0] if self.rows else {}
+
+    def has(self, *names: str) -> bool:
+        """Return whether the first JSON object has all these fields."""
+        return bool(names) and self.row.keys() >= set(names)
+
+
+def _fields_so_far(text: str, at: int) -> dict[str, Any]:
+    """Return the fields of an object that is cut or broken, as far as they can be read."""
+    fields: dict[str, Any] = {}
+    at += 1
+    while key := _TRUNCATED_KEY.match(text, at):
+        fields[key[1]] = None
+        try:
+            fields[key[1]], at = _STEP.raw_decode(text, key.end())
+        except (ValueError, RecursionError):
+            break
+    return fields
+
+
+def first_sample(path: Path) -> FileSample:
+    """Return a file's first block.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    with reading(path), opened(path) as file:
+        content = file.read(HEAD)
+        return FileSample(content, whole=not file.read(1))
+
+
+def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample]:
+    """Yield the blocks behind the first that have one of the markers; they begin and end with whole lines.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    with reading(path), opened(path) as file:
+        rest = file.read(HEAD)
+        while block := file.read(HEAD):
+            rest = rest[rest.rfind(b"\n") + 1 :][-HEAD:]
+            whole = rest + block
+            if any(marker in whole for marker in markers):
+                yield FileSample(whole)
+            rest = block
+
 
 Reader = Callable[[Path], list[Trace]]
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -79,15 +209,6 @@ def _is_trace(sample: FileSample) -> bool:
     return sample.first_line.startswith("{") and sample.row.get("type") in TRACE_LINES
 
 
-def _is_log_of_schedule(sample: FileSample) -> bool:
-    text = sample.text
-    return any(key in text for key in loguru_log.KEYS) and has_records(sample.lines)
-
-
-def _has_iterations(sample: FileSample) -> bool:
-    return any(iteration_in(line) is not None for line in sample.lines)
-
-
 def _is_guidellm(sample: FileSample) -> bool:
     runs = sample.row.get("benchmarks", ())
     if runs is None:  # cut, as results of a long sweep are
@@ -101,21 +222,7 @@ _SUMMARY = {"successful_requests", "failed_requests", "completed_requests", "num
 _RATES = {"duration_s", "duration", "requests_per_second", "request_throughput", "total_time"}
 
 
-def _is_summary(sample: FileSample) -> bool:
-    keys = sample.row.keys()
-    return not keys.isdisjoint(_SUMMARY) and not keys.isdisjoint(_RATES)
-
-
-def _is_own_workload(sample: FileSample) -> bool:
-    keys = sample.row.keys()
-    return "input_len" in keys or ("prompt" in keys and keys <= _OF_A_PROMPT)
-
-
 _OF_A_PROMPT = {"prompt", "output_len", "output_tokens", "priority", "data_parallel_rank", "request_id", "id"}
-
-
-def _is_chat(sample: FileSample) -> bool:
-    return isinstance(sample.row.get("messages"), list)
 
 
 def _is_empty(sample: FileSample) -> bool:
@@ -187,7 +294,11 @@ KINDS: tuple[FileKind, ...] = (
         _fields("load_summary", "successes"),
         f"it has latencies and no steps; {TO_RECORD}",
     ),
-    FileKind("a benchmark's summary", _is_summary, f"it has totals and no steps; {TO_RECORD}"),
+    FileKind(
+        "a benchmark's summary",
+        lambda sample: not (sample.row.keys().isdisjoint(_SUMMARY) or sample.row.keys().isdisjoint(_RATES)),
+        f"it has totals and no steps; {TO_RECORD}",
+    ),
     FileKind(
         "what vllm bench serve prints",
         _text(r"={3,} Serving Benchmark Result ={3,}"),
@@ -213,7 +324,14 @@ KINDS: tuple[FileKind, ...] = (
         TO_REPLAY,
         is_workload=True,
     ),
-    FileKind("a workload in JSON Lines", _is_own_workload, TO_REPLAY, is_workload=True),
+    FileKind(
+        "a workload in JSON Lines",
+        lambda sample: (
+            "input_len" in sample.row or ("prompt" in sample.row and sample.row.keys() <= _OF_A_PROMPT)
+        ),
+        TO_REPLAY,
+        is_workload=True,
+    ),
     FileKind(
         "a batch of OpenAI requests",
         _fields("custom_id", "url", "body"),
@@ -221,12 +339,20 @@ KINDS: tuple[FileKind, ...] = (
     ),
     FileKind(
         "chat messages",
-        _is_chat,
+        lambda sample: isinstance(sample.row.get("messages"), list),
         "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
     ),
     # logs
-    FileKind(f"a {loguru_log.RECORD}", _is_log_of_schedule, reader=read_loguru_log),
-    FileKind(iteration_log.RECORD, _has_iterations, reader=read_iteration_log),
+    FileKind(
+        f"a {loguru_log.RECORD}",
+        lambda sample: any(key in sample.text for key in loguru_log.KEYS) and has_records(sample.lines),
+        reader=read_loguru_log,
+    ),
+    FileKind(
+        iteration_log.RECORD,
+        lambda sample: any(iteration_in(line) is not None for line in sample.lines),
+        reader=read_iteration_log,
+    ),
     FileKind(
         "vLLM's dump of a SchedulerOutput",
         _text(r"SchedulerOutput\(scheduled_new_reqs="),

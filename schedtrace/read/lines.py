@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Union
 import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.model.manifest import is_in_parts, part_number
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
-from schedtrace.model.trace_names import is_in_parts, part_number
 from schedtrace.read.part_files import (
     HEAD_LINES,
     TOO_LARGE,

@@ -230,8 +230,11 @@ def read_loguru_log(path: Path) -> list[Trace]:
             prose += not is_log_line(line) and _OF_A_RECORD.search(line) is None
             yield number, line
 
-    for logged_us, record in _records(lines(), problems):
-        steps.add(logged_us, record)
+    for line, logged_us, record in records(lines()):
+        if record is None:
+            problems.garbled_lines.append(line)
+        else:
+            steps.add(logged_us, record)
     trace = foreign_trace(
         path,
         steps.rows,
@@ -251,23 +254,15 @@ def has_records(lines: Iterable[str]) -> bool:
 
     A single name, such as ``total_requests``, stands in results of benchmarks, too.
     """
-    return any(_is_of_schedule(record) for _, _, record in records(enumerate(lines)) if record is not None)
-
-
-def _is_of_schedule(record: Record) -> bool:
-    requests = record.requests or []
-    if requests and all(request.scheduled_tokens is not None for request in requests):
-        return True
-    names = [name for name in KEYS if getattr(record, name) is not None]
-    return len(names) > 1 and not {"token_budget", "remaining_budget"}.isdisjoint(names)
-
-
-def _records(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int | None, Record]]:
-    for line, logged_us, record in records(lines):
+    for _, _, record in records(enumerate(lines)):
         if record is None:
-            problems.garbled_lines.append(line)
-        else:
-            yield logged_us, record
+            continue
+        if record.requests and all(request.scheduled_tokens is not None for request in record.requests):
+            return True
+        names = [name for name in KEYS if getattr(record, name) is not None]
+        if len(names) > 1 and not {"token_budget", "remaining_budget"}.isdisjoint(names):
+            return True
+    return False
 
 
 class _Steps:

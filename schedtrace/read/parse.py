@@ -11,12 +11,18 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
-from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
-from schedtrace.read.columns import (
+from schedtrace.read.lines import WholeLines, read_header, read_lines
+from schedtrace.read.problems import GAP_SCHEMA, TOLD, Problems, gaps_of, number_ranges
+from schedtrace.read.tables import (
+    EVENTS,
     FLAT,
+    LISTS,
+    STRETCHES,
+    Tables,
     between_steps,
     columns_of,
     cpu_times,
@@ -26,10 +32,6 @@ from schedtrace.read.columns import (
     stalls_in,
     structs_of,
 )
-from schedtrace.read.gaps import GAP_SCHEMA, TOLD, gaps_of
-from schedtrace.read.lines import WholeLines, read_header, read_lines
-from schedtrace.read.problems import Problems, number_ranges
-from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
 
 
 class StepTables:
@@ -91,9 +93,9 @@ class Parsed:
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     present: pl.DataFrame = field(default_factory=lambda: present_in(()))
-    """Requests there when the trace began (``read/columns.py``)."""
+    """Requests there when the trace began (``read/tables.py``)."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
-    """Times of which nothing is recorded (``read/gaps.py``)."""
+    """Times of which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
     """Requests there at the end of gaps of the kind ``TOLD``, also those whose arrival is recorded."""
     dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
@@ -103,9 +105,9 @@ class Parsed:
     controls: pl.DataFrame = field(default_factory=lambda: structs_of((), Control))
     """What was asked of the engine beside requests, in order of time."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
-    """Processor times of threads (``read/columns.py``)."""
+    """Processor times of threads (``read/tables.py``)."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in(()))
-    """Times without progress that the engine's watchdog saw (``read/columns.py``)."""
+    """Times without progress that the engine's watchdog saw (``read/tables.py``)."""
     notices: list[str]
     end: End | None
     problems: Problems

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from zstandard import ZstdDecompressor, ZstdError
 
+from schedtrace.model.manifest import files_of, is_in_parts
 from schedtrace.model.safe_files import opened
-from schedtrace.model.trace_names import files_of, is_in_parts
 
 if TYPE_CHECKING:
     from zstandard import ZstdDecompressionObj  # of its stubs

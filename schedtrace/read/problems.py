@@ -1,8 +1,81 @@
-"""What can be wrong with a trace, in words for the person."""
+"""What a trace lacks: gaps, of which nothing is recorded, and problems, in words for the person."""
 
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+GAP_SCHEMA = {
+    "first_step": pl.Int64,
+    "last_step": pl.Int64,
+    "from_us": pl.Int64,
+    "to_us": pl.Int64,
+    "next_step": pl.Int64,
+    "kind": pl.String,
+    "told_us": pl.Int64,
+}
+"""Columns of a table of gaps, in their order: numbers of the missing steps (none: ``last_step`` is the
+smaller one), from when to when nothing is known, the first step after them, a kind, and the time for which
+the recorder told who was there (null: it did not)."""
+TOLD = "told"
+"""The recorder told who was there when it was over."""
+DROPPED = "dropped"
+"""The recorder dropped steps, and told who came and went in them."""
+LOST = "lost"
+"""Kind of a gap of which nothing is known of who came and went."""
+
+
+def gaps_of(
+    steps: pl.DataFrame,
+    begun_anew: Sequence[tuple[int, int]],
+    events: Sequence[Any],
+    first_step: int | None = None,
+) -> pl.DataFrame:
+    """Return the gaps between a trace's steps.
+
+    Args:
+        steps: All that are there, by their numbers.
+        begun_anew: ``WholeLines.begun_anew``.
+        events: All ``events`` lines.
+        first_step: Number of the first step that the trace had; None: that of the first one that is there.
+    """
+    if steps.is_empty():
+        return pl.DataFrame(schema=GAP_SCHEMA)
+    over = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), pl.col("output_us"))
+    numbered = (
+        steps.sort("step")
+        .select(pl.col("step", "start_us").cast(pl.Int64), over_us=over.cast(pl.Int64))
+        .with_columns(before=pl.col("step").shift(1), since_us=pl.col("over_us").shift(1))
+        .with_row_index("place")
+    )
+    restarts: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for first, at_us in sorted(begun_anew):
+        restarts[int(numbered["step"].search_sorted(first, side="left"))].append((first, at_us))
+    dropped = sorted(line.at_us for line in events if line.dropped_steps)
+    follows = pl.col("step") <= pl.col("before") + 1
+    missing = numbered.filter(~follows | (pl.col("place") == 0) | pl.col("place").is_in(list(restarts)))
+    rows: list[tuple[Any, ...]] = []
+    for place, number, start_us, _, before, since_us in missing.iter_rows():
+        first, from_us = (number if before is None else before + 1), min(since_us or 0, start_us)
+        if before is None and first_step is not None and first_step < number:
+            anew = {at_us for _, at_us in begun_anew}
+            there_us = next((line.at_us for line in events if line.present and line.at_us not in anew), 0)
+            first, from_us = first_step, min(there_us, start_us)
+        for behind, told_us in restarts.get(place, ()) if before is not None or first < number else ():
+            to_us = max(from_us, min(start_us, told_us))
+            rows.append((first, behind - 1, from_us, to_us, behind, TOLD, told_us))
+            first, from_us = behind, to_us
+        if first < number:
+            at = bisect_left(dropped, from_us)
+            kind = DROPPED if at < len(dropped) and dropped[at] <= start_us else LOST
+            rows.append((first, number - 1, from_us, start_us, number, kind, None))
+    return pl.DataFrame(rows, schema=GAP_SCHEMA, orient="row")
+
 
 _NAMED = 5
 
@@ -121,7 +194,9 @@ class Problems:
     def _missing_files(self, trace: Path) -> list[str]:
         sentences = [f"{trace}: {sentence}" for sentence in self.dropped]
         if self.first_step:
-            began = "" if self.began_unix_us is None else f" ({_utc(self.began_unix_us)})"
+            began = ""
+            if self.began_unix_us is not None:
+                began = f" ({datetime.fromtimestamp(self.began_unix_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC)"
             begins = f"begins at step {self.first_step:,}{began}"
             sentences.append(f"{trace}: {begins}; requests that ended before are not in it")
         for first, last, from_us, to_us in self.gaps:
@@ -155,10 +230,6 @@ def _steps(spans: list[tuple[int, int]]) -> str:
 
 def _missing(steps: int) -> str:
     return "1 step is missing" if steps == 1 else f"{steps:,} steps are missing"
-
-
-def _utc(unix_us: int) -> str:
-    return f"{datetime.fromtimestamp(unix_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _lines(count: int) -> str:

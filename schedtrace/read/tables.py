@@ -1,4 +1,4 @@
-"""What is nested in the steps, as flat tables of their own; on disk where they do not fit memory.
+"""Frames of a trace: its steps as columns, and what is nested in them as flat tables, on disk if too large.
 
 Their schemas are derived from the structs of trace lines, so that the two cannot drift apart.
 
@@ -10,16 +10,29 @@ is a stretch of its own. All are cut after so many rows: those of one table expl
 import enum
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
+from msgspec import UNSET
 
 from schedtrace.model import safe_files
-from schedtrace.model.trace import Events, ScheduledRequest, Step
+from schedtrace.model.trace import (
+    BEFORE_FIELDS,
+    CARRIED_FIELDS,
+    Delta,
+    Events,
+    Present,
+    ScheduledRequest,
+    Step,
+    one_by_one,
+)
+from schedtrace.model.trace_facts import Stalled, ThreadTime
 
 LARGEST = 10**18
 """Largest count or time, which Polars' integers hold."""
@@ -289,7 +302,9 @@ class Tables:
 
 def scan(folder: Path, *, in_order: bool) -> dict[str, pl.LazyFrame]:
     """Return the large tables in a folder."""
-    return {name: _sorted(_scan_one(folder, name), name, in_order=in_order) for name in LARGE}
+    files = {name: sorted(folder.glob(f"{name}-*.parquet")) for name in LARGE}
+    tables = {name: pl.scan_parquet(own) if own else empty_table(name).lazy() for name, own in files.items()}
+    return {name: _sorted(table, name, in_order=in_order) for name, table in tables.items()}
 
 
 def write_table(table: pl.DataFrame, file: Path) -> None:
@@ -305,11 +320,6 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
         raise CannotWriteError(str(error)) from error
 
 
-def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
-    files = sorted(folder.glob(f"{name}-*.parquet"))
-    return pl.scan_parquet(files) if files else empty_table(name).lazy()
-
-
 @cache
 def empty_table(name: str) -> pl.DataFrame:
     """Return a table without rows, ``STRETCHES`` or that of a list."""
@@ -321,3 +331,135 @@ def empty_table(name: str) -> pl.DataFrame:
 def _sorted(table: pl.LazyFrame, name: str, *, in_order: bool) -> pl.LazyFrame:
     by = ["step", "order"] if name == STRETCHES else ["step"]
     return (table if in_order else table.sort(by, maintain_order=True)).set_sorted("step")
+
+
+FIELDS = tuple(
+    name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
+)
+"""Fields of a step without its requests."""
+_AT = {name: at for at, name in enumerate(FIELDS)}
+_NOTHING = len(FIELDS)
+_IF_ABSENT = [
+    _AT[name] if name in CARRIED_FIELDS else _AT[BEFORE_FIELDS[name]] if name in BEFORE_FIELDS else _NOTHING
+    for name in FIELDS
+]
+"""Place in the step before of what an absent field is; one behind its end for those that are null then."""
+
+Values = Sequence[Any]
+"""Values of ``FIELDS``, in their order."""
+_values_in = attrgetter(*FIELDS)
+
+
+def values_of(line: Any) -> Values:
+    """Return the ``Values`` of a full line, each exit an entry of its own."""
+    values: Values = _values_in(line)
+    if not any(exit_.also for exit_ in line.exits):
+        return values
+    return (*values[: _AT["exits"]], one_by_one(line.exits), *values[_AT["exits"] + 1 :])
+
+
+def rebuilt(delta: Any, before: Values) -> Values:
+    """Return the values of a delta's step.
+
+    Args:
+        delta: As read.
+        before: Of the step before.
+    """
+    carried = (*before, None)
+    written = _values_in(delta)
+    values = [carried[at] if value is UNSET else value for value, at in zip(written, _IF_ABSENT, strict=True)]
+    if delta.exits is not UNSET:
+        values[_AT["exits"]] = one_by_one(delta.exits)
+    if delta.output_tokens is UNSET and values[_AT["output_us"]] is not None:
+        values[_AT["output_tokens"]] = values[_AT["total_requests"]]
+    return values
+
+
+def value(values: Values, name: str) -> Any:
+    """Return the value of a field."""
+    return values[_AT[name]]
+
+
+FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
+"""Schema of a step without its lists."""
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+def columns_of(steps: Sequence[Values]) -> Columns:
+    """Return the name of a field to its values in these steps."""
+    return dict(zip(FIELDS, zip(*steps, strict=True) if steps else [()] * len(FIELDS), strict=True))
+
+
+def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
+    """Return the columns that ``schema`` names."""
+    return pl.DataFrame([pl.Series(name, columns[name], dtype) for name, dtype in schema.items()])
+
+
+def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFrame:
+    """Make a frame with a row per struct and a column per field."""
+    schema = schema_of(struct)
+    return frame_of({name: list(map(attrgetter(name), rows)) for name in schema}, schema)
+
+
+def entries_of(steps: Columns, column: str) -> pl.DataFrame:
+    """Make a frame with a row per entry of a list, with its step."""
+    lists = steps[column]
+    if not any(lists):  # most lists of most chunks of a growing trace
+        return empty_table(column)
+    lengths = pl.Series(map(len, lists), dtype=pl.Int64)
+    of_step = frame_of(steps, dict.fromkeys(OF_STEP, pl.Int64)).select(pl.all().repeat_by(lengths).explode())
+    rows = structs_of(list(chain.from_iterable(lists)), NESTED[column])
+    return pl.concat([of_step, rows], how="horizontal")
+
+
+def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
+    """Return the entries that only ``events`` lines have, no step, with their trials."""
+    entries = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
+    trials = pl.Series("trial", [trial for trial, _ in entries], pl.Int64)
+    return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
+
+
+def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
+    """Return who was there when a trace began, or after a gap, in their order: rows of ``Present``.
+
+    Each once, or with ``all`` once for each line.
+
+    Before them ``at_us`` and ``trial`` of the ``events`` line that has them.
+    """
+    entries = [(line, entry) for line in lines for entry in line.present]
+    of_line = {name: [getattr(line, name) for line, _ in entries] for name in ("at_us", "trial")}
+    present = structs_of([entry for _, entry in entries], Present)
+    columns = (pl.Series(name, values, pl.Int64) for name, values in of_line.items())
+    rows = present.select(*columns, pl.all())
+    once = ["request_id"] if keep == "first" else ["request_id", "at_us"]
+    return rows.unique(once, keep="first", maintain_order=True)
+
+
+def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
+    """Make a frame with a row per ``cpu`` line and thread: the line's ``at_us`` and ``ThreadTime``.
+
+    ``ran_us`` and ``waited_us`` count from the thread's beginning.
+    """
+    threads = structs_of([thread for line in lines for thread in line.threads], ThreadTime)
+    at_us = pl.Series("at_us", [line.at_us for line in lines for _ in line.threads], pl.Int64)
+    return threads.insert_column(0, at_us)
+
+
+STALLS = {"at_us": pl.Int64, **schema_of(Stalled)}
+
+
+def stalls_in(lines: Sequence[Any]) -> pl.DataFrame:
+    """Return a row per stall the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
+
+    Args:
+        lines: ``notice`` lines, others among them.
+    """
+    stalls: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line.stalled is None:
+            continue
+        reported = {name: getattr(line.stalled, name) for name in STALLS if name != "at_us"}
+        stall = stalls.setdefault(line.stalled.since_us, {"at_us": line.at_us, **reported})
+        stall["until_us"] = reported["until_us"]
+    return pl.DataFrame(list(stalls.values()), schema=STALLS)

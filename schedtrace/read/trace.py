@@ -8,9 +8,9 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from schedtrace.errors import UsageError
+from schedtrace.model.manifest import is_in_parts
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Fact
-from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.cache import read_by_files
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, file_size
 from schedtrace.read.parse import Parsed, parse

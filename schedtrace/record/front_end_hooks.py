@@ -17,7 +17,7 @@ import msgspec
 
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import Configured, RequestRefusal
-from schedtrace.model.redact import hide_secrets
+from schedtrace.model.printable import hide_secrets
 from schedtrace.record import settings
 from schedtrace.record.hooks import Method, wrap
 

@@ -11,7 +11,7 @@ import platform
 import time
 from typing import Any
 
-from schedtrace.model.redact import hide_secrets
+from schedtrace.model.printable import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.record import clocks

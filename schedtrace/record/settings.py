@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
-from schedtrace.model.redact import vllm_environment, without_secrets
+from schedtrace.model.printable import vllm_environment, without_secrets
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, memory_bounds
 from schedtrace.record import switches

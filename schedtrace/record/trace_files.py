@@ -15,9 +15,9 @@ from typing import Literal, Protocol
 
 from zstandard import ZstdCompressor
 
+from schedtrace.model.manifest import part_name, plain_name
 from schedtrace.model.safe_files import FILE_MODE
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.model.trace_names import part_name, plain_name
 from schedtrace.record.settings import create
 
 Begins = Literal["due", "truncated", "removed", "replaced"]

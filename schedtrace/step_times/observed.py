@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.timeline.computing import with_work
+from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.spans import at_steps, level, overlap_us
 from schedtrace.timeline.timeline import Timeline
 

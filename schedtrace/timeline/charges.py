@@ -3,18 +3,183 @@
 A request that waits for a seat waits, in the end, for what stalls the requests in the seats; a request that
 waits for the token budget may wait for one long prompt. The result is a table that divides the time of
 ``request_states`` in which requests got nothing, and so cannot disagree with it.
+
+Some waits end at holders of what is refused: KV blocks of idle requests, or most of the token budget. A
+streaming session keeps its blocks between two parts; a finished request keeps them until a KV transfer has
+fetched them. Loads on their way and requests that their scheduler set aside are not among ``idle_holders``:
+rules of their own describe them. A long prompt takes most of the steps' prefill tokens.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.frames import EngineFrames
-from schedtrace.timeline.holders import SHORT_FRAC
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, steps_of, time_within, united
+
+FEWEST_STEPS = 10
+"""Fewest steps of a run: a running request gets tokens in one of them."""
+MOST_FRAC = 0.5
+"""Share of the held blocks whose holders are to blame."""
+ELSEWHERE = ("kv_loads", "set_aside")
+
+HOLDERS_SCHEMA = {
+    "first_step": pl.Int64,
+    "last_step": pl.Int64,
+    "head": pl.String,
+    "held": pl.Int64,
+    "request_id": pl.String,
+    "blocks": pl.Int64,
+    "kind": pl.String,
+    "silent": pl.Boolean,
+    "alone": pl.Boolean,
+}
+
+
+def idle_holders(frames: EngineFrames) -> pl.DataFrame:
+    """Return one row per run of steps that refused a request KV blocks, and holder that got nothing in them.
+
+    Only runs of ``FEWEST_STEPS`` and more in which such holders keep ``MOST_FRAC`` of all held blocks.
+
+    Columns: ``first_step``, ``last_step``, ``head`` (the refused request), ``held`` (blocks of all holders
+    when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished`` or
+    ``request``), ``silent`` (a session whose client has not sent the next part) and ``alone`` (nobody ran).
+    """
+    if "refusals" not in frames.lists:
+        return pl.DataFrame(schema=HOLDERS_SCHEMA)
+    gone = frames.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
+    rows = (
+        _runs(frames)
+        .join_asof(_held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False)
+        .explode("request_id", "blocks")
+        .join(gone, on="request_id", how="left", maintain_order="left")
+        .with_columns(unfetched=pl.col("finished").list.contains(pl.col("request_id")))
+        .filter(pl.col("unfetched") | (pl.col("finished_us") > pl.col("begin_us")).fill_null(value=True))
+        .drop_nulls("request_id")
+    )
+    got = frames.stretches.select("request_id", "step", got_last="last_step").collect()
+    paused = frames.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
+    session = pl.col("request_id").is_in(frames.sessions.implode())
+    holders = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
+    elsewhere = pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *holders]).unique().collect()
+    idle = (
+        _without(rows, got)
+        .join(elsewhere, on="request_id", how="anti", maintain_order="left")
+        .filter(pl.col("blocks").sum().over("first_step") >= MOST_FRAC * pl.col("held"))
+    )
+    holder = ["first_step", "request_id"]
+    answered = _without(idle, paused.select("request_id", "step", got_last="step")).select(holder)
+    kind = pl.when("unfetched").then(pl.lit("finished")).when(session).then(pl.lit("session"))
+    return (
+        idle.join(
+            answered.with_columns(silent=pl.lit(value=False)), on=holder, how="left", maintain_order="left"
+        )
+        .with_columns(pl.col("silent").fill_null(value=True), kind=kind.otherwise(pl.lit("request")))
+        .select(*HOLDERS_SCHEMA)
+    )
+
+
+def _runs(frames: EngineFrames) -> pl.DataFrame:
+    """Return runs of steps that refused ``head``: ``first_step``, ``last_step``, ``begin_us``, ``alone``."""
+    refused = frames.exits.filter(
+        pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
+    ).select("step", head="request_id")
+    steps = frames.steps.select("step", "start_us", "num_running_after")
+    rows = refused.drop_nulls().unique("step", keep="last").join(steps, on="step").sort("step")
+    goes_on = (pl.col("step") == pl.col("step").shift(1) + 1) & (pl.col("head") == pl.col("head").shift(1))
+    return (
+        rows.group_by((~goes_on.fill_null(value=False)).cum_sum().alias("run"), maintain_order=True)
+        .agg(
+            pl.col("head").first(),
+            first_step=pl.col("step").first(),
+            last_step=pl.col("step").last(),
+            begin_us=pl.col("start_us").first(),
+            alone=pl.col("num_running_after").max() == 0,
+        )
+        .filter(pl.col("last_step") - pl.col("first_step") + 1 >= FEWEST_STEPS)
+    )
+
+
+def _held(frames: EngineFrames) -> pl.DataFrame:
+    """Return ``step``, ``head``, ``held``, and of its holders ``request_id``, ``blocks`` and ``finished``."""
+    taken = frames.lists["refusals"].select(
+        "step", "request_id", "holders", "held", "finished_holders", "other_held"
+    )
+    rows = []
+    for step, head, holders, groups, finished, other_blocks in taken.collect().iter_rows():
+        blocks = [sum(each) for each in zip(*(group for group in groups if group), strict=True)]
+        if len(blocks) == len(holders):
+            rows.append((step, head, holders, blocks, finished or [], sum(blocks) + sum(other_blocks or [])))
+    names, numbers = pl.List(pl.String), pl.List(pl.Int64)
+    schema: dict[str, Any] = {"step": pl.Int64, "head": pl.String, "request_id": names, "blocks": numbers}
+    schema |= {"finished": names, "held": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row").sort("step")
+
+
+def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows whose request has none of these spans (``step`` to ``got_last``) within its run."""
+    within = (pl.col("step") <= pl.col("last_step")) & (pl.col("got_last") >= pl.col("first_step"))
+    touched = rows.select("request_id", "first_step", "last_step").join(spans, on="request_id").filter(within)
+    return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
+
+
+MOST_PREFILL_FRAC = 0.5
+"""Share of a step's prefill tokens that one prompt takes."""
+SHORT_FRAC = 0.25
+"""A prompt is short beside one at least four times as long: else they are of a kind."""
+
+
+def prefills(frames: EngineFrames) -> pl.DataFrame:
+    """Return one row per step and prompt that it computed a part of.
+
+    Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
+    and ``computed_tokens``.
+    """
+    about = frames.first_arrivals.select("request_id", "prompt_tokens")
+    begun = frames.stretches.join(about.lazy(), on="request_id").filter(
+        pl.col("computed_tokens") < pl.col("prompt_tokens")
+    )
+    # A stretch of several steps goes on computing the prompt, but may decode in its last ones.
+    rows = begun.with_columns(step=pl.int_ranges("step", pl.col("last_step") + 1), at=pl.lit(0)).collect()
+    return (
+        rows.with_columns(number=pl.int_ranges(0, pl.col("step").list.len()))
+        .explode("step", "number")
+        .with_columns(pl.col("computed_tokens") + pl.col("number") * pl.col("scheduled_tokens"))
+        .filter(pl.col("computed_tokens") < pl.col("prompt_tokens"))
+        .select("step", "request_id", "prompt_tokens", "scheduled_tokens", "computed_tokens")
+    )
+
+
+def long_prefills(frames: EngineFrames) -> pl.DataFrame:
+    """Return the steps of whose prefill tokens one long prompt took at least half.
+
+    A prompt is long if it is larger than the token budget and the usual prompt is short beside it: many of
+    one size are a full device.
+
+    Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
+    prompts in this step).
+    """
+    arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
+    prompts = pl.concat([frames.present["prompt_tokens"], arrivals["prompt_tokens"]])
+    usual = prompts.quantile(0.5, "lower") or 0
+    return (
+        prefills(frames)
+        .with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
+        .filter(
+            (pl.col("prompt_tokens") > frames.token_budget)
+            & (SHORT_FRAC * pl.col("prompt_tokens") >= usual)
+            & (pl.col("scheduled_tokens") >= MOST_PREFILL_FRAC * pl.col("prefill_tokens"))
+        )
+        .sort("step", "scheduled_tokens", descending=[False, True])
+        .unique("step", keep="first", maintain_order=True)
+        .select("step", "request_id", "prompt_tokens", "scheduled_tokens", "prefill_tokens")
+    )
+
 
 PARKED_LOADS = "parked_loads"
 """Charge of a wait for blocks of requests that wait for KV from elsewhere: at least as many as run."""
@@ -79,9 +244,9 @@ def charges(
         frames: One engine's.
         states: Its ``request_states``.
         events: Its interruptions.
-        held_up: Requests behind refused heads, which would have fitted (``admission.behind_head``).
-        idle: ``holders.idle_holders``.
-        long: ``holders.long_prefills``.
+        held_up: Requests behind refused heads, which would have fitted (``queue_waits.behind_head``).
+        idle: ``idle_holders``.
+        long: ``long_prefills``.
     """
     waits = states.filter(
         pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
@@ -219,7 +384,10 @@ def _divided(
     """Return the rows of one cause, each divided among the charges of its steps."""
     rows = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
     if cause == Cause.TOKEN_BUDGET:
-        return _by_long_prompt(rows, steps)
+        long_us = time_within(rows, steps.spans, {"us": pl.col("long_prompt")})["us"]
+        rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left")
+        short = (pl.col("prompt_tokens") <= SHORT_FRAC * steps.longest_prompt).fill_null(value=False)
+        return _split(rows, pl.when(short).then(long_us).otherwise(0), LONG_PROMPT)
     if cause == Cause.CHUNKED_PREFILL_OFF:
         # Chunks would have used what the steps left of the budget: the rest of the wait is for more of it.
         unused = time_within(rows, steps.spans, {"us": pl.col("unused")})["us"]
@@ -227,8 +395,11 @@ def _divided(
     column = "seats" if cause == Cause.MAX_NUM_SEQS else "kv" if cause in (Cause.KV_BLOCKS, *OF_KV) else None
     if column is None:
         return rows
-    divided = _by_label(rows, steps.spans, column)
-    return _inverted(states, divided, steps) if frames.by_priority else divided
+    words = steps.spans[column].drop_nulls().unique().sort().to_list()
+    if words:  # else no step tells who holds it
+        times = time_within(rows, steps.spans, {word: pl.col(column) == word for word in words})
+        rows = pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
+    return _inverted(states, rows, steps) if frames.by_priority else rows
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
@@ -239,21 +410,6 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
             rows.with_columns(time_us=pl.col("time_us") - part_us),
         ]
     )
-
-
-def _by_label(rows: pl.DataFrame, spans: pl.DataFrame, column: str) -> pl.DataFrame:
-    words = spans[column].drop_nulls().unique().sort().to_list()
-    if not words:  # no step tells who holds it
-        return rows
-    times = time_within(rows, spans, {word: pl.col(column) == word for word in words})
-    return pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
-
-
-def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
-    long_us = time_within(rows, steps.spans, {"us": pl.col("long_prompt")})["us"]
-    rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left")
-    short = (pl.col("prompt_tokens") <= SHORT_FRAC * steps.longest_prompt).fill_null(value=False)
-    return _split(rows, pl.when(short).then(long_us).otherwise(0), LONG_PROMPT)
 
 
 def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:

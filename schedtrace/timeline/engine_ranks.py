@@ -14,13 +14,15 @@ Only a few numbers a step are kept of each rank (``RankSummary``), so that its t
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Self
 
 import polars as pl
 
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.frames import Offset, offset
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, level, time_within
 from schedtrace.timeline.step_time import FEATURES, StepTime, fit_line, fit_step_time
 from schedtrace.timeline.timeline import Timeline
@@ -289,36 +291,6 @@ SCHEMA = {
     "prefill_tokens": pl.Int64,
     "decode_tokens": pl.Int64,
 }
-
-
-class Offset(NamedTuple):
-    """Offset from times of one trace to the clock of another, in microseconds."""
-
-    us: int
-    uncertainty_us: int | None
-    """Largest error of it; None: not known, since a host's wall clock is not known to be right."""
-
-
-def offset(of: Header, to: Header) -> Offset:
-    """Return the offset from the clock of the trace with header ``of`` to that with header ``to``.
-
-    Processes of one machine read one monotonic clock: exact. Otherwise by wall clocks: the uncertainties of
-    both readings and, unless it is one host, what NTP leaves open on each.
-    """
-    if (
-        of.clock_id is not None
-        and of.clock_id == to.clock_id
-        and of.monotonic_anchor_us is not None
-        and to.monotonic_anchor_us is not None
-    ):
-        return Offset(of.monotonic_anchor_us - to.monotonic_anchor_us, 0)
-    parts = [of.wall_uncertainty_us, to.wall_uncertainty_us]
-    if of.host != to.host:
-        parts += [of.wall_max_error_us, to.wall_max_error_us]
-    known_parts = [part for part in parts if part is not None]
-    return Offset(
-        of.wall_anchor_us - to.wall_anchor_us, sum(known_parts) if len(known_parts) == len(parts) else None
-    )
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.frames import NOT_RECORDED, EngineFrames
 from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within
-from schedtrace.timeline.unrecorded import NOT_RECORDED
 
 DEVICE = "device"
 """State in which a worker has its turn."""

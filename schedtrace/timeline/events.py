@@ -16,8 +16,9 @@ import polars as pl
 
 from schedtrace.timeline.engine_states import engine_busy_us, lost_spans
 from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.queue_waits import NEVER
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
 from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until

@@ -1,10 +1,14 @@
 """Frames of one engine's trace, warm-up left out: the plain data beneath all of ``timeline/``.
 
-The tables of ``timeline/tables.py`` are made of ``EngineFrames``, each by a function in a module of its own.
+The tables of ``timeline/timeline.py`` are made of ``EngineFrames``.
+
+``EngineFrames.gaps`` has the gaps. A request neither waits, runs nor ends in one: its state there is
+``NOT_RECORDED``, and a request that is not recorded afterwards has no end.
 """
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import polars as pl
 
@@ -13,10 +17,9 @@ from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import ALL_FACTS, Control, Fact
-from schedtrace.read.columns import cpu_times, present_in, stalls_in
-from schedtrace.read.gaps import GAP_SCHEMA
+from schedtrace.read.problems import DROPPED, GAP_SCHEMA
 from schedtrace.read.run import FrontEndRecord
-from schedtrace.read.tables import schema_of
+from schedtrace.read.tables import cpu_times, present_in, schema_of, stalls_in
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 
 
@@ -84,7 +87,7 @@ class EngineFrames:
     warmup_requests: pl.Series
     """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests there when the trace began, or after a gap, without an arrival (``read/columns.py``)."""
+    """Requests there when the trace began, or after a gap, without an arrival (``read/tables.py``)."""
     closed_workload: bool = False
     """Whether all requests of a trial go to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
@@ -92,16 +95,16 @@ class EngineFrames:
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
-    """Processor times of threads (``read/columns.py``)."""
+    """Processor times of threads (``read/tables.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """Calls of the engine beside requests, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
-    """Times without progress that the engine's watchdog saw (``read/columns.py``), and ``open``: the trace
+    """Times without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: the trace
     ends in it, and ``until_us`` is the last moment that the trace knows."""
     front_end: FrontEndRecord | None = None
     """Records of the run's front ends, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
-    """Times of which nothing is recorded (``read/gaps.py``)."""
+    """Times of which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
     """Requests there when gaps were over, as far as they are recorded: a row for each gap."""
     missing: list[Message] = field(default_factory=list)
@@ -111,7 +114,7 @@ class EngineFrames:
     offset_us: int = 0
     """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
     is_window: bool = False
-    """Whether it is cut to a part of its trace (``timeline/window.py``)."""
+    """Whether it is cut to a part of its trace (``timeline/timeline.py``)."""
 
     @cached_property
     def admitted(self) -> pl.DataFrame:
@@ -282,3 +285,212 @@ def demand_of(header: Header, steps: pl.DataFrame, finishes: pl.DataFrame) -> De
         lengths = ended.group_by(pl.col("prompt_tokens") + pl.col("output_tokens")).len().drop_nulls()
         blocks = sum(count * sum(need.sequence(tokens) or ()) for tokens, count in lengths.iter_rows())
     return Demand(int(steps.select(there.max()).item() or 0), ended.height, blocks)
+
+
+NOT_RECORDED = "not_recorded"
+"""State of a request, and of the engine, in a gap."""
+
+
+def recorded(states: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``request_states`` or ``engine_states`` outside of gaps."""
+    return states.filter(pl.col("state") != NOT_RECORDED)
+
+
+def missing_us(frames: EngineFrames) -> int:
+    """Return the length of all gaps, in microseconds."""
+    return int(frames.gaps.select((pl.col("to_us") - pl.col("from_us")).sum()).item() or 0)
+
+
+def missing_steps(frames: EngineFrames) -> int:
+    """Count the steps that lie in gaps."""
+    missing = pl.col("last_step") - pl.col("first_step") + 1
+    return int(frames.gaps.select(missing.clip(0).sum()).item() or 0)
+
+
+def after(frames: EngineFrames) -> pl.DataFrame:
+    """Return the requests there when a gap was over, with ``next_step``, the first step behind it."""
+    steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
+    return frames.there_after.join(steps, on="at_us", maintain_order="left")
+
+
+def gone(frames: EngineFrames) -> pl.DataFrame:
+    """Return the requests that left in a gap, or may have: they are not recorded afterwards.
+
+    Columns: ``request_id``; ``gone_us``, since when nothing is known; ``gone_step``, the first step behind.
+    """
+    gaps = frames.gaps.filter(pl.col("kind") != DROPPED).sort("next_step")
+    if gaps.is_empty():
+        return pl.DataFrame(schema={"request_id": pl.String, "gone_us": pl.Int64, "gone_step": pl.Int64})
+    signs = [
+        frames.stretches.select("request_id", step=pl.col("last_step")).collect(),
+        _numbered(frames, frames.arrivals, "queued_us"),
+        frames.arrivals.select("request_id", "step").drop_nulls(),
+        _numbered(frames, frames.present, "at_us"),
+        frames.preemptions.select("request_id", "step"),
+        frames.exits.select("request_id", "step").drop_nulls(),
+        after(frames).select("request_id", step="next_step"),
+    ]
+    last = (
+        pl.concat([sign.cast({"step": pl.Int64}) for sign in signs])
+        .group_by("request_id")
+        .agg(pl.col("step").max())
+    )
+    return (
+        last.join(frames.finishes.select("request_id"), on="request_id", how="anti")
+        .sort("step")
+        .join_asof(
+            gaps.select(gone_step="next_step", gone_us="from_us"),
+            left_on=pl.col("step") + 1,
+            right_on="gone_step",
+            strategy="forward",
+            coalesce=False,
+        )
+        .drop_nulls("gone_us")
+        .select("request_id", "gone_us", "gone_step")
+    )
+
+
+def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
+    """Return the last step begun by each row's moment: ``request_id`` and ``step``; -1: no step."""
+    numbers = frames.steps.sort("step")["step"]
+    places = (
+        frames.steps.sort("step")["start_us"].search_sorted(rows[moment], side="right").cast(pl.Int64) - 1
+    )
+    step = pl.select(pl.when(places >= 0).then(numbers.gather(places.clip(0)))).to_series().fill_null(-1)
+    return rows.select("request_id").with_columns(step=step)
+
+
+def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return spans of time, ``begin_us`` and ``end_us`` beside other columns, cut where gaps are."""
+    columns = {"state": pl.String, "cause": pl.String, "begin_step": pl.Int64, "end_step": pl.Int64}
+    missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in spans.columns]
+    cut = cut_by_gaps(spans.with_columns(*missing, tokens=pl.lit(0)), gaps)
+    return cut.filter(pl.col("state").ne_missing(NOT_RECORDED)).select(spans.columns)
+
+
+def after_gaps(frames: EngineFrames) -> pl.Series:
+    """Return the numbers of steps before which one is missing, in which requests may have been admitted."""
+    number = frames.steps["step"]
+    follows = number == number.shift(1) + 1
+    return number.filter(~follows.fill_null(frames.header.first_step == 0))
+
+
+def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
+    """Sort rows by a ``moment`` and add the first step since it: ``next_step`` and its ``begin_us``."""
+    begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
+    return rows.sort(moment, maintain_order=True).join_asof(
+        begins,
+        left_on=moment,
+        right_on="begin_us",
+        strategy="forward",
+        coalesce=False,
+        check_sortedness=False,
+    )
+
+
+def was_preempted() -> pl.Expr:
+    """Select requests of ``EngineFrames.present`` that wait since a preemption, their tokens lost."""
+    return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
+
+
+def lost_before(frames: EngineFrames) -> pl.DataFrame:
+    """Return ``request_id`` and ``lost_tokens`` of requests that had been preempted when the trace began.
+
+    A request with output tokens had computed all but the last of them. Without, its loss is not known.
+    """
+    return _losses(frames.there_first).select("request_id", "lost_tokens")
+
+
+def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
+    """Return the same for requests there when a gap was over; ``step`` is the first behind it."""
+    return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
+
+
+def _losses(there: pl.DataFrame) -> pl.DataFrame:
+    return there.with_columns(lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
+
+
+def known_loss() -> pl.Expr:
+    """Return the tokens that a preemption threw away, as far as a row of ``Present`` has them."""
+    sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
+    again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
+    return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
+
+
+def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return states with what lies in a gap as ``NOT_RECORDED``, of no step, token or cause.
+
+    Args:
+        states: ``begin_us``, ``end_us``, ``state``, ``cause``, ``begin_step``, ``end_step`` and ``tokens``.
+        gaps: ``EngineFrames.gaps``.
+    """
+    gaps = gaps.filter(pl.col("to_us") > pl.col("from_us")).sort("from_us")
+    if gaps.is_empty() or states.is_empty():
+        return states
+    first = gaps["to_us"].search_sorted(states["begin_us"], side="right").cast(pl.Int64)
+    after_last = gaps["from_us"].search_sorted(states["end_us"], side="left").cast(pl.Int64)
+    numbered = states.with_row_index("span").with_columns(first=first, count=(after_last - first).clip(0))
+    whole, hit = numbered.filter(pl.col("count") == 0), numbered.filter(pl.col("count") > 0)
+    inside = hit.with_columns(gap=pl.int_ranges("first", pl.col("first") + pl.col("count"))).explode("gap")
+    inside = inside.with_columns(
+        begin_us=pl.max_horizontal("begin_us", pl.lit(gaps["from_us"].gather(inside["gap"]))),
+        end_us=pl.min_horizontal("end_us", pl.lit(gaps["to_us"].gather(inside["gap"]))),
+        state=pl.lit(NOT_RECORDED),
+        tokens=pl.lit(0, states.schema["tokens"]),
+        **{name: pl.lit(None, states.schema[name]) for name in ("cause", "begin_step", "end_step")},
+    ).filter(pl.col("end_us") > pl.col("begin_us"))
+    last = pl.col("first") + pl.col("count")
+    between = hit.with_columns(gap=pl.int_ranges("first", last + 1)).explode("gap")
+    before = (between["gap"] - 1).clip(0)
+    following = between["gap"].clip(None, gaps.height - 1)
+    is_first, is_last = pl.col("gap") == pl.col("first"), pl.col("gap") == last
+    between = between.with_columns(
+        begin_us=pl.when(is_first).then("begin_us").otherwise(pl.lit(gaps["to_us"].gather(before))),
+        end_us=pl.when(is_last).then("end_us").otherwise(pl.lit(gaps["from_us"].gather(following))),
+        begin_step=pl.when(is_first).then("begin_step").otherwise(pl.lit(gaps["next_step"].gather(before))),
+        end_step=pl.when(is_last)
+        .then("end_step")
+        .otherwise(pl.lit(gaps["first_step"].gather(following)) - 1),
+    )
+    recorded = between.filter(pl.col("end_us") > pl.col("begin_us"))
+    steps_known = pl.col("begin_step") <= pl.col("end_step")
+    recorded = recorded.with_columns(
+        tokens=pl.when(pl.int_range(pl.len()).over("span") == 0).then("tokens").otherwise(0),
+        **{name: pl.when(steps_known).then(name) for name in ("begin_step", "end_step")},
+    )
+    columns = [*states.columns, "span"]
+    return (
+        pl.concat([part.select(columns) for part in (whole, inside, recorded)])
+        .sort("span", "begin_us", "end_us", maintain_order=True)
+        .drop("span")
+    )
+
+
+class Offset(NamedTuple):
+    """Offset from times of one trace to the clock of another, in microseconds."""
+
+    us: int
+    uncertainty_us: int | None
+    """Largest error of it; None: not known, since a host's wall clock is not known to be right."""
+
+
+def offset(of: Header, to: Header) -> Offset:
+    """Return the offset from the clock of the trace with header ``of`` to that with header ``to``.
+
+    Processes of one machine read one monotonic clock: exact. Otherwise by wall clocks: the uncertainties of
+    both readings and, unless it is one host, what NTP leaves open on each.
+    """
+    if (
+        of.clock_id is not None
+        and of.clock_id == to.clock_id
+        and of.monotonic_anchor_us is not None
+        and to.monotonic_anchor_us is not None
+    ):
+        return Offset(of.monotonic_anchor_us - to.monotonic_anchor_us, 0)
+    parts = [of.wall_uncertainty_us, to.wall_uncertainty_us]
+    if of.host != to.host:
+        parts += [of.wall_max_error_us, to.wall_max_error_us]
+    known_parts = [part for part in parts if part is not None]
+    return Offset(
+        of.wall_anchor_us - to.wall_anchor_us, sum(known_parts) if len(known_parts) == len(parts) else None
+    )

@@ -1,4 +1,4 @@
-"""Pieces of requests' lives, and those in the waiting queue.
+"""Pieces of requests' lives: in the waiting queue, and while they run.
 
 A piece says since when a request was in which state; ``request_states.py`` puts the pieces together. It
 has no end: it lasts until the request's next piece begins. So the pieces of a request can neither overlap nor
@@ -6,12 +6,47 @@ leave a gap.
 
 After a step every request in the queue was refused by something: by the skip that passed over it or, for all
 others, by the exit that ended the loop. Each waits for that from the step's start to the start of the next.
+
+A request computes from the start of the step that admits it until its next token is back: ``prefill``, or
+``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that gives it
+nothing, or from when its last output is back if that is later, to the start of the step that goes on with it.
+A step that passes over it because its output is in flight (asynchronous scheduling) takes nothing from it.
+
+An example: a prompt of 100 tokens is prefilled in steps 1 and 2, decodes in step 3, gets nothing in step 4
+for want of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us, its output is back 50 us
+later. ``_portions`` makes of its stretches, the first output being that of step 2:
+
+    step  last_step  place  last_place  decodes  state    tokens  output_us  output_place
+    1     1          0      0           False    prefill  60      250        1
+    2     2          1      1           False    prefill  40      250        1
+    3     3          2      2           True     decode   1       250        1
+    5     5          4      4           True     decode   1       250        1
+
+``running_pieces`` makes of these, in order of ``place`` and ``rank``:
+
+    place  rank          since_us  state    cause         begin_step  end_step  tokens
+    0      COMPUTES (2)  100       prefill                1           2         100
+    1      DECODES (3)   250       decode                                       0
+    2      DECODES (3)   250       decode                 3           3         1
+    3      WAITS (1)     400       stalled  token_budget  4           4         0
+    4      DECODES (3)   500       decode                 5           5         1
+
+Each piece lasts until the next: the request prefills for 150 us, decodes for 150, is stalled for 100.
 """
 
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.frames import (
+    EngineFrames,
+    after,
+    after_gaps,
+    known_loss,
+    lost_before,
+    lost_in_gaps,
+    next_steps,
+    was_preempted,
+)
 
 PIECE_SCHEMA = {
     "request_id": pl.String,
@@ -29,6 +64,8 @@ PIECE_SCHEMA = {
 order of events, and ``since_us``, its begin in microseconds, may not. ``begin_step`` to ``end_step`` are the
 steps that it is made of, null where no step knew of the request; ``tokens`` is what these scheduled of it."""
 
+NEXT_STEP = "next_step"
+"""``cause`` of waiting for the first step that could see the request: nothing refused it."""
 OTHER = pl.lit(str(Cause.OTHER))
 ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
 """``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. What is told
@@ -160,6 +197,76 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
     )
 
 
+def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
+    """Return the pieces from the front end to the scheduler, then until a step can see the request."""
+    first = {"place": pl.lit(-1)}
+    arrivals = _where_known(frames, frames.first_arrivals)
+    through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
+    return pl.concat(
+        [
+            pieces(
+                through_front_end,
+                since_us=pl.col("arrived_us"),
+                rank=pl.lit(ARRIVES),
+                state=pl.lit("front_end"),
+                **first,
+            ),
+            pieces(
+                arrivals,
+                since_us=pl.col("queued_us"),
+                rank=pl.lit(WAITS),
+                state=pl.lit("waiting"),
+                cause=pl.lit(NEXT_STEP),
+                **first,
+            ),
+        ]
+    )
+
+
+def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces of requests that were there when the trace began, or after a gap."""
+    first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
+    there = place_of(
+        pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "first_place"
+    )
+    runs = pl.col("state") == "running"
+    again = pl.col("computed_tokens") < known_loss()
+    computes = (
+        pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
+    )
+    waits = pl.when(was_preempted()).then(pl.lit("preempted")).otherwise(pl.lit("waiting"))
+    origin = {"place": pl.col("first_place") - 1, "rank": pl.lit(TOLD)}
+    # The recorder tells who is there when a step ends: the output of its first token may be in flight.
+    in_flight = (
+        runs & ~again.fill_null(value=False) & (pl.col("first_token_us") > pl.col("at_us"))
+    ).fill_null(value=False)
+    state = pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits)
+    return pl.concat(
+        [
+            pieces(
+                there,
+                since_us=pl.col("at_us"),
+                state=pl.when(in_flight).then(pl.lit("prefill")).otherwise(state),
+                cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
+                **origin,
+            ),
+            pieces(
+                there.filter(in_flight), since_us=pl.col("first_token_us"), state=pl.lit("decode"), **origin
+            ),
+        ]
+    )
+
+
+def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
+    """Let arrivals whose next step is missing begin with the next recorded one: before, nothing is known."""
+    gaps = after_gaps(frames)
+    unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
+    since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
+    return next_steps(frames, arrivals, "queued_us").with_columns(
+        queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us")
+    )
+
+
 def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
     """Return the cause of requests in the queue after the last step, and the cause of each with another one.
 
@@ -183,3 +290,282 @@ def loop_ends(frames: EngineFrames) -> pl.Series:
     unexplained = pl.col("waiting_cause") == str(Cause.QUEUE_EMPTY)
     cause = pl.when(unexplained).then(OTHER).otherwise(pl.col("waiting_cause"))
     return frames.steps.select(cause.fill_null(OTHER).alias("cause"))["cause"]
+
+
+ADMISSION = ["request_id", "admission"]
+BEFORE = -1
+"""Number of a step, or its place, before the first one."""
+
+
+def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+    """Return the pieces of all running requests.
+
+    Args:
+        frames: One engine's trace.
+        steps: ``placed(frames.steps)``.
+        ends: ``request_id`` and ``end_us``: when each was gone, or the trace ended.
+    """
+    portions = _portions(frames, steps)
+    lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_place")
+    aside = place_of(frames.set_aside.select("request_id", "step"), steps, "step", "lost_place")
+    again = after(frames).filter(pl.col("state") != "running").select("request_id", step="next_step")
+    waits = place_of(again, steps, "step", "lost_place")
+    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, aside, waits]).sort("lost_place"))
+    resumed = stalled.select("request_id", place="resume_place", after_stall=pl.lit(value=True)).unique()
+    behind = frames.gaps["next_step"].sort()
+    portions = portions.with_columns(
+        gap=pl.Series(behind.search_sorted(portions["step"], side="right"), dtype=pl.Int64)
+    )
+    begins = pl.col("gap") > pl.col("gap").shift(1).over("request_id")  # behind a gap of the trace
+    runs = (
+        portions.join(resumed, on=["request_id", "place"], how="left", maintain_order="left")
+        .with_columns(
+            after_stall=pl.col("after_stall").fill_null(value=False) | begins.fill_null(value=False)
+        )
+        .with_columns(run=pl.col("after_stall").cum_sum().over("request_id"))
+        .group_by(*ADMISSION, "decodes", "run", maintain_order=True)
+        .agg(
+            pl.col("place", "step", "state", "output_us", "output_place", "after_stall").first(),
+            pl.col("last_step").last(),
+            pl.col("tokens").sum(),
+        )
+    )
+    began = pl.col("start_us")
+    back = pl.coalesce("output_us", "start_us")  # null: the step before the first of the trace
+    resumes = pl.when("after_stall").then(pl.max_horizontal(began, back)).otherwise(back)
+    runs = runs.with_columns(start_us=steps["start_us"].gather(runs["place"])).with_columns(
+        since_us=pl.when("decodes").then(resumes).otherwise(began)
+    )
+    last_lost = lost.group_by("request_id").agg(pl.col("lost_place").max())
+    # One that ends with its first token never decodes; one whose end is not recorded lives on.
+    has_end = pl.col("request_id").is_in(frames.finishes["request_id"].implode())
+    lost_again = pl.col("lost_place") > pl.col("output_place")
+    goes_on = pl.col("decodes").any().over(ADMISSION) | lost_again | ~has_end
+    first = (
+        runs.join(last_lost, on="request_id", how="left", maintain_order="left")
+        .filter(pl.col("output_us").is_not_null() & goes_on)
+        .unique(ADMISSION, keep="first", maintain_order=True)
+        .with_columns(state=pl.lit("decode"))
+    )
+    return pl.concat(
+        [
+            pieces(
+                runs,
+                rank=pl.when("decodes").then(pl.lit(DECODES)).otherwise(pl.lit(COMPUTES)),
+                begin_step=pl.col("step"),
+                end_step=pl.col("last_step"),
+                tokens=pl.col("tokens"),
+            ),
+            # A stall or a preemption may come between its first token and the step that decodes the next.
+            pieces(first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)),
+            pieces(
+                stalled,
+                rank=pl.lit(WAITS),
+                state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
+                **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
+            ),
+        ]
+    )
+
+
+def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return what requests were scheduled, cut where the first token after an admission comes back.
+
+    Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
+    their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
+    and the place of its step, ``output_place``; null if there was no token.
+    """
+    measured = frames.stretches.join(
+        frames.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
+    )
+    stretches = with_work(frames, measured.collect()).sort("request_id", "step")
+    stretches = place_of(stretches, steps, "step", "place").with_columns(
+        admission=(pl.col("phase") != "running").cum_sum().over("request_id")
+    )
+    missing_tokens = _known_tokens() - pl.col("computed_tokens")
+    tokens_a_step = pl.col("scheduled_tokens").clip(1)
+    computing_steps = (-(-missing_tokens // tokens_a_step)).clip(0, pl.col("last_step") - pl.col("step") + 1)
+    before = stretches.with_columns(missing_tokens=missing_tokens, computing_steps=computing_steps)
+    computing = before.filter(pl.col("computing_steps") > 0).with_columns(
+        last_step=pl.col("step") + pl.col("computing_steps") - 1,
+        decodes=pl.lit(value=False),
+        reached=pl.col("computing_steps") * pl.col("scheduled_tokens") >= pl.col("missing_tokens"),
+    )
+    decoding = before.filter(pl.col("step") + pl.col("computing_steps") <= pl.col("last_step")).with_columns(
+        step=pl.col("step") + pl.col("computing_steps"),
+        place=pl.col("place") + pl.col("computing_steps"),
+        decodes=pl.lit(value=True),
+        reached=pl.lit(value=False),
+    )
+    length = pl.col("last_step") - pl.col("step") + 1
+    portions = pl.concat([computing, decoding]).with_columns(
+        last_place=pl.col("place") + length - 1, tokens=length * pl.col("scheduled_tokens").fill_null(0)
+    )
+    first = (
+        portions.filter("reached")
+        .sort("last_place")
+        .unique(ADMISSION, keep="first", maintain_order=True)
+        .select(*ADMISSION, output_place="last_place")
+    )
+    first = first.with_columns(output_us=steps["output_us"].gather(first["output_place"]))
+    computes = pl.when(pl.col("lost_tokens") > 0).then(pl.lit("recompute")).otherwise(pl.lit("prefill"))
+    return (
+        portions.sort("request_id", "step")
+        .join(first, on=ADMISSION, how="left", maintain_order="left")
+        .with_columns(state=pl.when("decodes").then(pl.lit("decode")).otherwise(computes))
+    )
+
+
+def _known_tokens() -> pl.Expr:
+    """Return the tokens of a request when it is admitted: its next one is back once these are computed.
+
+    After the prompt the last one of them was sampled and not computed before the preemption. A request that
+    found all that it had lost in a cache decodes at once.
+    """
+    lost = pl.col("lost_tokens")
+    recomputes = pl.col("computed_tokens").first().over(ADMISSION) < lost
+    sampled = (lost >= pl.col("prompt_tokens")) & recomputes
+    return pl.max_horizontal("prompt_tokens", lost) + sampled.fill_null(value=False).cast(pl.Int64)
+
+
+def _stalls(
+    frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the runs of steps that gave a running request nothing, for one cause each.
+
+    ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
+    Columns of the result: ``request_id``, ``place``, ``since_us``, ``cause``, ``begin_step``, ``end_step``
+    and ``resume_place``, the place of the step that went on with it.
+    """
+    gone = ends.select("request_id", "end_us")
+    gone = gone.with_columns(
+        gone_place=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)
+    )
+    ran = frames.there_first.filter(pl.col("state") == "running").select(
+        "request_id",
+        *(
+            pl.lit(at, portions.schema[name]).alias(name)
+            for name, at in (("admission", 0), ("place", BEFORE), ("last_place", BEFORE))
+        ),
+    )
+    gaps = (
+        pl.concat([ran, portions.select(*ADMISSION, "place", "last_place")])
+        .select(
+            *ADMISSION,
+            "last_place",
+            next_place=pl.col("place").shift(-1).over(ADMISSION),
+        )
+        .sort("last_place")
+        .join_asof(
+            lost.select("request_id", "lost_place"),
+            left_on="last_place",
+            right_on="lost_place",
+            by="request_id",
+            strategy="forward",
+            allow_exact_matches=False,
+            check_sortedness=False,
+            coalesce=False,
+        )
+        .join(gone, on="request_id", how="left", maintain_order="left")
+        # The step that resumed it may be missing, in a gap of the trace: then no later admission tells.
+        .with_columns(resume_place=pl.min_horizontal(pl.coalesce("next_place", "gone_place"), "lost_place"))
+        .filter(pl.col("resume_place") > pl.col("last_place") + 1)
+    )
+    last = max(0, steps.height - 1)
+    over_us = steps["start_us"].gather(gaps["resume_place"].clip(0, last)) if steps.height else gaps["end_us"]
+    over = pl.when(pl.col("resume_place") <= last).then(over_us).otherwise("end_us")
+    gaps = gaps.with_columns(
+        first=pl.col("last_place") + 1,
+        end="resume_place",
+        back_us=_at(steps["output_us"], gaps["last_place"]).fill_null(0),
+        over_us=pl.min_horizontal(over, "end_us"),
+    )
+    usual, named = _causes(frames)
+    # Between two parts a session is no longer running but in the queue, its blocks kept.
+    in_queue = gaps.filter(_is_session(frames))
+    runs = pl.concat(
+        [
+            cause_runs(gaps.filter(~_is_session(frames)), usual, named, steps),
+            cause_runs(in_queue, loop_ends(frames), named, steps),
+        ]
+    )
+    number, starts = steps["step"], steps["start_us"]
+    next_us = pl.lit(starts.gather((runs["last"] + 1).clip(0, last)))
+    ended = pl.when(pl.col("last") + 1 < pl.col("end")).then(next_us).otherwise("over_us")
+    return (
+        runs.with_columns(
+            since_us=pl.max_horizontal(starts.gather(runs["place"]), "back_us"),
+            ends_us=pl.min_horizontal(ended, "over_us"),
+            begin_step=number.gather(runs["place"]),
+            end_step=number.gather(runs["last"]),
+        )
+        .filter((pl.col("cause") != str(Cause.OUTPUT_IN_FLIGHT)) & (pl.col("since_us") < pl.col("ends_us")))
+        .select("request_id", "place", "since_us", "cause", "begin_step", "end_step", "resume_place")
+    )
+
+
+def _at(values: pl.Series, places: pl.Series) -> pl.Series:
+    """Return the values at these places; null for ``BEFORE``."""
+    return values.gather(pl.select(pl.when(places >= 0).then(places)).to_series())
+
+
+def _is_session(frames: EngineFrames) -> pl.Expr:
+    return pl.col("request_id").is_in(frames.sessions.implode())
+
+
+def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
+    """Return the cause for which each step gave running requests nothing, and the requests that it names.
+
+    A request that a step does not name was skipped with too many others to name, or not reached: then the
+    exit that ended the running loop is its cause.
+    """
+    exits = frames.exits.filter("refusal")
+    in_loop = exits.filter(pl.col("loop") == "running")
+    skips = (pl.col("kind") == "continue") & pl.col("request_id").is_null()
+    unnamed = in_loop.filter(skips).unique("step", keep="last").select("step", skipped="cause")
+    ended = (
+        in_loop.filter(pl.col("kind") != "continue").unique("step", keep="last").select("step", ended="cause")
+    )
+    usual = (
+        frames.steps.select("step")
+        .join(unnamed, on="step", how="left", maintain_order="left")
+        .join(ended, on="step", how="left", maintain_order="left")
+        .select(cause=pl.coalesce("skipped", "ended", OTHER))
+    )
+    return usual["cause"], exits.filter(pl.col("request_id").is_not_null()).select(
+        "step", "request_id", "cause"
+    )
+
+
+def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``timeline.requests``.
+
+    ``lost_tokens`` is the most that a preemption before (or in) that step had thrown away, as far as known.
+    ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the
+    prompt's length is not known.
+    """
+    its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
+    before = lost_before(frames).select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")
+    columns = ("request_id", "step", "lost_tokens")
+    lost = (
+        pl.concat([before, frames.preemptions.select(columns), lost_in_gaps(frames).select(columns)])
+        .filter(its)
+        .sort("step", maintain_order=True)
+        .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
+        .unique(["request_id", "step"], keep="last", maintain_order=True)
+    )
+    computed = pl.col("computed_tokens")
+    return (
+        rows.join(frames.prompt_lengths, on="request_id", how="left", maintain_order="left")
+        .sort("step", maintain_order=True)
+        .join_asof(lost, on="step", by="request_id", check_sortedness=False)
+        .with_columns(pl.col("lost_tokens").fill_null(0))
+        .with_columns(
+            work=pl.when(computed < pl.col("lost_tokens"))
+            .then(pl.lit("recompute"))
+            .when(computed < pl.col("prompt_tokens"))
+            .then(pl.lit("prefill"))
+            .when(pl.col("prompt_tokens").is_not_null())
+            .then(pl.lit("decode"))
+        )
+    )

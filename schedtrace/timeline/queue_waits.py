@@ -1,16 +1,27 @@
-"""The waiting queue, reconstructed from the trace alone: requests that waited, and the tokens they wanted.
+"""The waiting queue, reconstructed from the trace alone: who waited, and who was refused for its size.
 
 A request waits from the step in whose line it arrived until the step that schedules it, and again from the
 step that preempts it, or that finds it set aside. A request that waited when the trace began waits from its
 first step.
 Checked against the counts that the recorder took from vLLM: ``mismatches``.
+
+Steps may refuse the head of the queue for its size (``refused_heads``).
+Who would have been admitted, had the scheduler passed over the request that it refused at the head, follows
+step by step from what the step left over: tokens, KV blocks and seats. Requests behind the head are taken in
+the order of the queue if they fit. A request that was let pass keeps its seat and its blocks, which grow by a
+token a step, until the step that in fact scheduled it; so nothing is given away twice. A request for which
+the room would not have lasted until then is not counted at all: it would have been preempted.
 """
+
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import polars as pl
 
-from schedtrace.timeline.frames import EngineFrames
+from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
+from schedtrace.model.kv_need import KvNeed, kv_need
+from schedtrace.timeline.frames import EngineFrames, after, after_gaps, next_steps, was_preempted
 from schedtrace.timeline.spans import at_steps, level
-from schedtrace.timeline.unrecorded import after
 
 NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
@@ -92,13 +103,6 @@ def waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def after_gaps(frames: EngineFrames) -> pl.Series:
-    """Return the numbers of steps before which one is missing, in which requests may have been admitted."""
-    number = frames.steps["step"]
-    follows = number == number.shift(1) + 1
-    return number.filter(~follows.fill_null(frames.header.first_step == 0))
-
-
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
     """Return the rows of ``timeline.waits`` that still waited after a step, in the order of the queue."""
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
@@ -114,19 +118,6 @@ def mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
     counted = level(waited, "since_step", "left_step", reconstructed=1)
     recorded = frames.steps.select("step", recorded="num_waiting_after")
     return at_steps(counted, recorded).filter(pl.col("recorded") != pl.col("reconstructed"))
-
-
-def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Sort rows by a ``moment`` and add the first step since it: ``next_step`` and its ``begin_us``."""
-    begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
-    return rows.sort(moment, maintain_order=True).join_asof(
-        begins,
-        left_on=moment,
-        right_on="begin_us",
-        strategy="forward",
-        coalesce=False,
-        check_sortedness=False,
-    )
 
 
 def _arrivals(frames: EngineFrames) -> pl.DataFrame:
@@ -164,35 +155,6 @@ def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
         state="state",
         computed_tokens="computed_tokens",
     )
-
-
-def was_preempted() -> pl.Expr:
-    """Select requests of ``EngineFrames.present`` that wait since a preemption, their tokens lost."""
-    return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
-
-
-def lost_before(frames: EngineFrames) -> pl.DataFrame:
-    """Return ``request_id`` and ``lost_tokens`` of requests that had been preempted when the trace began.
-
-    A request with output tokens had computed all but the last of them. Without, its loss is not known.
-    """
-    return _losses(frames.there_first).select("request_id", "lost_tokens")
-
-
-def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
-    """Return the same for requests there when a gap was over; ``step`` is the first behind it."""
-    return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
-
-
-def _losses(there: pl.DataFrame) -> pl.DataFrame:
-    return there.with_columns(lost_tokens=known_loss()).filter(pl.col("lost_tokens") > 0)
-
-
-def known_loss() -> pl.Expr:
-    """Return the tokens that a preemption threw away, as far as a row of ``Present`` has them."""
-    sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
-    again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
-    return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
 
 
 def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
@@ -253,4 +215,244 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     unrecorded = departures.select("request_id", ended_step="gone_step")
     return pl.concat(
         [ended, unrecorded.select(pl.col(name).cast(kind) for name, kind in ended.schema.items())]
+    )
+
+
+BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
+"""Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
+
+
+@dataclass(frozen=True)
+class AdmissionNeed:
+    """The room that a waiting request needs, at most: hits in the prefix cache are unknown."""
+
+    kv: KvNeed
+    chunked: bool
+    most_at_once: int
+    """``long_prefill_token_threshold``; 0: none."""
+    whole: bool
+    """``scheduler_reserve_full_isl``: there must be room for all of it, not only for its first chunk."""
+    kept_free: int
+    """Blocks of ``--watermark``."""
+
+    def tokens(self, wanted: int, budget: int) -> int:
+        """Return the tokens of the first chunk; 0 if none fits."""
+        chunk = min(wanted, self.most_at_once or wanted)
+        if self.chunked:
+            return min(chunk, budget)
+        return chunk if chunk <= budget else 0
+
+    def blocks(self, tokens: int, computed: int = 0) -> int:
+        """Return the KV blocks that it holds after a step that took it from ``computed`` to ``tokens``."""
+        return sum(self.kv.held(computed, tokens) or ())
+
+    def blocks_later(self, tokens: int, computed: int) -> int:
+        """Return the KV blocks that it holds then, whatever the chunks of its earlier tokens were."""
+        most = self.kv.sequence(tokens + self.kv.lookahead) or []
+        return sum(map(min, most, self.kv.held(computed, tokens) or []))
+
+    def blocks_asked(self, wanted: int, tokens: int) -> int:
+        """Return the KV blocks that must be free to admit it with a first chunk of so many tokens."""
+        chunk = self.blocks(tokens)
+        return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
+
+
+def refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps whose waiting loop ended at a request that was too large: one row each.
+
+    Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
+
+    Args:
+        frames: One engine's.
+        waits: ``queue_waits.waits``.
+        mismatches: ``queue_waits.mismatches``.
+
+    Columns: those of ``EngineFrames.exits`` with ``head`` for the request's id, ``order`` (its place in
+    ``waits``), ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``,
+    ``budget_left``, ``kv_blocks_free`` and ``seats_left`` after the step.
+    """
+    left_over = frames.steps.select(
+        "step",
+        "num_not_ready_after",
+        budget_left="remaining_budget",
+        kv_blocks_free="kv_blocks_free_after",
+        seats_left=frames.seats - pl.col("num_running_after"),
+    )
+    refused = (
+        frames.exits.filter(
+            (pl.col("loop") == "waiting")
+            & (pl.col("kind") == "break")
+            & pl.col("cause").is_in(OF_ITS_OWN_SIZE)
+            & pl.col("refusal")
+        )
+        .drop("budget_left")
+        .unique("step", keep="last", maintain_order=True)
+        .join(left_over, on="step", maintain_order="left")
+        .join(mismatches, on="step", how="anti", maintain_order="left")
+        .filter(pl.col("kv_blocks_free").is_not_null())
+    )
+    places = waits.select(
+        "request_id",
+        "since_step",
+        "left_step",
+        "order",
+        head_tokens="wanted_tokens",
+        fresh=~pl.col("preempted"),
+    )
+    return (
+        refused.join(places, on="request_id", maintain_order="left")
+        .filter((pl.col("since_step") <= pl.col("step")) & (pl.col("step") < pl.col("left_step")))
+        .rename({"request_id": "head"})
+    )
+
+
+def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``refused_heads`` that a smaller request could have passed."""
+    return heads.filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
+
+
+def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
+    """Return the room that a request needs on this engine; None where its KV blocks cannot be counted.
+
+    Args:
+        frames: The engine's trace.
+        heads: ``refused_heads``: one that was refused more blocks than are counted for it shows
+            that the count is not vLLM's.
+    """
+    config, header = frames.header.scheduler_config, frames.header
+    kv = kv_need(header)
+    if kv is None or kv.held(1, 2) is None or kv.sequence(1) is None:
+        return None
+    if "scheduler.num_lookahead_tokens" not in header.settings and int(frames.steps["draft_tokens"].sum()):
+        kv = replace(kv, lookahead=max(group.block_size for group in kv.groups))
+    need = AdmissionNeed(
+        kv=kv,
+        chunked=bool(config.get("enable_chunked_prefill", True)),
+        most_at_once=int(config.get("long_prefill_token_threshold") or 0),
+        whole=bool(config.get("scheduler_reserve_full_isl")),
+        kept_free=int(float(config.get("watermark") or 0) * (header.kv_blocks_total or 0)),
+    )
+    recorded = heads.filter(pl.col("fresh")).select("head_tokens", "blocks_needed").drop_nulls().unique()
+    is_vllms = all(needed <= need.blocks_asked(tokens, tokens) for tokens, needed in recorded.iter_rows())
+    return need if is_vllms else None
+
+
+PASSED_SCHEMA = {
+    "step": pl.Int64,
+    "trial": pl.Int64,
+    "head": pl.String,
+    "head_tokens": pl.Int64,
+    "cause": pl.String,
+    "budget_left": pl.Int64,
+    "kv_blocks_free": pl.Int64,
+    "seats_left": pl.Int64,
+    "request_id": pl.String,
+    "tokens": pl.Int64,
+    "blocks": pl.Int64,
+    "left_step": pl.Int64,
+}
+
+
+def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests that a step would have admitted: one row each, with the first such step.
+
+    Args:
+        frames: The engine's trace.
+        waits: ``queue_waits.waits``.
+        heads: ``refused_heads``. Steps in which more requests are not ready than are known by name
+            let nobody pass.
+
+    Returns:
+        ``PASSED_SCHEMA``: ``head`` was refused there, ``budget_left``, ``kv_blocks_free`` and ``seats_left``
+        are what the step left over, ``tokens`` and ``blocks`` what the request would have got, ``left_step``
+        the step in which it really left the queue (``queue_waits.NEVER``: none).
+    """
+    need = need_of(frames, heads)
+    if need is None or heads.is_empty() or frames.header.foreign_queues:  # who comes next is not known
+        return pl.DataFrame(schema=PASSED_SCHEMA)
+    queue = _queue(frames, waits)
+    rows = queue.to_dicts()
+    since, left = queue["since_step"].to_numpy(), queue["left_step"].to_numpy()
+    ready = queue["ready"].to_numpy()
+    passing = _Passing(need)
+    refused = {head["step"]: head for head in heads.iter_rows(named=True)}
+    for step, free in frames.steps.select("step", "kv_blocks_free_after").iter_rows():
+        passing.keep(step, free)
+        if step not in refused:
+            continue
+        there = (since <= step) & (step < left)
+        if refused[step]["num_not_ready_after"] > (there & ~ready).sum():
+            continue  # who else cannot run is not known
+        (behind,) = (there & ready).nonzero()
+        passing.let_pass(refused[step], [rows[at] for at in behind[behind > refused[step]["order"]]])
+    return pl.DataFrame(list(passing.passed.values()), schema=PASSED_SCHEMA)
+
+
+@dataclass
+class _Passing:
+    """The requests that were let pass so far, by their place in the queue."""
+
+    need: AdmissionNeed
+    passed: dict[int, dict[str, Any]] = field(default_factory=dict)
+    inside: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Requests that still wait in fact, with the step that let them pass (``passed_step``)."""
+    given_up: set[int] = field(default_factory=set)
+    """Places of requests that vLLM would have preempted again."""
+
+    def keep(self, step: int, free: int | None) -> None:
+        """Drop requests that left the queue by this step, and those that the free blocks no longer hold."""
+        self.inside = {at: request for at, request in self.inside.items() if request["left_step"] > step}
+        while self.inside and free is not None and self._held(step) > free:
+            at, _ = self.inside.popitem()  # vLLM preempts the one that began last
+            self.given_up.add(at)
+            del self.passed[at]
+
+    def let_pass(self, head: dict[str, Any], behind: list[dict[str, Any]]) -> None:
+        """Fill what this step left over with those behind its head."""
+        step, need = head["step"], self.need
+        budget = head["budget_left"] - len(self.inside)
+        seats = head["seats_left"] - len(self.inside)
+        free = head["kv_blocks_free"] - need.kept_free - self._held(step)
+        for request in behind:
+            if min(seats, budget, free) <= 0:
+                return
+            tokens = need.tokens(request["wanted_tokens"], budget)
+            blocks = need.blocks_asked(request["wanted_tokens"], tokens)
+            has_passed = request["order"] in self.inside or request["order"] in self.given_up
+            if has_passed or not tokens or blocks > free:
+                continue
+            seats, budget, free = seats - 1, budget - tokens, free - need.blocks(tokens)
+            self.inside[request["order"]] = {**request, "passed_step": step}
+            grant = {"request_id": request["request_id"], "tokens": tokens, "blocks": blocks}
+            row = {**head, **grant, "left_step": request["left_step"]}
+            self.passed[request["order"]] = {name: row[name] for name in PASSED_SCHEMA}
+
+    def _held(self, step: int) -> int:
+        """Return the blocks that they hold, had each computed a token in every step since."""
+        held = 0
+        for request in self.inside.values():
+            more = min(step - request["passed_step"], request["most_after_prompt"])
+            tokens = request["wanted_tokens"] + more
+            held += self.need.blocks_later(tokens, tokens - 1 if more else 0)
+        return held
+
+
+def _queue(frames: EngineFrames, queue: pl.DataFrame) -> pl.DataFrame:
+    """Return ``waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
+    most = (
+        (pl.col("max_tokens") - 1).fill_null(NEVER).alias("most_after_prompt")
+    )  # the last one is not computed
+    asked = frames.known_requests.select("request_id", most)
+    skipped = (
+        frames.exits.filter((pl.col("loop") == "waiting") & (pl.col("kind") == "continue"))
+        .select("request_id", pl.col("step").alias("skip"))
+        .drop_nulls()
+    )
+    not_ready = (
+        queue.join(skipped, on="request_id")
+        .filter((pl.col("since_step") <= pl.col("skip")) & (pl.col("skip") < pl.col("left_step")))["order"]
+        .unique()
+    )
+    return queue.join(asked, on="request_id", how="left", maintain_order="left").with_columns(
+        pl.col("most_after_prompt").fill_null(NEVER), ready=~pl.col("order").is_in(not_ready.implode())
     )

@@ -7,16 +7,21 @@ time went comes from this table.
 
 import polars as pl
 
-from schedtrace.timeline.computing import running_pieces
-from schedtrace.timeline.frames import EngineFrames
-from schedtrace.timeline.pieces import ARRIVES, TOLD, WAITS, pieces, place_of, placed, waiting_pieces
-from schedtrace.timeline.queue_waits import after_gaps, known_loss, next_steps, was_preempted
-from schedtrace.timeline.unrecorded import after, cut_by_gaps
+from schedtrace.timeline.frames import (
+    EngineFrames,
+    cut_by_gaps,
+)
+from schedtrace.timeline.pieces import (
+    NEXT_STEP,
+    arrival_pieces,
+    placed,
+    present_pieces,
+    running_pieces,
+    waiting_pieces,
+)
 
 QUEUED = ("waiting", "preempted", "set_aside")
 """States of a request in the waiting queue."""
-NEXT_STEP = "next_step"
-"""``cause`` of waiting for the first step that could see the request: nothing refused it."""
 
 
 def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
@@ -42,12 +47,12 @@ def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.Dat
       where no step knew of it,
     * ``tokens``: scheduled for it in these steps.
     """
-    steps = placed(frames.steps)
     ends = _ends(frames, departures)
+    steps = placed(frames.steps)
     pieces_of_all = pl.concat(
         [
-            _present(frames, steps),
-            _arrivals(frames),
+            present_pieces(frames, steps),
+            arrival_pieces(frames),
             waiting_pieces(frames, steps, waits),
             running_pieces(frames, steps, ends),
         ]
@@ -70,76 +75,6 @@ def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.Dat
             *("request_id", "trial", "begin_us", "end_us", "state", "cause"),
             *("begin_step", "end_step", "tokens"),
         )
-    )
-
-
-def _arrivals(frames: EngineFrames) -> pl.DataFrame:
-    """Return the pieces from the front end to the scheduler, then until a step can see the request."""
-    first = {"place": pl.lit(-1)}
-    arrivals = _where_known(frames, frames.first_arrivals)
-    through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
-    return pl.concat(
-        [
-            pieces(
-                through_front_end,
-                since_us=pl.col("arrived_us"),
-                rank=pl.lit(ARRIVES),
-                state=pl.lit("front_end"),
-                **first,
-            ),
-            pieces(
-                arrivals,
-                since_us=pl.col("queued_us"),
-                rank=pl.lit(WAITS),
-                state=pl.lit("waiting"),
-                cause=pl.lit(NEXT_STEP),
-                **first,
-            ),
-        ]
-    )
-
-
-def _present(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the pieces of requests that were there when the trace began, or after a gap."""
-    first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
-    there = place_of(
-        pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "first_place"
-    )
-    runs = pl.col("state") == "running"
-    again = pl.col("computed_tokens") < known_loss()
-    computes = (
-        pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
-    )
-    waits = pl.when(was_preempted()).then(pl.lit("preempted")).otherwise(pl.lit("waiting"))
-    origin = {"place": pl.col("first_place") - 1, "rank": pl.lit(TOLD)}
-    # The recorder tells who is there when a step ends: the output of its first token may be in flight.
-    in_flight = (
-        runs & ~again.fill_null(value=False) & (pl.col("first_token_us") > pl.col("at_us"))
-    ).fill_null(value=False)
-    state = pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits)
-    return pl.concat(
-        [
-            pieces(
-                there,
-                since_us=pl.col("at_us"),
-                state=pl.when(in_flight).then(pl.lit("prefill")).otherwise(state),
-                cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
-                **origin,
-            ),
-            pieces(
-                there.filter(in_flight), since_us=pl.col("first_token_us"), state=pl.lit("decode"), **origin
-            ),
-        ]
-    )
-
-
-def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Let arrivals whose next step is missing begin with the next recorded one: before, nothing is known."""
-    gaps = after_gaps(frames)
-    unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
-    since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
-    return next_steps(frames, arrivals, "queued_us").with_columns(
-        queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us")
     )
 
 

@@ -1,7 +1,13 @@
-"""Timeline of one engine: its trace with all tables that findings and metrics are computed from."""
+"""Timeline of one engine: its trace, or a part of it, with all tables that findings and metrics are made of.
+
+``make_tables`` makes those that everything needs, in order: each of the frames and of the tables before it.
+``Timeline`` goes on with those that not every command needs, ``windowed`` cuts it to what the engine did
+between two moments, with the requests as they were then, and ``per_step`` is the table behind its pictures:
+beside it they draw ``request_states`` and ``preemptions`` as they are.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -13,17 +19,64 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.admission import behind_head, heads_by_size, refused_heads
-from schedtrace.timeline.charges import charges
-from schedtrace.timeline.engine_states import engine_busy_us, starved_steps, unstarved
+from schedtrace.timeline.charges import charges, idle_holders, long_prefills
+from schedtrace.timeline.engine_states import (
+    engine_busy_us,
+    engine_states,
+    starved,
+    starved_steps,
+    thread_times,
+    unstarved,
+)
 from schedtrace.timeline.events import events, host_spans, interrupted_states
-from schedtrace.timeline.frames import EngineFrames, demand_of, first_moment_us, last_moment_us
-from schedtrace.timeline.holders import idle_holders, long_prefills
-from schedtrace.timeline.queue_waits import mismatches
+from schedtrace.timeline.frames import (
+    EngineFrames,
+    demand_of,
+    first_moment_us,
+    gone,
+    last_moment_us,
+    recorded,
+)
+from schedtrace.timeline.queue_waits import behind_head, heads_by_size, mismatches, refused_heads, waits
+from schedtrace.timeline.request_states import request_states
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
-from schedtrace.timeline.tables import EngineTables, make_tables
-from schedtrace.timeline.unrecorded import recorded
+
+
+@dataclass(frozen=True)
+class EngineTables:
+    """Tables that all else is made of. Those of a window are cut out of those of the whole trace."""
+
+    gone: pl.DataFrame
+    """Requests that left in a gap of the trace (``timeline/frames.py``)."""
+    waits: pl.DataFrame
+    """Stays of requests in the waiting queue (``timeline/queue_waits.py``)."""
+    request_states: pl.DataFrame
+    """Every moment of every request (``timeline/request_states.py``)."""
+    engine_states: pl.DataFrame
+    """Every moment of the engine (``timeline/engine_states.py``)."""
+    thread_times: pl.DataFrame
+    """Times that threads ran, and waited for a processor (``timeline/engine_states.py``)."""
+    starved: pl.DataFrame
+    """Times in which the engine lost much of its busy time for want of processors."""
+
+
+def make_tables(frames: EngineFrames) -> EngineTables:
+    """Make the tables of one engine, each once, and hand it on to those that are made of it."""
+    departures = gone(frames)
+    queue = waits(frames, departures)
+    requests = request_states(frames, queue, departures)
+    engine = engine_states(frames, requests)
+    threads = thread_times(frames, engine)
+    return EngineTables(
+        gone=departures,
+        waits=queue,
+        request_states=requests,
+        engine_states=engine,
+        thread_times=threads,
+        starved=starved(threads, engine),
+    )
+
 
 WARMUP_TRIAL = 0
 FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
@@ -48,7 +101,7 @@ class Timeline(EngineFrames):
 
     @property
     def gone(self) -> pl.DataFrame:
-        """Requests that left in a gap of the trace (``timeline/unrecorded.py``)."""
+        """Requests that left in a gap of the trace (``timeline/frames.py``)."""
         return self.tables.gone
 
     @property
@@ -113,7 +166,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def refused_heads(self) -> pl.DataFrame:
-        """Steps that refused the head of the queue for its size (``timeline/admission.py``)."""
+        """Steps that refused the head of the queue for its size (``timeline/queue_waits.py``)."""
         return refused_heads(self, self.waits, self.mismatches)
 
     @cached_property
@@ -123,12 +176,12 @@ class Timeline(EngineFrames):
 
     @cached_property
     def idle_holders(self) -> pl.DataFrame:
-        """Requests that held KV blocks and got nothing (``timeline/holders.py``)."""
+        """Requests that held KV blocks and got nothing (``timeline/charges.py``)."""
         return idle_holders(self)
 
     @cached_property
     def long_prefills(self) -> pl.DataFrame:
-        """Steps of whose prefill tokens one long prompt took at least half (``timeline/holders.py``)."""
+        """Steps of whose prefill tokens one long prompt took at least half (``timeline/charges.py``)."""
         return long_prefills(self)
 
     @cached_property
@@ -349,4 +402,170 @@ def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
             pl.col("request_id").alias("waiting_request"),
             *(pl.col(name).alias(f"waiting_{name}") for name in columns),
         )
+    )
+
+
+@dataclass(frozen=True)
+class Window:
+    """Moments of a recording, in microseconds of the first trace's clock; None: its begin, its end."""
+
+    begin_us: int | None = None
+    end_us: int | None = None
+    last_us: int | None = None
+    """Microseconds before its end, instead of ``begin_us``."""
+
+    def __str__(self) -> str:
+        bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
+        return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in bounds.items() if us is not None)
+
+    def of(self, timeline: Timeline) -> tuple[int, int]:
+        """Return both moments on the clock of a trace that has steps."""
+        first, end = timeline.begin_us, timeline.end_us
+        if self.end_us is not None:
+            end = min(end, self.end_us - timeline.offset_us)
+        if self.last_us is not None:
+            return max(first, end - self.last_us), end
+        return max(first, (self.begin_us or 0) - timeline.offset_us), end
+
+
+def windowed(timeline: Timeline, window: Window) -> Timeline:
+    """Return the steps that began in the window, and all else cut to it.
+
+    States keep their causes: a request that had waited since before the window waits from its begin. A window
+    without a step, as within a pause, has the requests that were there and what was asked of the engine.
+    """
+    if timeline.steps.is_empty():
+        return timeline
+    begin_us, end_us = window.of(timeline)
+    steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
+    number = steps.select("step")
+    states = _cut(timeline.request_states, begin_us, end_us)
+    there = states.select("request_id").unique()
+    tables = timeline.tables
+    engine = _cut(tables.engine_states, begin_us, end_us)
+    during = (pl.col("end_us") > begin_us) & (pl.col("begin_us") < end_us)
+    return replace(
+        timeline,
+        steps=steps,
+        stretches=_cut_stretches(timeline.stretches, number),
+        arrivals=timeline.arrivals.filter(pl.col("queued_us") < end_us).join(
+            there, on="request_id", how="semi", maintain_order="left"
+        ),
+        gaps=timeline.gaps.filter((pl.col("to_us") > begin_us) & (pl.col("from_us") < end_us)).with_columns(
+            pl.col("from_us", "to_us").clip(begin_us, end_us)
+        ),
+        present=timeline.present.join(there, on="request_id", how="semi", maintain_order="left"),
+        finishes=timeline.finishes.filter(pl.col("finished_us").is_between(begin_us, end_us)),
+        preemptions=_of(timeline.preemptions, number),
+        exits=_of(timeline.exits, number),
+        caps=_of(timeline.caps, number),
+        lists={
+            name: rows.join(number.lazy(), on="step", how="semi") for name, rows in timeline.lists.items()
+        },
+        stalls=_cut(timeline.stalls.rename({"since_us": "begin_us", "until_us": "end_us"}), begin_us, end_us)
+        .rename({"begin_us": "since_us", "end_us": "until_us"})
+        .with_columns(pl.col("open") & (pl.col("until_us") < end_us).not_()),
+        begin_us=begin_us,
+        end_us=end_us,
+        there_first=timeline.there_first.join(there, on="request_id", how="semi", maintain_order="left"),
+        warmup_steps=0,
+        is_window=True,
+        ready_tables=replace(
+            tables,
+            gone=tables.gone.filter(pl.col("gone_us") < end_us),
+            request_states=states,
+            engine_states=engine,
+            thread_times=thread_times(timeline, engine),
+            starved=tables.starved.filter(during),
+        ),
+    )
+
+
+def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
+    """Cut rows with ``begin_us`` and ``end_us`` to what lies in the window."""
+    return rows.with_columns(pl.col("begin_us", "end_us").clip(begin_us, end_us)).filter(
+        pl.col("end_us") > pl.col("begin_us")
+    )
+
+
+def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
+    return rows.join(number, on="step", how="semi", maintain_order="left")
+
+
+def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
+    """Shorten stretches to these steps; what was computed before counts as there from the start."""
+    if number.is_empty():
+        return stretches.filter(pl.lit(value=False))
+    first, last = int(number["step"][0]), int(number["step"][-1])
+    later = (first - pl.col("step")).clip(0)
+    grown = pl.when(later > 0).then(later * pl.col("scheduled_tokens")).otherwise(0)
+    return stretches.filter((pl.col("last_step") >= first) & (pl.col("step") <= last)).with_columns(
+        step=pl.col("step").clip(first),
+        last_step=pl.col("last_step").clip(None, last),
+        computed_tokens=pl.col("computed_tokens") + grown,
+    )
+
+
+CHART_SCHEMA = {
+    "step": pl.Int64,
+    "trial": pl.Int64,
+    "begin_us": pl.Int64,
+    "end_us": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "recompute_tokens": pl.Int64,
+    "unused_tokens": pl.Int64,
+    "token_budget": pl.Int64,
+    "cause": pl.String,
+    "requests": pl.Int64,
+    "running": pl.Int64,
+    "waiting": pl.Int64,
+    "kv_used": pl.Int64,
+    "kv_total": pl.Int64,
+    "preempted": pl.Int64,
+}
+
+
+def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
+    """Return one row per step, in their order.
+
+    Columns: ``step``, ``trial``; ``begin_us`` and ``end_us``: from its start until its output was back, or
+    until ``schedule()`` returned where no output is recorded (steps overlap under asynchronous scheduling);
+    ``decode_tokens``, ``prefill_tokens`` and ``recompute_tokens`` add up to what was scheduled,
+    ``unused_tokens`` is what was left of ``token_budget``; ``cause``: why requests were left waiting, null
+    where none were refused; ``requests`` in the step; ``running`` and ``waiting`` after it; ``kv_used`` of
+    ``kv_total`` blocks after it; ``preempted`` requests. Null where the record does not tell.
+
+    Args:
+        timeline: One engine's.
+        offset_us: Added to its times, to have them on another rank's clock (``RecordedRanks.offsets_us``).
+    """
+    steps = timeline.steps
+    preempted = timeline.preemptions.group_by("step").agg(preempted=pl.len())
+    recompute = pl.col("recomputed_tokens").fill_null(0)
+    prefill = pl.coalesce(pl.col("used_tokens") - pl.col("decode_tokens"), "prefill_tokens") - recompute
+    refused = (pl.col("num_waiting_after") > 0) & ~pl.col("waiting_cause").is_in(
+        [str(cause) for cause in NOT_A_REFUSAL]
+    )
+    return (
+        steps.join(preempted, on="step", how="left", maintain_order="left")
+        .select(
+            "step",
+            "trial",
+            "token_budget",
+            begin_us=pl.col("start_us") + offset_us,
+            end_us=pl.coalesce("output_us", "end_us") + offset_us,
+            decode_tokens="decode_tokens",
+            prefill_tokens=prefill.clip(0),
+            recompute_tokens=recompute,
+            unused_tokens=pl.col("token_budget") - pl.col("used_tokens"),
+            cause=pl.when(refused).then("waiting_cause"),
+            requests="total_requests",
+            running="num_running_after",
+            waiting="num_waiting_after",
+            kv_used=pl.col("kv_blocks_total") - pl.col("kv_blocks_free_after"),
+            kv_total="kv_blocks_total",
+            preempted=pl.col("preempted").fill_null(0),
+        )
+        .select(pl.col(name).cast(kind) for name, kind in CHART_SCHEMA.items())
     )

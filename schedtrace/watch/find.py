@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.manifest import files_of, is_in_parts, is_trace, trace_of, traces_in
 from schedtrace.model.safe_files import expanded
-from schedtrace.model.trace_names import files_of, is_in_parts, is_trace, trace_of, traces_in
 from schedtrace.read.follow import require_header
 from schedtrace.record.processes import children, process_id
 

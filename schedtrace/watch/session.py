@@ -9,9 +9,8 @@ from schedtrace.engine.running_engines import listening, queues_of
 from schedtrace.errors import InputError, engine_error
 from schedtrace.explain.request import explain_request
 from schedtrace.model import safe_files
-from schedtrace.model.manifest import read_manifest
+from schedtrace.model.manifest import files_of, is_in_parts, read_manifest
 from schedtrace.model.printable import visible
-from schedtrace.model.trace_names import files_of, is_in_parts
 from schedtrace.present.pages.queue import queue_page
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.renderers import Format, renderer

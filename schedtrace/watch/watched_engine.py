@@ -13,11 +13,10 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
-from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.pieces import waits_for
 from schedtrace.timeline.step_time import StepTime
-from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.timeline.timeline import Timeline, make_timeline, per_step
 from schedtrace.watch.seen import UNNAMED, Cell, LiveFigures, Slow, added, cells_by_second
 
 KEEP_S = 75

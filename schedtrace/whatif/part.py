@@ -18,10 +18,9 @@ from schedtrace.diagnose.verdict import leading
 from schedtrace.errors import InputError
 from schedtrace.model.report import Finding
 from schedtrace.model.what_if import LoadPart
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.spans import until
-from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.window import Window, windowed
+from schedtrace.timeline.timeline import Timeline, Window, windowed
 from schedtrace.whatif.prediction import RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 

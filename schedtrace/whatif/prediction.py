@@ -15,14 +15,14 @@ from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.engine.vllm_config import vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.numbers import duration, number
+from schedtrace.model.printable import duration, number
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.model.what_if import Baseline, Configuration, Figure, LoadPart, Replays
 from schedtrace.read.run import Run
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import (
     METRICS,

@@ -14,7 +14,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.setting_origins import GIVEN
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.redact import HIDDEN
+from schedtrace.model.printable import HIDDEN
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
 from schedtrace.model.what_if import Bound, Configuration, Replays, as_options

@@ -12,7 +12,7 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
 from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.recorded_load import ONE_OF_SEVERAL, from_trace, loads_of, trials_of

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.model import trace_bounds
+from schedtrace.model.manifest import files_of, trace_of
 from schedtrace.model.printable import json_of
-from schedtrace.model.trace_names import files_of, trace_of
 from schedtrace.read.run import read_run
 from schedtrace.record import trace_files, writer
 from schedtrace.record.assemble import Assembler

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from schedtrace.read.run import read_run
-from schedtrace.timeline.engine_ranks import offset
+from schedtrace.timeline.frames import offset
 from tests.e2e.conftest import REPO, recorded, write_plugin
 
 LONG, SHORT = 1500, 32

@@ -24,8 +24,18 @@ from schedtrace.cli.main import main
 from schedtrace.engine import running_engines, running_recordings, unprepared
 from schedtrace.errors import SchedtraceError
 from schedtrace.model import live
-from schedtrace.model.live import Attached, Detached, Done, QueueNow, Refused, Snapshot, Stacks, Status
-from schedtrace.model.queue import EngineQueue, QueueEntry
+from schedtrace.model.live import (
+    Attached,
+    Detached,
+    Done,
+    EngineQueue,
+    QueueEntry,
+    QueueNow,
+    Refused,
+    Snapshot,
+    Stacks,
+    Status,
+)
 from schedtrace.record.live import control_client
 from schedtrace.record.live.control_client import Peer
 from schedtrace.watch.session import WatchSession

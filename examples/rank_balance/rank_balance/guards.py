@@ -1,6 +1,6 @@
 """What schedtrace is to call the exits that only this scheduler has. Imported by schedtrace alone."""
 
-from schedtrace import Guard
+from schedtrace.record.marks.guards import Guard
 
 GUARDS = [
     Guard(

@@ -13,10 +13,10 @@ from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.events import INTERRUPTED
+from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import recorded
 
 FEWEST = 3
 """Fewest aborted requests that can show a pattern."""

@@ -12,7 +12,7 @@ from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.holders import prefills
+from schedtrace.timeline.charges import prefills
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 

@@ -4,12 +4,11 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, only, step_finding
-from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
+from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause, reason, reasoned_details
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.model.vocabulary import reason, reasoned_details
 from schedtrace.timeline.timeline import Timeline
 
 _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause, "waiting"))}

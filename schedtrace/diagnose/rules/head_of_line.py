@@ -13,8 +13,8 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.admission import heads_by_size
 from schedtrace.timeline.charges import HEAD_OF_LINE
+from schedtrace.timeline.queue_waits import heads_by_size
 from schedtrace.timeline.timeline import Timeline
 
 

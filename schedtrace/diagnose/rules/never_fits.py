@@ -10,17 +10,17 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
-from schedtrace.model.causes import Cause
+from schedtrace.model.causes import Cause, reason
+from schedtrace.model.causes import advice as advice_on
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.model.vocabulary import advice as advice_on
-from schedtrace.model.vocabulary import reason
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.frames import recorded
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.unrecorded import recorded
 
 MOST_EXAMPLES = 3
 

@@ -10,12 +10,11 @@ from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BO
 from schedtrace.diagnose.rules.token_budget_bound import RULE as TOKEN_BUDGET_BOUND
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
-from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause
+from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause, advice, reason
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.charges import CHARGES as NAMED
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline

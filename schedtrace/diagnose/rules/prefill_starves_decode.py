@@ -10,7 +10,7 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.holders import prefills
+from schedtrace.timeline.charges import prefills
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.10

@@ -17,7 +17,7 @@ from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.holders import prefills
+from schedtrace.timeline.charges import prefills
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 

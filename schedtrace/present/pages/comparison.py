@@ -15,8 +15,9 @@ from schedtrace.model.comparison import (
     Sample,
 )
 from schedtrace.model.message import Message
+from schedtrace.model.printable import counted, integer, number, percent, settled
 from schedtrace.model.say import say
-from schedtrace.present.phrases import counted, integer, number, percent, settled
+from schedtrace.present.phrases import CHANGES, in_brackets
 from schedtrace.present.sections import (
     Field,
     FindingSection,
@@ -31,7 +32,6 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import CHANGES, in_brackets
 
 TWO_DIGITS_FRAC = 0.1
 """Width of an interval from which two digits are more than it knows."""

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from schedtrace.model.causes import Cause
+from schedtrace.model.live import MOST_ENTRIES, EngineQueue, EngineQueues, QueueEntry
 from schedtrace.model.message import Message
-from schedtrace.model.queue import MOST_ENTRIES, EngineQueue, EngineQueues, QueueEntry
+from schedtrace.model.printable import integer
 from schedtrace.model.say import say
-from schedtrace.present.phrases import integer
 from schedtrace.present.sections import (
     Content,
     Field,

@@ -11,15 +11,22 @@ from schedtrace.diagnose.rules import KINDS
 from schedtrace.diagnose.run_statistics import survivors
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import NOTHING, Message, Number, joined
+from schedtrace.model.printable import integer
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.model.trace_facts import Fact
-from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
-from schedtrace.present.pages.report_tables import engines_table, trials_table
+from schedtrace.present.pages.report_details import (
+    action,
+    details,
+    engines_table,
+    finding_sections,
+    step_list,
+    trials_table,
+)
 from schedtrace.present.pages.run_header import header, log_figures, noteworthy
-from schedtrace.present.phrases import integer, plain
+from schedtrace.present.phrases import GAINS, plain, severity, time_part, whose_figures
 from schedtrace.present.sections import (
     Commands,
     Content,
@@ -35,7 +42,6 @@ from schedtrace.present.sections import (
     Table,
     unstyled,
 )
-from schedtrace.present.words import GAINS, severity, time_part, whose_figures
 
 MOST_LINES, WIDTH = 40, 80
 """Lines and columns of the usual terminal."""

@@ -1,35 +1,310 @@
-"""A report of runs: figures of the trials, where requests waited and why, findings."""
+"""A report of runs in full: tables of trials, times, exits, caps, latencies and counts, and the findings."""
 
 from collections.abc import Iterator
 
+from schedtrace.diagnose.catalogue import Catalogue, FindingKind
 from schedtrace.model.message import NOTHING, Message, StepList, joined
-from schedtrace.model.report import MAX_STEPS, Advice, Finding, RunReport
+from schedtrace.model.printable import counted, integer, number, percent
+from schedtrace.model.report import (
+    MAX_STEPS,
+    Advice,
+    CapRow,
+    CauseRow,
+    Finding,
+    RequestTime,
+    RunReport,
+    TrialReport,
+)
 from schedtrace.model.say import say
-from schedtrace.present.pages.report_tables import (
-    CAPS,
-    CAUSES,
-    MOST_ROWS,
-    engine_time,
-    request_time_table,
-    statistics_sections,
-    trials_table,
+from schedtrace.model.statistics import (
+    ClassLatency,
+    Distribution,
+    EngineFigures,
+    Percentiles,
+    PrefixCacheUse,
+    Statistics,
 )
 from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
-from schedtrace.present.phrases import plain
+from schedtrace.present.phrases import ENGINE_STATES, in_brackets, on_engines, plain, series, severity, state
 from schedtrace.present.sections import (
     Band,
     Bars,
     Content,
+    FactRow,
+    Facts,
+    Field,
     FindingSection,
     Page,
     Section,
     Strip,
     Style,
     Styled,
+    Table,
     Text,
+    figure,
+    left_out,
     table,
 )
-from schedtrace.present.words import on_engines, severity
+
+MOST_ROWS = 10
+MOST_TRIALS = 32
+"""Most trials shown for several engines."""
+MOST_ENGINES = 8
+LEAST_STATE_FRAC = 0.01
+"""A smaller share of the requests' time is left to the JSON form."""
+
+
+TRIAL: list[Field[TrialReport]] = [
+    figure("steps", lambda trial: integer(trial.steps)),
+    figure("use while\nwaiting", lambda trial: percent(trial.budget_use_waiting_frac)),
+    figure("preempted", lambda trial: integer(trial.preemptions)),
+    figure("output\ntok/s", lambda trial: integer(trial.output_tokens_per_s)),
+    figure("TTFT ms\np50 / p99", lambda trial: p50_p99(trial.ttft_ms)),
+    figure("TPOT\np50 ms", lambda trial: p50(trial.tpot_ms)),
+]
+FIRST_STEP: list[Field[TrialReport]] = [
+    figure(
+        "first step\nreq / tok",
+        lambda trial: f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
+    ),
+    Field(
+        "new requests\nper step",
+        lambda trial: "-" if trial.new_per_step is None else series(trial.new_per_step) or "none",
+    ),
+]
+
+
+def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
+    """Make a table with a row per trial and engine. A server has no trials, hence no first step of a trial.
+
+    Args:
+        trials: Trials of a run.
+        log: Whether the record is a benchmark's log, which has one trial without saying it.
+    """
+    of_trials = log or any(trial.trial is not None for trial in trials)
+    several = len({trial.engine_rank for trial in trials}) > 1
+    engine: Field[TrialReport] = figure("engine", lambda trial: str(trial.engine_rank))
+    begin = FIRST_STEP if of_trials else []
+    fields = [figure("trial" if of_trials else "", _trial), TRIAL[0], *begin, *TRIAL[1:]]
+    return table(trials, [engine, *fields] if several else fields, most=MOST_TRIALS if several else None)
+
+
+def _trial(trial: TrialReport) -> str:
+    if trial.trial is None:
+        return "all"
+    return str(trial.trial) if trial.complete else f"{trial.trial} cut"
+
+
+def p50_p99(times: Percentiles | Distribution | None) -> str:
+    """Return ``12.0 / 34.5``: milliseconds without the unit, which stands in the table's head."""
+    return f"{number(times.p50)} / {number(times.p99)}" if times else "-"
+
+
+def p50(times: Percentiles | Distribution | None) -> str:
+    """Return the median in milliseconds."""
+    return number(times.p50) if times else "-"
+
+
+def request_time_table(run: RunReport) -> Table:
+    """Make the table of where the requests' time went, over the run."""
+    several = len({share.engine_rank for share in run.request_time}) > 1
+    shown = [share for share in run.request_time if share.share_frac >= LEAST_STATE_FRAC][:MOST_ROWS]
+    fields: list[Field[RequestTime]] = [
+        Field("requests' time", lambda share: _state(share, several=several)),
+        figure("share", lambda share: percent(share.share_frac)),
+        figure("ms", lambda share: integer(share.time_ms)),
+        figure("requests", lambda share: integer(share.requests)),
+        Field("", lambda share: Bars(share.strip, Style.WARNING if share.cause else Style.GOOD)),
+    ]
+    less = len(run.request_time) - len(shown)
+    return table(
+        shown, fields, f"{counted(less, 'part')} under 1 %: --format json lists them" if less else ""
+    )
+
+
+def _state(share: RequestTime, *, several: bool) -> Message:
+    engine = f" (engine {share.engine_rank})" if several else ""
+    return say("{state}[: {cause:cause}]{engine}", share, state=state(share.state).word, engine=engine)
+
+
+def engine_time(run: RunReport) -> Facts:
+    """List where the engines' time went, as shares of busy time."""
+    several = run.config["engines"] > 1
+    facts = []
+    ranks = list(dict.fromkeys(share.engine_rank for share in run.engine_time))
+    for rank in ranks[:MOST_ENGINES]:
+        of_engine = [share for share in run.engine_time if share.engine_rank == rank]
+        parts = [
+            say("{state} {busy_frac:%}", share, state=ENGINE_STATES[share.state])
+            for share in of_engine
+            if share.busy_frac is not None
+        ]
+        idle, unknown = (
+            sum(share.time_ms for share in of_engine if share.state == name)
+            for name in ("idle", "not_recorded")
+        )
+        text = say(
+            "{busy:ms} busy ({parts})[, {idle:ms} idle][, {unknown:ms} not recorded]",
+            busy=sum(share.time_ms for share in of_engine if share.busy_frac is not None),
+            parts=joined(parts, ", "),
+            idle=idle,
+            unknown=unknown or None,
+        )
+        facts.append(FactRow(f"engine {rank}" if several else "engine", [text]))
+    if len(ranks) > MOST_ENGINES:
+        facts.append(FactRow("others", [left_out(len(ranks), MOST_ENGINES)]))
+    return Facts(facts)
+
+
+CAUSES: list[Field[CauseRow]] = [
+    Field("stopped or skipped", lambda row: Styled(_exit(row), None if row.refusal else Style.DIM)),
+    figure("times", lambda row: integer(row.exits)),
+    figure("steps", lambda row: integer(row.steps)),
+    figure("requests", lambda row: integer(row.requests or None)),
+    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    Field("", lambda row: "inferred" if row.via == "inferred" else _line(row.location)),
+]
+"""Table of where ``schedule()`` stopped or skipped, and whom."""
+CAPS: list[Field[CapRow]] = [
+    Field("chunks made smaller by", lambda row: say("{cap:cause}", row)),
+    figure("times", lambda row: integer(row.chunks)),
+    figure("steps", lambda row: integer(row.steps)),
+    figure("requests", lambda row: integer(row.requests)),
+    figure("withheld\ntok", lambda row: integer(row.withheld_tokens)),
+    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    Field("", lambda row: _line(row.location)),
+]
+"""Table of the limits that made chunks smaller."""
+
+
+def _exit(row: CauseRow) -> Message:
+    return say("{loop} {kind}: {cause:cause}{detail}", row, detail=in_brackets(row.detail))
+
+
+def _line(location: str | None) -> Content:
+    """Return ``scheduler.py:924``; findings and the JSON form have the whole path."""
+    if location is None:
+        return ""
+    return Styled(say("{line:code}", line=location.rpartition("/")[2]), Style.DIM)
+
+
+def _class(row: ClassLatency) -> str:
+    if row.by == "priority":
+        return f"priority {row.name}"
+    if row.by == "lora":
+        return f"adapter {row.name}" if row.name else "base model"
+    return "all requests"
+
+
+LATENCY: list[Field[ClassLatency]] = [
+    Field("latency", _class),
+    figure("done", lambda row: integer(row.finished)),
+    figure("queued", lambda row: percent(row.waiting_frac)),
+    figure("queue ms\np50 / p99", lambda row: p50_p99(row.queue_ms)),
+    figure("TTFT ms\np50 / p99", lambda row: p50_p99(row.ttft_ms)),
+    figure("TPOT ms\np50 / p99", lambda row: p50_p99(row.tpot_ms)),
+    figure("E2E ms\np50", lambda row: p50(row.e2e_ms)),
+]
+"""Table with a row per class of requests."""
+DURATIONS: list[Field[tuple[str, Distribution]]] = [
+    Field("ms", lambda row: row[0]),
+    figure("count", lambda row: integer(row[1].count)),
+    figure("mean", lambda row: number(row[1].mean)),
+    figure("p50", lambda row: number(row[1].p50)),
+    figure("p90", lambda row: number(row[1].p90)),
+    figure("p99", lambda row: number(row[1].p99)),
+    figure("max", lambda row: number(row[1].max)),
+]
+"""Step durations and times between tokens, each by its name."""
+ENGINES: list[Field[EngineFigures]] = [
+    Field("engine", lambda row: "all" if row.engine_rank is None else str(row.engine_rank)),
+    figure("done", lambda row: integer(row.requests_finished)),
+    figure("steps", lambda row: integer(row.steps)),
+    figure("running\nmean", lambda row: number(row.mean_running, 1)),
+    figure("waiting\nmean", lambda row: number(row.mean_waiting, 1)),
+    figure("output\ntok/s", lambda row: integer(row.output_tokens_per_s)),
+    figure("KV\nused", lambda row: percent(row.kv_used_frac)),
+    figure("preempted", lambda row: integer(row.preemptions)),
+    figure("dummy\nbatches", lambda row: integer(row.dummy_batches)),
+    figure("stalled\nms", lambda row: number(row.stalled_ms)),
+]
+MOST_SIDE_BY_SIDE = 16
+"""Most engines shown; of more, those with the most and the fewest requests."""
+
+
+def statistics_sections(statistics: Statistics) -> Iterator[Section]:
+    """Yield the sections that have something to show."""
+    if statistics.latency:
+        yield table(statistics.latency, LATENCY, most=MOST_ROWS)
+    durations = statistics.durations
+    named = [
+        ("step on the device", durations.device_ms),
+        ("step start to start", durations.start_to_start_ms),
+        ("between tokens", durations.inter_token_ms),
+    ]
+    if recorded := [(name, times) for name, times in named if times is not None]:
+        yield table(recorded, DURATIONS)
+    if len(statistics.engines) > 1:
+        yield engines_table(statistics.engines)
+    if facts := [*_counts(statistics)]:
+        yield Facts(facts)
+
+
+def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -> Table:
+    """Return data-parallel engines side by side, and their sum; of many, the most and least loaded.
+
+    Args:
+        engines: Each one, and the last for all.
+        most: Rows, without that for all.
+    """
+    *each, whole = engines
+    shown = each
+    if len(each) > most:  # those with the most and the fewest requests at a time, in their order
+        by_load = sorted(each, key=lambda row: -((row.mean_running or 0) + (row.mean_waiting or 0)))
+        extremes = [*by_load[: most - most // 2], *by_load[len(by_load) - most // 2 :]]
+        shown = [row for row in each if row in extremes]
+    less = len(each) - len(shown)
+    more = f"{counted(less, 'engine')} between these: --format json lists them" if less else ""
+    return table([*shown, whole], ENGINES, more)
+
+
+def _counts(statistics: Statistics) -> Iterator[FactRow]:
+    """Yield prefix cache, drafts, and how requests ended."""
+    if statistics.prefix_cache:
+        yield FactRow("cache", [_prefix_cache(statistics.prefix_cache)])
+    if statistics.drafts:
+        accepted = say(
+            "{accepted:n} of {drafts:n draft token} accepted ({accepted_frac:%}"
+            "[, {invalid:n} forbidden by a grammar]); rejected ones were {wasted_frac:%} of all scheduled "
+            "tokens",
+            statistics.drafts,
+        )
+        yield FactRow("drafts", [accepted])
+    if statistics.outcomes:
+        ended = say(
+            "[{there:n} were there, ]{arrived:n} arrived: {finished:n} finished, {aborted:n} aborted, "
+            "{errored:n} ended otherwise[ ({by_scheduler:n} by the scheduler)], {unfinished:n} unfinished"
+            "[, {unrecorded:n} left unrecorded]",
+            statistics.outcomes,
+            there=statistics.outcomes.present or 0,
+            unrecorded=statistics.outcomes.unrecorded or 0,
+        )
+        yield FactRow("requests", [ended])
+
+
+def _prefix_cache(use: PrefixCacheUse) -> Message:
+    sources = [
+        say("{tokens:n} {source}", tokens=tokens, source=source)
+        for tokens, source in ((use.local_tokens, "local"), (use.external_tokens, "external"))
+        if tokens is not None
+    ]
+    return say(
+        "{hit_tokens:n} of {prompt_tokens:n prompt token} ({hit_frac:%}[: {sources}]); {requests_with_hit:n} "
+        "of {requests:n request} found some",
+        use,
+        sources=joined(sources, ", "),
+    )
+
 
 LEAST_SHOWN_FRAC = 0.01
 """An estimated cost below this share of the run is below what the model of step times resolves."""
@@ -135,3 +410,15 @@ def action(advice: Advice) -> Message:
     """Return what to do, with what it costs, as whole sentences."""
     end = "" if plain(advice.message).endswith(".") else "."
     return say("{message}{end}[ Costs: {costs}][ {tested}]", advice, end=end)
+
+
+KIND: list[Field[FindingKind]] = [
+    Field("finding", lambda kind: Styled(kind.code, Style.STRONG)),
+    Field("meaning", lambda kind: kind.summary),
+    Field("needs", lambda kind: Styled(", ".join(kind.needs), Style.DIM)),
+]
+
+
+def catalogue_page(catalogue: Catalogue) -> Page[Catalogue]:
+    """Return every kind of finding, with the facts that a record must hold for it."""
+    return Page(catalogue, lambda shown: [table(shown.findings, KIND)])

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from schedtrace.model.life import Life, LifeEvent
+from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Message, Steps, joined
+from schedtrace.model.printable import counted
 from schedtrace.model.say import say
-from schedtrace.model.vocabulary import interruption
-from schedtrace.present.phrases import counted, phrase
+from schedtrace.model.story import Life, LifeEvent
+from schedtrace.present.phrases import EVENTS, engine_suffix, phrase, state, trial_suffix
 from schedtrace.present.sections import (
     Band,
     FactRow,
@@ -19,11 +20,9 @@ from schedtrace.present.sections import (
     States,
     Strip,
     Styled,
-    Table,
     figure,
     table,
 )
-from schedtrace.present.words import EVENTS, engine_suffix, state, trial_suffix
 
 MOST_CHUNKS = 8
 MOST_GAPS = 3
@@ -36,7 +35,10 @@ def request_page(life: Life) -> Page[Life]:
 
 def _sections(life: Life) -> Iterator[Section]:
     yield _headline(life)
-    yield _event_table(life.events)
+    chunks = [at for at, event in enumerate(life.events) if event.what == "chunk"]
+    hidden = chunks[MOST_CHUNKS - 1 : -1] if len(chunks) > MOST_CHUNKS else []
+    more = f"{counted(len(hidden), 'chunk')} left out: --format json lists them" if hidden else ""
+    yield table([event for at, event in enumerate(life.events) if at not in hidden], EVENT, more)
     facts = []
     if life.states:
         facts.append(FactRow("time", [_time(life)]))
@@ -96,13 +98,6 @@ EVENT: list[Field[LifeEvent]] = [
         lambda event: Styled(event.message, EVENTS.get(event.what)),
     ),
 ]
-
-
-def _event_table(events: list[LifeEvent]) -> Table:
-    chunks = [at for at, event in enumerate(events) if event.what == "chunk"]
-    hidden = chunks[MOST_CHUNKS - 1 : -1] if len(chunks) > MOST_CHUNKS else []
-    more = f"{counted(len(hidden), 'chunk')} left out: --format json lists them" if hidden else ""
-    return table([event for at, event in enumerate(events) if at not in hidden], EVENT, more)
 
 
 def _time(life: Life) -> Message:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedtrace.model.message import Message, given, joined
+from schedtrace.model.printable import counted, integer, number, percent
 from schedtrace.model.report import EffectiveSetting, RunReport, SettingValue, TrialReport
 from schedtrace.model.say import say
-from schedtrace.present.phrases import counted, integer, number, percent, phrase
+from schedtrace.present.phrases import EXITS_VIA, phrase
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
-from schedtrace.present.words import EXITS_VIA
 
 MOST_SIZES = 4
 """Most sizes shown of a list."""

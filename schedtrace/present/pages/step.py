@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from schedtrace.model.message import Count, Message, Number, Value, joined
+from schedtrace.model.printable import counted, integer, number
 from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter
-from schedtrace.present.phrases import counted, integer, number
+from schedtrace.present.phrases import engine_suffix, some, trial_suffix
 from schedtrace.present.sections import (
     Content,
     FactRow,
@@ -22,7 +23,6 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import engine_suffix, some, trial_suffix
 
 MOST_LISTED = 20
 LISTED_BY = "--all lists them"

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from schedtrace.model.message import Message, given
+from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.say import say
 from schedtrace.model.what_if import Bound, Configuration, Figure, Replays
-from schedtrace.present.phrases import change_range, integer, number, percent, phrase
+from schedtrace.present.phrases import change_range, phrase
 from schedtrace.present.sections import (
     Cell,
     Commands,

@@ -18,9 +18,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, Share, Steps, Value
-from schedtrace.present.phrases import counted, percent, pieces, plain, settled
+from schedtrace.model.printable import counted, percent, settled
+from schedtrace.present.phrases import COLOURS, highest, pieces, plain, state_characters, states_of
 from schedtrace.present.sections import Bars, Headline, Page, Section, States, Style, Styled, Text
-from schedtrace.present.words import COLOURS, highest, state_characters, states_of
 
 HERE = Path(__file__).parent
 MOST_BARS = 120

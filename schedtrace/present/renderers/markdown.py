@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schedtrace.model.message import CauseWord, Code, Message, Request, Setting
-from schedtrace.present.phrases import percent, pieces, plain
+from schedtrace.model.printable import percent
+from schedtrace.present.phrases import bar_characters, legend_with_key, pieces, plain, state_characters
 from schedtrace.present.sections import (
     Bars,
     Cell,
@@ -26,7 +27,6 @@ from schedtrace.present.sections import (
     Table,
     unstyled,
 )
-from schedtrace.present.words import bar_characters, legend_with_key, state_characters
 
 _SPECIAL = re.compile(
     r"[\\`*\[\]~#@$]|<[a-z/!?]|&[#\w]|(?<![^\W_])_|_(?![^\W_])|://|www\.|:[\w+-]+:", re.IGNORECASE

@@ -11,7 +11,14 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from schedtrace.present.phrases import percent, plain
+from schedtrace.model.printable import percent
+from schedtrace.present.phrases import (
+    bar_characters,
+    horizontal_bar,
+    legend_with_key,
+    plain,
+    state_characters,
+)
 from schedtrace.present.sections import (
     Bars,
     Cell,
@@ -32,7 +39,6 @@ from schedtrace.present.sections import (
     Styled,
     Table,
 )
-from schedtrace.present.words import bar_characters, horizontal_bar, legend_with_key, state_characters
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:

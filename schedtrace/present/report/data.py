@@ -21,10 +21,10 @@ from schedtrace.present.phrases import plain
 from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.step_sentences import add_words
 from schedtrace.read.run import Run
-from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.engine_ranks import offset
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.frames import offset
+from schedtrace.timeline.pieces import NEXT_STEP
+from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.timeline import Timeline, per_step
 
 MOST_STORIES, FEWEST_STORIES = 40, 6
 """Steps and requests shown in full; fewer of a long trace, where each takes half a second."""
@@ -161,7 +161,7 @@ def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.D
     that the most of them had. Rows do not reach over the end of a trial.
 
     Args:
-        steps: Rows of ``timeline.chart.per_step``.
+        steps: Rows of ``timeline.per_step``.
         named: Steps that stay single, as ``DETAIL`` on either side of each do, as far as half of the rows
             suffice for them.
         most: Rows.

@@ -98,7 +98,9 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
         comparison: Comparison of ``diff``.
         runs: The base and the new run.
     """
-    chart, marks = TimelineChart(), _first_difference(comparison)
+    chart, first = TimelineChart(), comparison.decisions.first
+    sides = (first.base, first.new) if first else ()
+    marks = [{"run": run, "step": side.step} for run, side in enumerate(sides) if side is not None]
     for place, run in enumerate(runs):
         steps = {run.traces.headers[0].engine_rank: [mark["step"] for mark in marks if mark["run"] == place]}
         engines, notes_before = min(len(run.traces), MOST_ENGINES), len(chart.notes)
@@ -238,9 +240,3 @@ def in_script(data: Any) -> str:
         ValueError: a number in it is not finite.
     """
     return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)
-
-
-def _first_difference(comparison: Comparison) -> list[dict[str, Any]]:
-    first = comparison.decisions.first
-    sides = (first.base, first.new) if first else ()
-    return [{"run": run, "step": side.step} for run, side in enumerate(sides) if side is not None]

@@ -3,7 +3,7 @@
 What a sentence has in common with its step is written as the difference to it, which is mostly 0.
 
 A page that shows any of 50,000 steps cannot hold 50,000 stories. These are the very sentences of
-``explain/sentences.py``, made once for each kind with slots in place of what differs.
+``explain/step.py``, made once for each kind with slots in place of what differs.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.explain.sentences import (
+from schedtrace.explain.step import (
     SAME_STOP,
     Row,
     preemption_message,

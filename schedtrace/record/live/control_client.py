@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from schedtrace.model.live import AnyAnswer, AnyAsk, QueueNow, Refused, Stacks
+from schedtrace.model.live import MOST_ENTRIES, AnyAnswer, AnyAsk, QueueNow, Refused, Stacks, within_bounds
 from schedtrace.model.printable import shortened
-from schedtrace.model.queue import MOST_ENTRIES, within_bounds
 
 LONGEST_ANSWER = 2**20
 """Bytes of an answer; other bounds are in ``_LONGEST``."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from schedtrace.model import safe_files
+from schedtrace.model.manifest import part_name
 from schedtrace.model.printable import json_of
 from schedtrace.model.trace import End, Header
-from schedtrace.model.trace_names import part_name
 from schedtrace.record.log import logger
 from schedtrace.record.settings import Rules, write_manifest_if_missing
 from schedtrace.record.trace_files import Begins, PartedTrace

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.queue import MOST_ENTRIES, EngineQueue, QueueEntry
+from schedtrace.model.live import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import arrival_facts, queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks

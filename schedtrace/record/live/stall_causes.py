@@ -17,9 +17,9 @@ from tempfile import TemporaryFile
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from schedtrace.model.causes import CONNECTOR_CAUSES, Cause, is_refusal, reason
+from schedtrace.model.causes import CONNECTOR_CAUSES, Cause, is_refusal, reason_text
 from schedtrace.model.kv_need import KvNeed
-from schedtrace.model.numbers import counted
+from schedtrace.model.printable import counted
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
 from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
@@ -261,7 +261,7 @@ def _reason(scheduler: Any, exit_: Exit) -> str:
     """Return the table's reason for an exit, with the figures of the running engine."""
     if exit_.cause == Cause.OTHER:
         return f"a condition that schedtrace does not know, at {exit_.location}: {exit_.guard or ''}"
-    if not (text := reason(exit_.cause, exit_.detail, exit_.loop)):
+    if not (text := reason_text(exit_.cause, exit_.detail, exit_.loop)):
         return f"cause {exit_.cause}"
     active = getattr(scheduler.scheduler_config, "max_num_active_seqs", 0)
     setting = "max_num_active_seqs" if active else "max_num_seqs"

@@ -7,9 +7,8 @@ import pytest
 from schedtrace.diagnose.catalogue import Catalogue
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.model.comparison import Comparison
-from schedtrace.model.life import Life
 from schedtrace.model.report import Report
-from schedtrace.model.story import StepStory
+from schedtrace.model.story import Life, StepStory
 
 
 def test_a_trace_file_is_a_run(cli, warned):

@@ -5,7 +5,7 @@ import pytest
 
 from schedtrace.diagnose.latencies import distribution, inter_token, request_latencies
 from schedtrace.model.trace import Preemption, ScheduledRequest
-from schedtrace.timeline.window import Window, windowed
+from schedtrace.timeline.timeline import Window, windowed
 from tests.makers import arrival, finish, step
 
 

@@ -16,8 +16,7 @@ from schedtrace.engine import running_engines, unprepared
 from schedtrace.engine.running_engines import chosen, listening
 from schedtrace.errors import EngineError
 from schedtrace.model import live
-from schedtrace.model.live import Detached, QueueNow, Status
-from schedtrace.model.queue import EngineQueue
+from schedtrace.model.live import Detached, EngineQueue, QueueNow, Status
 from schedtrace.record.live import control_client
 from schedtrace.record.live.control_client import Peer
 

@@ -5,7 +5,7 @@ from itertools import groupby
 import pytest
 
 from schedtrace.explain.request import explain_request
-from schedtrace.explain.request_rows import waits
+from schedtrace.explain.request_events import waits
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.explain.sentences import step_stops, stop_values, victim_values, victims
+from schedtrace.explain.step import step_stops, stop_values, victim_values, victims
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import filled
 from schedtrace.model.trace import Exit, Preemption

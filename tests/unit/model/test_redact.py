@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.model.redact import (
+from schedtrace.model.printable import (
     HIDDEN,
     hide_in_text,
     hide_secrets,

@@ -9,6 +9,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Request, StepList, Steps
 from schedtrace.model.say import say
 from schedtrace.present import sections
+from schedtrace.present.phrases import STATES
 from schedtrace.present.renderers.html import fragment, render, source_of, style_sheet
 from schedtrace.present.sections import (
     Band,
@@ -29,7 +30,6 @@ from schedtrace.present.sections import (
     Styled,
     Table,
 )
-from schedtrace.present.words import STATES
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror="alert(2)">\' {{ 7 * 7 }} {# x #} &lt;'
 VOID = {"meta"}

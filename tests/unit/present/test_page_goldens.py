@@ -17,7 +17,7 @@ from schedtrace.model.statistics import (
 )
 from schedtrace.model.what_if import Baseline, Bound, Configuration, Figure
 from schedtrace.present.pages.comparison import comparison_page
-from schedtrace.present.pages.report_tables import statistics_sections
+from schedtrace.present.pages.report_details import statistics_sections
 from schedtrace.present.pages.what_if import advise_page, replay_page, sweep_page
 from schedtrace.present.renderers import Format
 from schedtrace.present.sections import Page

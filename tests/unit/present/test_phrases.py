@@ -17,19 +17,9 @@ from schedtrace.model.message import (
     given,
     joined,
 )
+from schedtrace.model.printable import duration, integer, number, percent
 from schedtrace.model.say import say
-from schedtrace.present.phrases import (
-    BARS,
-    bar,
-    duration,
-    integer,
-    number,
-    percent,
-    phrase,
-    pieces,
-    plain,
-    series,
-)
+from schedtrace.present.phrases import BARS, bar, phrase, pieces, plain, series
 
 
 @pytest.mark.parametrize(

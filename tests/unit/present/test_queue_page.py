@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.model.queue import EngineQueue, EngineQueues, QueueEntry
+from schedtrace.model.live import EngineQueue, EngineQueues, QueueEntry
 from schedtrace.model.trace import Exit
 from schedtrace.present.pages.queue import queue_page
 from schedtrace.present.renderers import Format, renderer

@@ -10,6 +10,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, Requests
 from schedtrace.model.say import say
 from schedtrace.present import renderers
+from schedtrace.present.phrases import CHANGES, SEVERITIES, STATES, state, state_characters
 from schedtrace.present.renderers import Format, html, renderer
 from schedtrace.present.sections import (
     Band,
@@ -35,7 +36,6 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
-from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state, state_characters
 from tests.unit.present.test_goldens import check
 
 WAITED = say(

@@ -22,10 +22,11 @@ from schedtrace.model.message import (
     filled,
     with_slots,
 )
+from schedtrace.model.printable import duration
 from schedtrace.model.say import say
 from schedtrace.present import phrases
 from schedtrace.present.pages.step import budget_use, crowd
-from schedtrace.present.phrases import duration, pieces, plain
+from schedtrace.present.phrases import pieces, plain
 from schedtrace.present.report.step_sentences import Words, step_templates, template_parts
 
 SCRIPT = Path(schedtrace.present.__file__).parent / "sentence.js"

@@ -15,13 +15,12 @@ from schedtrace.diagnose.catalogue import catalogue
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.step import explain_step
 from schedtrace.present.pages.comparison import comparison_page
-from schedtrace.present.pages.findings import catalogue_page
 from schedtrace.present.pages.report import report_page
+from schedtrace.present.pages.report_details import catalogue_page
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.step import step_page
-from schedtrace.present.phrases import BARS
+from schedtrace.present.phrases import BARS, EIGHTHS, STATES
 from schedtrace.present.sections import Commands, Facts, Table
-from schedtrace.present.words import EIGHTHS, STATES
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
 from tests.unit.present.hand_made import crowded

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import ExitCode, InputError
-from schedtrace.read.run import ProfileName, find_runs, profile_name, read_run
-from schedtrace.read.traces import read_record
+from schedtrace.read.run import ProfileName, find_runs, profile_name, read_record, read_run
 from tests.makers import header, run_folder, step, write_trace
 
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"

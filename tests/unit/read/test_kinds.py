@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError
-from schedtrace.read import samples
+from schedtrace.read import kinds
 from schedtrace.read.kinds import KINDS, kind_of
-from schedtrace.read.run import find_runs, look_for_runs, skipped_lines
-from schedtrace.read.traces import read_record
+from schedtrace.read.run import find_runs, look_for_runs, read_record, skipped_lines
 from tests.makers import manifest, run_folder, step
 
 FILES = Path(__file__).parents[2] / "data" / "files"
@@ -177,7 +176,7 @@ def test_a_prompt_that_quotes_a_log_is_no_log(file):
 
 
 def test_lines_behind_the_first_block_are_found(file, monkeypatch):
-    monkeypatch.setattr(samples, "HEAD", 1000)
+    monkeypatch.setattr(kinds, "HEAD", 1000)
     other = "INFO 11-25 12:00:00 [api_server.py:9] GET /health\n" * 100
     [trace] = read_record(file("a.log", other + ITERATION.format(0) + other + ITERATION.format(1)))
     assert trace.steps.height == 2

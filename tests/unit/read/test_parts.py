@@ -9,8 +9,8 @@ import pytest
 from zstandard import ZstdCompressor, ZstdDecompressor
 
 from schedtrace.errors import InputError
+from schedtrace.model.manifest import part_number
 from schedtrace.model.trace import Arrival, End, Events, Notice, Present
-from schedtrace.model.trace_names import part_number
 from schedtrace.read import part_files
 from schedtrace.read.follow import Following
 from schedtrace.read.lines import ReadOptions, WholeLines

@@ -7,8 +7,8 @@ from schedtrace.explain.request import explain_request
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Cpu, Events, Present, ScheduledRequest
 from schedtrace.read.follow import Following
+from schedtrace.read.growing import still_there
 from schedtrace.read.lines import ReadOptions
-from schedtrace.read.living import still_there
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.queue_waits import waiting_after

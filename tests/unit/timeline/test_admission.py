@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
-from schedtrace.timeline.admission import need_of
+from schedtrace.timeline.queue_waits import need_of
 from tests.makers import arrival, step
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.timeline.request_states import NEXT_STEP
+from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.spans import LENGTH_US
 from tests.makers import arrival, finish, step
 

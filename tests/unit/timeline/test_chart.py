@@ -1,8 +1,7 @@
 """What pictures show of each step."""
 
 from schedtrace.model.trace import Exit, Preemption, ScheduledRequest
-from schedtrace.timeline.chart import SCHEMA, per_step
-from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.timeline import CHART_SCHEMA, make_timeline, per_step
 from tests.makers import step
 
 
@@ -29,7 +28,7 @@ def test_tokens_of_a_step_add_up_to_its_budget(trace_of):
         decode_tokens=1,
     )
     (row,) = rows(trace_of(one), offset_us=7)
-    assert list(row) == list(SCHEMA)
+    assert list(row) == list(CHART_SCHEMA)
     parts = {name: row[name] for name in row if name.endswith("_tokens")}
     assert parts == {"decode_tokens": 1, "prefill_tokens": 45, "recompute_tokens": 25, "unused_tokens": 29}
     assert (row["token_budget"], row["begin_us"], row["requests"]) == (100, 1_007, 3)

@@ -3,8 +3,8 @@
 import polars as pl
 import pytest
 
+from schedtrace.model.causes import INTERRUPTIONS
 from schedtrace.model.trace_facts import Control
-from schedtrace.model.vocabulary import INTERRUPTIONS
 from schedtrace.timeline.events import EPISODE, KINDS, PERIODIC, SCATTERED, cost_us, standstills
 from tests.makers import arrival, finish, step
 

@@ -10,11 +10,10 @@ from schedtrace.cli.main import main
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.model.trace import Arrival, Events, Preemption, Present
-from schedtrace.present.pages.report_tables import engine_time
+from schedtrace.present.pages.report_details import engine_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.window import Window, windowed
+from schedtrace.timeline.timeline import Window, make_timeline, windowed
 from tests.fuzz import parts
 from tests.makers import encoded, header, step
 

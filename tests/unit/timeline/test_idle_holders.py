@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, HeadRefusal
-from schedtrace.timeline.holders import FEWEST_STEPS
+from schedtrace.timeline.charges import FEWEST_STEPS
 from tests.makers import arrival, finish, step
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.timeline.holders import prefills
+from schedtrace.timeline.charges import prefills
 from tests.makers import arrival, step
 
 

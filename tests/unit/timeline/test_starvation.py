@@ -5,7 +5,7 @@ import pytest
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
-from schedtrace.timeline.window import Window, windowed
+from schedtrace.timeline.timeline import Window, windowed
 from tests.makers import arrival, step
 
 SECOND = 1_000_000

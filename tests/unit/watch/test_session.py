@@ -10,9 +10,9 @@ from zstandard import ZstdCompressor
 from schedtrace.engine.running_engines import Listening
 from schedtrace.errors import EngineError, InputError
 from schedtrace.model.live import QueueNow
+from schedtrace.model.manifest import part_name
 from schedtrace.model.message import NOTHING
 from schedtrace.model.trace import End, Events
-from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target
 from schedtrace.watch.judge import LINES_LOST

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from schedtrace.model.manifest import Configured
-from schedtrace.model.redact import HIDDEN
+from schedtrace.model.printable import HIDDEN
 from schedtrace.model.what_if import Configuration
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.whatif.proposals import _commands, _not_in_commands

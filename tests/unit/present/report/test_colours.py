@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from schedtrace.present.words import COLOURS
+from schedtrace.present.phrases import COLOURS
 
 NAMES = (
     *("decode", "prefill", "recompute", "preempted"),

@@ -15,7 +15,7 @@ from schedtrace.present.report.data import (
     merged_steps,
 )
 from schedtrace.present.report.step_sentences import NOT_DRAWN
-from schedtrace.timeline.chart import SCHEMA, per_step
+from schedtrace.timeline.timeline import CHART_SCHEMA, per_step
 from tests.makers import arrival, finish, step
 
 
@@ -95,7 +95,7 @@ def test_a_sample_is_even_and_keeps_what_is_named(view_of, monkeypatch):
 
 def steps(count, **columns):
     """Steps 10 us apart, each with 1 token of 10 decoded, and what is given of others."""
-    given = {name: [0] * count for name in SCHEMA} | {
+    given = {name: [0] * count for name in CHART_SCHEMA} | {
         "step": list(range(count)),
         "begin_us": list(range(0, 10 * count, 10)),
         "end_us": list(range(9, 10 * count + 9, 10)),
@@ -104,13 +104,13 @@ def steps(count, **columns):
         "cause": [None] * count,
         **columns,
     }
-    return pl.DataFrame(given, schema=SCHEMA)
+    return pl.DataFrame(given, schema=CHART_SCHEMA)
 
 
 def test_few_steps_stay_single():
     found = merged_steps(steps(4), [], 4)
     assert found["count"].to_list() == [1, 1, 1, 1]
-    assert found.columns == [*SCHEMA, "offered_tokens", "count"]
+    assert found.columns == [*CHART_SCHEMA, "offered_tokens", "count"]
 
 
 def test_many_steps_are_summed_and_peaks_kept():

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from schedtrace.model import safe_files
+from schedtrace.model.manifest import part_name
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.model.trace_facts import Stalled
-from schedtrace.model.trace_names import part_name
 from schedtrace.read.run import read_run
 from schedtrace.record import writer
 from schedtrace.record.capture import NOBODY, SideEvents

@@ -10,14 +10,17 @@ import pytest
 from schedtrace.model.causes import (
     ASKED_FOR,
     CAUSES,
+    FIGURES,
     NOT_A_REFUSAL,
     OF_ITS_OWN_SIZE,
     WAITING_STATUS_CAUSES,
     Cap,
     Cause,
+    advice,
+    reason,
+    reasoned_details,
 )
 from schedtrace.model.message import CauseWord, Code, Number, Setting
-from schedtrace.model.vocabulary import FIGURES, advice, reason, reasoned_details
 from schedtrace.present.phrases import plain
 from schedtrace.record.marks import guards
 from tests.makers import header

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.read.running import gone, without
+from schedtrace.read.chain import gone, without
 
 
 @pytest.mark.parametrize(
