@@ -38,13 +38,13 @@ def watch(client: Any) -> None:
     def died(_signal: int, _frame: Any) -> NoReturn:
         raise EngineError(_how(resources))
 
-    def look() -> None:
+    def await_death() -> None:
         while not resources.engine_dead:
             time.sleep(LOOK_EVERY_S)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     signal.signal(signal.SIGUSR1, died)
-    threading.Thread(target=look, name="schedtrace-watchdog", daemon=True).start()
+    threading.Thread(target=await_death, name="schedtrace-watchdog", daemon=True).start()
 
 
 def stop_watching() -> None:
@@ -79,14 +79,14 @@ def main(pipe: int) -> None:
     """
     events = os.fdopen(pipe, "wb", buffering=0)
 
-    def send(event: run_spec.Event) -> None:
+    def send_event(event: run_spec.Event) -> None:
         with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; stdin will end, too
             events.write(msgspec.json.encode(event) + b"\n")
 
-    def stop(_signal: int, _frame: Any) -> NoReturn:
+    def stop_on_signal(_signal: int, _frame: Any) -> NoReturn:
         raise _Stopped
 
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, stop_on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # vLLM's coordinator of data-parallel ranks sets no handler of its own, and would end in a traceback.
     os.register_at_fork(after_in_child=_end_as_asked)
@@ -94,26 +94,26 @@ def main(pipe: int) -> None:
     try:
         for command in _commands():
             if isinstance(command, run_spec.Start):
-                session = EngineSession(command.spec, send)
+                session = EngineSession(command.spec, send_event)
             elif isinstance(command, run_spec.RunTrial) and session is not None:
-                send(run_spec.TrialDone(session.run_trial(command.trial)))
+                send_event(run_spec.TrialDone(session.run_trial(command.trial)))
             else:
                 break
     except _Stopped:
         pass
     except SchedtraceError as error:
-        send(run_spec.Failed(str(error), usage=isinstance(error, UsageError)))
+        send_event(run_spec.Failed(str(error), usage=isinstance(error, UsageError)))
     except Exception as error:  # noqa: BLE001  # whatever vLLM raises is told to the supervisor
         with contextlib.suppress(OSError):  # the log's disk may be full
             traceback.print_exc()
-        send(run_spec.Failed(_in_one_line(error)))
+        send_event(run_spec.Failed(_in_one_line(error)))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop_watching()
         if session is not None:
             with contextlib.suppress(Exception):
                 session.front_end.shutdown()
-        send(run_spec.Stopped())
+        send_event(run_spec.Stopped())
 
 
 def _end_as_asked() -> None:
@@ -154,7 +154,9 @@ class EngineSession:
         if run.prequeue and not offline:
             msg = "--prequeue needs one engine: it cannot go with --data-parallel-size"
             raise UsageError(msg)
-        context = _usage_context(offline=offline)
+        from vllm.usage.usage_lib import UsageContext  # default token budgets differ between LLM and server
+
+        context = UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
         if real:
             config = engine_args.create_engine_config(context)
         else:
@@ -204,14 +206,14 @@ class EngineSession:
         """Make a callback that reports progress at most ten times a second, to keep the front end fast."""
         last = 0.0
 
-        def progress(finished: int) -> None:
+        def report_progress(finished: int) -> None:
             nonlocal last
             now = time.monotonic()
             if finished == total or now - last > 0.1:  # noqa: PLR2004  # a tenth of a second
                 last = now
                 self._send(run_spec.Progress(finished))
 
-        return progress
+        return report_progress
 
     def _ready(self, config: Any, arguments: Any, chosen: Any, *, offline: bool) -> run_spec.Ready:
         from schedtrace.record.header import device_name
@@ -232,13 +234,6 @@ class EngineSession:
             output_tokens=sum(request.output_len for request in self._requests),
             own_times=any(request.at_s is not None for request in self._requests),
         )
-
-
-def _usage_context(*, offline: bool) -> Any:
-    """Return the context of ``LLM`` or of the server: vLLM's default token budgets differ between them."""
-    from vllm.usage.usage_lib import UsageContext
-
-    return UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
 
 
 def _front_end(config: Any, run: run_spec.RunSpec, *, offline: bool) -> Any:

@@ -62,7 +62,7 @@ def write_mooncake(load: Workload, file: Path) -> int:
 
 def mooncake_notes(load: Workload) -> Iterator[Message]:
     """Yield the properties of the load that such a file omits."""
-    if unknown := sum(_unknown_end(request) for request in load):
+    if unknown := sum(request.abort_us is not None or request.abort_step is not None for request in load):
         yield say(
             "{unknown:n request} did not end by themselves: output_length is what they were allowed to "
             "generate",
@@ -77,10 +77,6 @@ def mooncake_notes(load: Workload) -> Iterator[Message]:
             block=BLOCK,
             recorded=load.prefix_block,
         )
-
-
-def _unknown_end(request: LoadRequest) -> bool:
-    return request.abort_us is not None or request.abort_step is not None
 
 
 class _HashIds:

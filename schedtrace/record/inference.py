@@ -118,7 +118,8 @@ class InferredExits:
             return "break", Cause.RANK_BALANCE, first, None
         if first is not None and (not_ready := WAITING_STATUS_CAUSES.get(first.status.name)):
             return "continue", not_ready, first, first.status.name
-        if first is not None and _needs_whole_prompt(scheduler) and first.num_tokens > budget_left:
+        chunked = getattr(scheduler.scheduler_config, "enable_chunked_prefill", True)
+        if first is not None and not chunked and first.num_tokens > budget_left:
             return "break", Cause.CHUNKED_PREFILL_OFF, first, f"prompt of {first.num_tokens} tokens"
         return "break", Cause.OTHER, first, None
 
@@ -134,7 +135,7 @@ def _watching(base: type) -> type:
     class Watched(*disguises(base, base)):  # type: ignore[misc]  # mypy knows no class that is found at run time
         __slots__ = ()
 
-        def allocate_slots(self, *args: Any, **kwargs: Any) -> Any:
+        def allocate_slots(self, *args: object, **kwargs: object) -> Any:
             blocks = super().allocate_slots(*args, **kwargs)
             if blocks is None and (refuse := _WATCHES.get(self)) is not None:
                 refuse(args[0] if args else kwargs.get("request"))
@@ -166,10 +167,6 @@ def _why_skipped(request: Any) -> Cause:
     if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
         return Cause.OUTPUT_IN_FLIGHT
     return Cause.OTHER
-
-
-def _needs_whole_prompt(scheduler: Any) -> bool:
-    return not getattr(scheduler.scheduler_config, "enable_chunked_prefill", True)
 
 
 class Departures:

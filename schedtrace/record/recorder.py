@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
@@ -330,7 +330,14 @@ class Recorder:
             return {}
 
     def control(
-        self, scheduler: Any, kind: ControlKind, began_ns: int, *, failed: bool = False, **facts: Any
+        self,
+        scheduler: Any,
+        kind: ControlKind,
+        began_ns: int,
+        *,
+        failed: bool = False,
+        detail: str | None = None,
+        before: Mapping[str, int | None] | None = None,
     ) -> None:
         """Note what was asked of the engine beside requests, when it is done.
 
@@ -339,15 +346,16 @@ class Recorder:
             kind: What it was.
             began_ns: When it began.
             failed: It raised, or was refused.
-            facts: Fields of ``Control``.
+            detail: As ``Control.detail``.
+            before: State before it (``before_reset``); without it, the requests that run now are counted.
         """
         if not self.active:
             return
         try:
             at_us = self.writer.since_anchor(began_ns)
             took_us = (self.clock() - began_ns) // 1000
-            facts.setdefault("running", len(scheduler.running))
-            self.writer.put_beside(Control(kind, at_us, took_us, failed=failed, **facts))
+            state = before or {"running": len(scheduler.running)}
+            self.writer.put_beside(Control(kind, at_us, took_us, detail, failed=failed, **state))
         except Exception as error:
             self._facts_failed(error)
 

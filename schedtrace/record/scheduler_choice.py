@@ -57,7 +57,7 @@ def _wrap_configured_class() -> None:
     """Wrap the class configured up to vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
     from vllm.v1.engine.core import EngineCore
 
-    def initialize(original: Method, engine: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    def initialize(original: Method, engine: Any, vllm_config: Any, *args: object, **kwargs: object) -> Any:
         sizes = original(engine, vllm_config, *args, **kwargs)
         try:
             config = vllm_config.scheduler_config

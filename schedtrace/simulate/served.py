@@ -184,7 +184,7 @@ class ServedExecutor(SimulatedExecutor):
         kv_bytes = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
         if kv_bytes and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
             return [kv_bytes] * len(self._specs)
-        blocks = cache.num_gpu_blocks_override or self._device.blocks(
+        blocks = cache.num_gpu_blocks_override or self._device.kv_blocks(
             config.model_config.model,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
             tensor_parallel_size=parallel.tensor_parallel_size,
@@ -205,7 +205,13 @@ class ServedExecutor(SimulatedExecutor):
         """Do nothing: there is nothing to compile."""
 
     def collective_rpc(
-        self, method: Any, timeout: Any = None, args: Any = (), *_: Any, non_block: bool = False, **__: Any
+        self,
+        method: Any,
+        timeout: Any = None,
+        args: Any = (),
+        *_: object,
+        non_block: bool = False,
+        **__: object,
     ) -> Any:
         """Return workers' answers: about adapters and tasks; ``None`` for orders that concern a device."""
         del timeout  # nothing takes time

@@ -8,13 +8,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import msgspec
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch, StepTimes
-from schedtrace.step_times.gpus import GPUS, Gpu, gpu, kv_cache_blocks
+from schedtrace.step_times.gpus import GPUS, CacheOptions, Gpu, gpu, kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import Shape, shape
 
@@ -135,7 +135,9 @@ class SimulatedDevice(
             times = Roofline(shape(model), self._required_gpu(), tensor_parallel_size, kv_dtype)
         return Noisy(times, self.noise, self.seed) if self.noise else times
 
-    def blocks(self, model: str, *, pipeline_parallel_size: int = 1, **options: Any) -> int:
+    def kv_blocks(
+        self, model: str, *, pipeline_parallel_size: int = 1, **options: Unpack[CacheOptions]
+    ) -> int:
         """Return the number of KV cache blocks in the GPU's memory.
 
         Args:

@@ -155,12 +155,12 @@ def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
     @wraps(make)
-    def once(timeline: Timeline) -> Made:
+    def cached(timeline: Timeline) -> Made:
         if timeline not in results:
             results[timeline] = make(timeline)
         return results[timeline]
 
-    return once
+    return cached
 
 
 def make_timeline(

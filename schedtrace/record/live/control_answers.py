@@ -95,7 +95,7 @@ def _begin_to_listen() -> bool:
     )
 
 
-def engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
+def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) -> Any:
     """Run an engine's loop, and answer meanwhile."""
     engine = _Engine(core, threading.get_ident())
     with engine.listening():
@@ -106,7 +106,7 @@ def engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
             raise
 
 
-def worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
     """Run a worker's loop, and answer meanwhile."""
     with _listening(_Worker(worker).answer):
         return original(worker, *args, **kwargs)

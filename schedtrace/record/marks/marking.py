@@ -49,14 +49,11 @@ class _Scope:
 
     def after(self, node: ast.stmt) -> "_Scope":
         names = syntax.binds(node)
-        return replace(
-            self, bound=self.bound | names, fresh=self.fresh | names, allocation=self._allocation(node)
-        )
-
-    def _allocation(self, node: ast.stmt) -> ast.Call | None:
         simple = isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)
         call = (simple and syntax.call_of(node, "allocate_slots")) or self.allocation
-        return call if call and syntax.rebinds(node).isdisjoint(syntax.names(call)) else None
+        if call and not syntax.rebinds(node).isdisjoint(syntax.names(call)):
+            call = None
+        return replace(self, bound=self.bound | names, fresh=self.fresh | names, allocation=call)
 
     def within(self, test: ast.expr, *, negated: bool) -> "_Scope":
         return replace(self, tests=(*self.tests, (test, negated)))
