@@ -14,7 +14,7 @@ from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
 from schedtrace.model.printable import shortened
 from schedtrace.model.queue import EngineQueues
-from schedtrace.record.live.control_client import AnswerError, Connection, Peer, ask
+from schedtrace.record.live.control_client import AnswerError, Connection, Peer, ask_process
 from schedtrace.record.processes import above, pids_within, process_id, process_state
 
 STATUS_S = 2.0
@@ -67,7 +67,7 @@ class RunningEngine:
         """
         timeout_s = ACT_S if timeout_s is None else timeout_s
         try:
-            answer = ask(self.socket, question, expected, timeout_s)
+            answer = ask_process(self.socket, question, expected, timeout_s)
         except TimeoutError as error:
             msg = f"{self.name} has not answered for {timeout_s:g} s"
             raise NoAnswerError(msg) from error

@@ -345,7 +345,7 @@ def held_blocks(manager: Any) -> Counter[str]:
     return held
 
 
-def usable_blocks(manager: Any) -> int | None:
+def blocks_without_null(manager: Any) -> int | None:
     """Return the KV blocks without the null block; None where the pool is not known."""
     pool = getattr(manager, "block_pool", None)
     return None if pool is None else int(pool.num_gpu_blocks) - 1

@@ -38,7 +38,7 @@ class Inputs:
         self._submitted: dict[str, int] = {}
         self._grammars: deque[Grammar] = deque(maxlen=MOST_KEPT)
 
-    def prepared(self, request: Any, began_ns: int) -> None:
+    def note_prepared(self, request: Any, began_ns: int) -> None:
         """Note that the input thread has made a ``Request`` of what a client sent."""
         rank = getattr(request, "data_parallel_rank", None)
         _keep(self._received, request.request_id, (began_ns, time.monotonic_ns(), rank))
@@ -71,7 +71,7 @@ class Inputs:
             )
         )
 
-    def arrival(self, request_id: str) -> dict[str, int | None]:
+    def input_times(self, request_id: str) -> dict[str, int | None]:
         """Return the fields of an ``Arrival``; none if it came another way."""
         if not self._received or (times := self._received.pop(request_id, None)) is None:
             return {}
@@ -95,7 +95,7 @@ class Inputs:
         return taken
 
     @property
-    def compiled(self) -> bool:
+    def has_grammars(self) -> bool:
         """Whether there are any."""
         return bool(self._grammars)
 
@@ -205,7 +205,7 @@ def _prepare(original: Method, engine: Any, request: Any, *args: object, **kwarg
     prepared = original(engine, request, *args, **kwargs)
     with contextlib.suppress(Exception):
         if recorder.active:  # preparing may take seconds
-            recorder.facts.inputs.prepared(request, began_ns)
+            recorder.facts.inputs.note_prepared(request, began_ns)
             recorder.facts.engine_is(engine)
             _listen_to_aborts(engine)
     return prepared

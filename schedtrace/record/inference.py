@@ -19,7 +19,7 @@ from schedtrace.model.trace import Exit, ExitKind
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.record.allocation import blocks_of
 from schedtrace.record.disguise import PLAIN, Beside, disguises, plain_class, set_class
-from schedtrace.record.queues import Queues, head, held_back, pause_name, seats
+from schedtrace.record.queues import Queues, head, held_back, max_running_requests, pause_name
 from schedtrace.record.vllms_own import is_own_class
 
 
@@ -42,7 +42,7 @@ class InferredExits:
         """
         self.release()  # from a call that ended in an exception
         self._refused = None
-        if self._may_watch and waiting and running < seats(scheduler):
+        if self._may_watch and waiting and running < max_running_requests(scheduler):
             self._watch()
 
     def _watch(self) -> None:
@@ -99,7 +99,7 @@ class InferredExits:
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
         """Return the kind and cause of the exit, the request that it is about, and what is known beside."""
-        if self._queues.num_waiting(scheduler) == 0:
+        if self._queues.waiting_count(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
             return "gate", Cause.PREEMPTED_THIS_STEP, None, None
@@ -112,7 +112,7 @@ class InferredExits:
         if refused is not None and refused.status.name != "RUNNING":
             return "break", Cause.KV_BLOCKS, refused, None
         occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
-        if occupied >= seats(scheduler):
+        if occupied >= max_running_requests(scheduler):
             return "break", Cause.MAX_NUM_SEQS, first, None
         if held_back(scheduler):
             return "break", Cause.RANK_BALANCE, first, None
@@ -182,7 +182,7 @@ class Departures:
         """Note that a request was preempted or is done, which explains why it stopped running."""
         self._explained.add(request_id)
 
-    def look(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
+    def unexplained(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
         """Return requests that stopped running unexplained since the last call: those that wait, the rest."""
         if type(scheduler.running) is not list:
             return [], []

@@ -16,7 +16,7 @@ from vllm.v1 import kv_cache_interface
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from schedtrace.errors import UsageError
-from schedtrace.record.header import engine_rank
+from schedtrace.record.header import data_parallel_rank
 from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu, releases
 from schedtrace.simulate.clock import MachineClock
 from schedtrace.simulate.executor import DUMMY, EngineClock, ModelRunner, Ran, SimulatedExecutor
@@ -129,7 +129,7 @@ class ServedExecutor(SimulatedExecutor):
         self._loras: set[int] = set()
         self._specs = kv_cache_specs(vllm_config)
         parallel = vllm_config.parallel_config
-        rank = engine_rank(parallel)
+        rank = data_parallel_rank(parallel)
         device = msgspec.structs.replace(self._device, seed=self._device.seed + rank)  # ranks scatter apart
         times = device.times(
             vllm_config.model_config.model, parallel.tensor_parallel_size, kv_dtype(vllm_config)

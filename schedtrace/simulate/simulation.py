@@ -76,7 +76,7 @@ class TimedEngine(Engine):
         """Record that the input thread has made a request of what a client sent."""
         if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
-                inputs.prepared(request, self.clock.monotonic_ns())
+                inputs.note_prepared(request, self.clock.monotonic_ns())
 
 
 class Feed(Protocol):

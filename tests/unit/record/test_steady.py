@@ -25,7 +25,7 @@ def output(ids="ab", computed=(10, 20), tokens=(1, 1), new=(), drafts=None, resu
 def steps():
     """Two steps have been seen: a full one, and one that is not due."""
     found = SteadySteps()
-    assert found.rows(output(computed=(9, 19)), FULL_EVERY_NS)[1] is True
+    assert found.changed_rows(output(computed=(9, 19)), FULL_EVERY_NS)[1] is True
     return found
 
 
@@ -79,7 +79,7 @@ def test_new_requests_with_one_token_may_be_followed_by_a_steady_step(steps):
 
 
 def test_a_step_that_is_lost_is_followed_by_one_in_full(steps):
-    steps.forget()
+    steps.start_over()
     rows, full = steps.rows(output(), FULL_EVERY_NS + 1)
     assert (rows.ids, full) == (["a", "b"], True)
 
@@ -87,8 +87,8 @@ def test_a_step_that_is_lost_is_followed_by_one_in_full(steps):
 def test_empty_steps_are_steady():
     steps = SteadySteps()
     nothing = output("", (), ())
-    assert steps.rows(nothing, FULL_EVERY_NS)[0].ids == []
-    assert steps.rows(nothing, FULL_EVERY_NS + 1) == (None, False)
+    assert steps.changed_rows(nothing, FULL_EVERY_NS)[0].ids == []
+    assert steps.changed_rows(nothing, FULL_EVERY_NS + 1) == (None, False)
 
 
 def test_more_tokens_than_are_packed_are_no_error(steps):
@@ -99,5 +99,5 @@ def test_more_tokens_than_are_packed_are_no_error(steps):
 def test_where_lines_are_full_no_step_is_steady():
     steps = SteadySteps(never=True)
     for further in range(3):
-        rows, full = steps.rows(output(computed=(10 + further, 20 + further)), further)
+        rows, full = steps.changed_rows(output(computed=(10 + further, 20 + further)), further)
         assert (rows.computed[0], full) == (10 + further, True)

@@ -185,7 +185,7 @@ def test_of_dropped_steps_so_many_requests_are_kept_and_the_others_counted(write
     monkeypatch.setattr(capture_module, "MOST_KEPT", 2)
     made = writer_of()
     for at, name in enumerate("abcde"):
-        made.prefixes.note(SimpleNamespace(request_id=name, block_hashes=[b"x"]))
+        made.prefixes.keep_prompt(SimpleNamespace(request_id=name, block_hashes=[b"x"]))
         gone = Finish(name, "ABORTED", 0, 1, 0)
         made.put(capture(at, side_events=SideEvents([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
     made.close()
