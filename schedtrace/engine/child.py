@@ -25,7 +25,7 @@ from schedtrace.model.redact import hide_secrets, vllm_environment
 LOOK_EVERY_S = 0.25
 
 
-def watch(client: Any) -> None:
+def watch_engine_core(client: Any) -> None:
     """Raise ``EngineError`` in the main thread once vLLM's client knows that its engine core is dead.
 
     Args:
@@ -96,7 +96,7 @@ def main(pipe: int) -> None:
             if isinstance(command, run_spec.Start):
                 session = EngineSession(command.spec, send_event)
             elif isinstance(command, run_spec.RunTrial) and session is not None:
-                send_event(run_spec.TrialDone(session.run_trial(command.trial)))
+                send_event(run_spec.TrialDone(session.measure(command.trial)))
             else:
                 break
     except _Stopped:
@@ -140,11 +140,11 @@ class EngineSession:
         if on_cpu or run.executor is not None:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the front end, so that it can be forked
         if run.executor is not None:
-            from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu
+            from schedtrace.simulate import CPU_CACHE_SPACE, platform_is_cpu
             from schedtrace.simulate.releases import by_name_or_class
 
             os.environ.pop(CPU_CACHE_SPACE, None)
-            on_cpu = is_cpu()
+            on_cpu = platform_is_cpu()
         engine_args, arguments = vllm_config.parse_engine_args(run.engine_args)
         real = run.executor is None
         chosen = vllm_config.choose_what_is_missing(engine_args, arguments, cpu=on_cpu and real)
@@ -177,14 +177,14 @@ class EngineSession:
         gc.freeze()  # forked processes and this one's end need not look through vLLM's modules, either
         gc.enable()
         self.front_end = _front_end(config, run, offline=offline)
-        watch(self.front_end.client())
+        watch_engine_core(self.front_end.client())
         tokenizer = self.front_end.tokenizer()
         self._requests = make_requests(
             prompts, seed=run.seed, vocab_size=config.model_config.get_vocab_size(), tokenizer=tokenizer
         )
         send(self._ready(config, arguments, chosen, offline=offline))
 
-    def run_trial(self, trial: int) -> Any:
+    def measure(self, trial: int) -> Any:
         """Run one trial; trial 0 is the warm-up and takes only its share of the requests."""
         reset = None
         if not self._run.keep_prefix_cache:
@@ -227,7 +227,7 @@ class EngineSession:
             front_end=OFFLINE if offline else ONLINE,
             engine_args_given=hide_secrets(arguments),
             engine_args_chosen=chosen,
-            config_resolved=vllm_config.resolved(config),
+            config_resolved=vllm_config.plain_config(config),
             environment=vllm_environment(),
             num_prompts=len(self._requests),
             input_tokens=None if None in prompt_tokens else sum(n for n in prompt_tokens if n is not None),

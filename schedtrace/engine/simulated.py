@@ -68,7 +68,9 @@ def use_executor(engine_args: Any, run: RunSpec) -> str:
     """Set the executor and its device on vLLM's ``EngineArgs``; returns a sentence about step times."""
     device = _device(run)
     engine_args.distributed_executor_backend = EXECUTOR
-    named = msgspec.to_builtins(device) | {"device": device.name()}  # as the executor does in its process
+    named = msgspec.to_builtins(device) | {
+        "device": device.trace_name()
+    }  # as the executor does in its process
     engine_args.additional_config = {**(engine_args.additional_config or {}), KEY: named}
     return device.times(engine_args.model, engine_args.tensor_parallel_size).description
 

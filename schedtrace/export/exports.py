@@ -108,7 +108,7 @@ def gap_sentences(run: Run) -> list[str]:
     return sentences
 
 
-def write_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
+def stream_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
     """Write one as Parquet or CSV, streamed, as a large trace's table does not fit memory; gives its rows.
 
     Raises:
@@ -198,7 +198,7 @@ def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Pat
 
         return {folder / "trace.json.gz": partial(write_chrome, run)}
     return {
-        folder / f"{name}.{kind}": partial(write_table, table, kind) for name, table in tables(run).items()
+        folder / f"{name}.{kind}": partial(stream_table, table, kind) for name, table in tables(run).items()
     }
 
 

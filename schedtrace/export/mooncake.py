@@ -55,7 +55,7 @@ def write_mooncake(load: Workload, file: Path) -> int:
                 "output_length": request.output_tokens,
             }
             if load.prefix_block is not None:
-                row["hash_ids"] = ids.of(request)
+                row["hash_ids"] = ids.block_ids(request)
             target.write(msgspec.json.encode(row) + b"\n")
     return len(requests)
 
@@ -92,7 +92,7 @@ class _HashIds:
         self._known: dict[tuple[int | None, tuple[int, ...], int], int] = {}
         """Block numbers by the block before, the block's content and its length."""
 
-    def of(self, request: LoadRequest) -> list[int]:
+    def block_ids(self, request: LoadRequest) -> list[int]:
         """Return a number for each begun block; a block that is not wholly known gets a unique number."""
         ids: list[int] = []
         known_tokens = len(request.prefix) * self._recorded

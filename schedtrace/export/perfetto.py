@@ -44,7 +44,7 @@ class _Writer:
         self.events = 0
         self._begin()
 
-    def flush(self) -> None:
+    def write_chunk(self) -> None:
         """Write what is there: traces one after the other are one trace."""
         self._target.write(self._chunk.SerializeToString())
         self._chunk = pb.Trace()
@@ -78,7 +78,7 @@ class _Writer:
             self._counter(groups[name], values)
         for preempted in process.preemptions:
             self._preempted(whole, preempted)
-        self.flush()
+        self.write_chunk()
 
     def _begin(self) -> None:
         """Write the sequence's start, with the clocks.
@@ -157,7 +157,7 @@ class _Writer:
     def _packet(self) -> pb.TracePacket:
         """Return an empty one at the end of the trace."""
         if len(self._chunk.packet) >= _CHUNK:
-            self.flush()
+            self.write_chunk()
         packet = self._chunk.packet.add()
         packet.trusted_packet_sequence_id = _SEQUENCE
         packet.sequence_flags = pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE

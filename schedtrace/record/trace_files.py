@@ -278,11 +278,11 @@ class PartedTrace:
         if lost is not None:  # lines that continue what is lost go with it
             self._lines, self._waiting = [], 0
         elif self._lines and now - self._since_s >= FRAME_S:
-            self.flush()
+            self.end_frame()
         if lost is None and not self._has_enough(part, now):
             self._remove_old(now)
             return None
-        self.flush()
+        self.end_frame()
         self._store.begin(part.number + 1)
         self._parts.append(_Part(part.number + 1, now))
         self._remove_old(now)
@@ -303,9 +303,9 @@ class PartedTrace:
         self._lines.append(lines)
         self._waiting += len(lines)
         if self._waiting >= FRAME_BYTES or not self._parts[-1].size:  # a head is a frame of its own
-            self.flush()
+            self.end_frame()
 
-    def flush(self) -> None:
+    def end_frame(self) -> None:
         """End the frame.
 
         Raises:
@@ -323,7 +323,7 @@ class PartedTrace:
     def close(self) -> None:
         """End the last frame."""
         try:
-            self.flush()
+            self.end_frame()
         finally:
             self._store.close()
 

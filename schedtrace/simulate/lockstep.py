@@ -81,7 +81,7 @@ class RankGroup:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
+    def gather_values(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
         """Return every rank's value, in the order of ranks, ``us`` after the last one is there."""
         meeting = self._meeting
         if meeting.join(rank, value):
@@ -187,7 +187,7 @@ class _Joint(Future[Any]):
             self._rank.wait(NEVER)
         self._rank.wait(self._forward.ran.ended_us)
         if self._output is not None:
-            self._forward.ran.note(self._output)
+            self._forward.ran.put_on_output(self._output)
         return self._output
 
 

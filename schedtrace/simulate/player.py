@@ -138,7 +138,7 @@ class Player:
 
     def _forget(self, request_id: str) -> None:
         self._ended(request_id)
-        self._engine.forget(request_id)
+        self._engine.drop_request(request_id)
         for of_requests in (self._acceptance, self._owed):
             of_requests.pop(request_id, None)
 

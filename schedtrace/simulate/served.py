@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from schedtrace.errors import UsageError
 from schedtrace.record.header import data_parallel_rank
-from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu, releases
+from schedtrace.simulate import CPU_CACHE_SPACE, platform_is_cpu, releases
 from schedtrace.simulate.clock import MachineClock
 from schedtrace.simulate.executor import DUMMY, EngineClock, ModelRunner, Ran, SimulatedExecutor
 from schedtrace.simulate.lockstep import CommonPasses
@@ -134,10 +134,10 @@ class ServedExecutor(SimulatedExecutor):
         times = device.times(
             vllm_config.model_config.model, parallel.tensor_parallel_size, kv_dtype(vllm_config)
         )
-        vllm_config.additional_config[KEY]["device"] = self._device.name()  # the recorder reads it
+        vllm_config.additional_config[KEY]["device"] = self._device.trace_name()  # the recorder reads it
         if self._device.async_scheduling is not None:  # decides the scheduler's class, made after this
             vllm_config.scheduler_config.async_scheduling = self._device.async_scheduling
-        logger.info("schedtrace: {}, nothing is computed. {}", self._device.name(), times.description)
+        logger.info("schedtrace: {}, nothing is computed. {}", self._device.trace_name(), times.description)
         clock = MachineClock()
         self._common = None
         if parallel.data_parallel_size > 1:  # of a dense model's ranks each has 1 (vLLM 0.14 and newer)
@@ -182,7 +182,7 @@ class ServedExecutor(SimulatedExecutor):
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
         kv_bytes = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
-        if kv_bytes and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
+        if kv_bytes and not (platform_is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
             return [kv_bytes] * len(self._specs)
         blocks = cache.num_gpu_blocks_override or self._device.kv_blocks(
             config.model_config.model,
@@ -247,7 +247,7 @@ class _InCommon(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ARG002  # vLLM gives none
         ran = self._ran.result()
-        ran.note(self._output)
+        ran.put_on_output(self._output)
         self._clock.until(ran.ended_us)
         return self._output
 

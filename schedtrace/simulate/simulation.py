@@ -159,7 +159,7 @@ class VirtualEngines(ABC):
         """Make a request arrive at that time."""
         self.at(us, arrives)
 
-    def forget(self, request_id: str) -> None:
+    def drop_request(self, request_id: str) -> None:
         """Keep nothing of a request that is done."""
         for rank in self.ranks:
             rank.requests.pop(request_id, None)

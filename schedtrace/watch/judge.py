@@ -109,7 +109,7 @@ class Judge:
     _judged: Picture | None = None
     """Picture of the engines at the latest judgement."""
 
-    def look(
+    def judge_if_due(
         self, engines: list[WatchedEngine], now: Picture, now_s: float, *, at_once: bool = False
     ) -> None:
         """Judge again if it is time to, if they look different in kind by ``now``, or ``at_once``."""

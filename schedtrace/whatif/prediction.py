@@ -12,7 +12,7 @@ from typing import Any, Self
 import polars as pl
 
 from schedtrace.diagnose.trials import pooled_reports
-from schedtrace.engine.vllm_config import vllm_version
+from schedtrace.engine.vllm_config import required_vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.numbers import duration, number
@@ -268,7 +268,7 @@ class Predictor:
         return Prediction(
             label=base.run.label,
             path=str(base.run.path),
-            vllm_version=vllm_version(),
+            vllm_version=required_vllm_version(),
             recorded_version=base.header.vllm_version,
             changes=[
                 SettingChange(name=name, recorded=self.now(name), value=value)

@@ -252,7 +252,7 @@ class FlightRecorder:
             folder, future = self._asked.popleft()
             try:
                 end_line = end()
-                self._parts.flush()
+                self._parts.end_frame()
                 end_frame = self._parts.frame(json_of(end_line) + b"\n")
                 path = self._ring.write_to(folder, end_frame, self._header)
             except Exception as error:

@@ -96,7 +96,7 @@ def test_a_part_is_not_mostly_its_head(clock, made_of):
     found = []
     for clock.now in range(1, 5):
         made.write(os.urandom(2**15))
-        made.flush()
+        made.end_frame()
         found.append(made.new_file_reason())
     assert found == [None, None, None, "due"]
 

@@ -413,7 +413,7 @@ def test_a_variable_that_says_nothing(monkeypatch, text):
 
 def looking(look):
     watchdog = Watchdog(Engine(), None, list)
-    watchdog.look = look
+    watchdog.check = look
     watchdog.start()
     return watchdog
 
