@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from schedtrace.model.printable import described
+from schedtrace.model.printable import error_text
 from schedtrace.record import settings, switches
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
@@ -199,7 +199,7 @@ def traced_class(base: type) -> type:
     try:
         return _subclass(base, hooks, instrumented)
     except Exception as error:  # a class with rules of its own for its subclasses
-        refused = f"{base.__module__}.{base.__qualname__}: {described(error)}"
+        refused = f"{base.__module__}.{base.__qualname__}: {error_text(error)}"
         return _subclass(base, hooks, Instrumented((), (*instrumented.refused, refused)))
 
 
@@ -209,7 +209,7 @@ def traced_or_plain(chosen: Any) -> Any:
         return traced_class(chosen)
     except Exception as error:
         name = type.__repr__(chosen if isinstance(chosen, type) else type(chosen))
-        logger.warning("schedtrace: not recording, {} could not be wrapped: {}", name, described(error))
+        logger.warning("schedtrace: not recording, {} could not be wrapped: {}", name, error_text(error))
         return chosen
 
 
@@ -265,7 +265,7 @@ def open_recorder(scheduler: Any) -> None:
         recorder = prepared_recorder(scheduler, type(scheduler), from_environment())
         RECORDERS.put(scheduler, recorder)
     except Exception as error:
-        logger.warning("schedtrace: not recording: {}", described(error))
+        logger.warning("schedtrace: not recording: {}", error_text(error))
         return
     writer = recorder.writer
     if os.environ.get(settings.DIR):

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from schedtrace.model.printable import described, json_of
+from schedtrace.model.printable import error_text, json_of
 from schedtrace.model.trace import (
     AnyLine,
     Arrival,
@@ -192,7 +192,7 @@ class Writer:
 
     def describe(self, error: BaseException) -> str:
         """Return an error for log and trace; only its kind where ids are hidden: its text may hold one."""
-        return type(error).__name__ if self.hash_ids else described(error)
+        return type(error).__name__ if self.hash_ids else error_text(error)
 
     def notice(self, message: str) -> None:
         """Have a notice written."""
