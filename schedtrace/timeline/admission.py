@@ -56,7 +56,7 @@ class AdmissionNeed:
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
 
-def refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
+def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
     """Return the steps whose waiting loop ended at a request that was too large: one row each.
 
     Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.

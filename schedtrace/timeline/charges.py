@@ -61,7 +61,7 @@ SCHEMA = {
 }
 
 
-def charges(
+def make_charges(
     frames: EngineFrames,
     states: pl.DataFrame,
     *,

@@ -16,7 +16,7 @@ NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
 
 
-def waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
+def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per time that a request waited.
 
     Args:
@@ -104,7 +104,7 @@ def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
-def mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
+def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
     """Return the steps after which another number waited: ``step``, ``recorded``, ``reconstructed``.
 
     Args:

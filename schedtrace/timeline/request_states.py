@@ -19,7 +19,7 @@ NEXT_STEP = "next_step"
 """``cause`` of waiting for the first step that could see the request: nothing refused it."""
 
 
-def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
+def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per run of steps in which a request was in the same state for the same cause.
 
     Args:
@@ -182,12 +182,12 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def refused(states: pl.DataFrame) -> pl.DataFrame:
+def refused_states(states: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
     return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
-def since_us(
+def waiting_since(
     frames: EngineFrames, states: pl.DataFrame, moment_us: int, request_ids: pl.Series
 ) -> pl.DataFrame:
     """Return ``request_id`` and ``since_us``: when requests last entered the waiting queue before a moment.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import engine_states, starved, thread_times
+from schedtrace.timeline.engine_states import make_engine_states, make_starved, thread_times
 from schedtrace.timeline.frames import EngineFrames
-from schedtrace.timeline.queue_waits import waits
-from schedtrace.timeline.request_states import request_states
-from schedtrace.timeline.unrecorded import gone
+from schedtrace.timeline.queue_waits import make_waits
+from schedtrace.timeline.request_states import make_request_states
+from schedtrace.timeline.unrecorded import make_gone
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class EngineTables:
 
 def make_tables(frames: EngineFrames) -> EngineTables:
     """Make the tables of one engine, each once, and hand it on to those that are made of it."""
-    departures = gone(frames)
-    queue = waits(frames, departures)
-    requests = request_states(frames, queue, departures)
-    engine = engine_states(frames, requests)
+    departures = make_gone(frames)
+    queue = make_waits(frames, departures)
+    requests = make_request_states(frames, queue, departures)
+    engine = make_engine_states(frames, requests)
     threads = thread_times(frames, engine)
     return EngineTables(
         gone=departures,
@@ -45,5 +45,5 @@ def make_tables(frames: EngineFrames) -> EngineTables:
         request_states=requests,
         engine_states=engine,
         thread_times=threads,
-        starved=starved(threads, engine),
+        starved=make_starved(threads, engine),
     )

@@ -13,13 +13,13 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.admission import behind_head, heads_by_size, refused_heads
-from schedtrace.timeline.charges import charges
+from schedtrace.timeline.admission import behind_head, heads_by_size, make_refused_heads
+from schedtrace.timeline.charges import make_charges
 from schedtrace.timeline.engine_states import engine_busy_us, starved_steps, unstarved
 from schedtrace.timeline.events import events, host_spans, interrupted_states
 from schedtrace.timeline.frames import EngineFrames, demand_of, first_moment_us, last_moment_us
-from schedtrace.timeline.holders import idle_holders, long_prefills
-from schedtrace.timeline.queue_waits import mismatches
+from schedtrace.timeline.holders import make_idle_holders, make_long_prefills
+from schedtrace.timeline.queue_waits import make_mismatches
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
 from schedtrace.timeline.tables import EngineTables, make_tables
@@ -84,7 +84,7 @@ class Timeline(EngineFrames):
     @cached_property
     def mismatches(self) -> pl.DataFrame:
         """Steps after which the rebuilt queue has another length than the recorded one."""
-        return mismatches(self, self.waits)
+        return make_mismatches(self, self.waits)
 
     @cached_property
     def starved_steps(self) -> pl.Series:
@@ -114,7 +114,7 @@ class Timeline(EngineFrames):
     @cached_property
     def refused_heads(self) -> pl.DataFrame:
         """Steps that refused the head of the queue for its size (``timeline/admission.py``)."""
-        return refused_heads(self, self.waits, self.mismatches)
+        return make_refused_heads(self, self.waits, self.mismatches)
 
     @cached_property
     def held_up(self) -> pl.DataFrame:
@@ -124,17 +124,17 @@ class Timeline(EngineFrames):
     @cached_property
     def idle_holders(self) -> pl.DataFrame:
         """Requests that held KV blocks and got nothing (``timeline/holders.py``)."""
-        return idle_holders(self)
+        return make_idle_holders(self)
 
     @cached_property
     def long_prefills(self) -> pl.DataFrame:
         """Steps of whose prefill tokens one long prompt took at least half (``timeline/holders.py``)."""
-        return long_prefills(self)
+        return make_long_prefills(self)
 
     @cached_property
     def charges(self) -> pl.DataFrame:
         """What every wait is charged to (``timeline/charges.py``)."""
-        return charges(
+        return make_charges(
             self,
             self.request_states,
             events=self.events,
