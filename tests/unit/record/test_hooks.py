@@ -47,7 +47,7 @@ def test_a_request_is_prepared_where_nobody_records(monkeypatch, recorder):
 def test_a_request_that_is_prepared_is_noted(monkeypatch):
     noted = []
     facts = SimpleNamespace(
-        inputs=SimpleNamespace(prepared=lambda request, _: noted.append(request)), engine_is=noted.append
+        inputs=SimpleNamespace(note_prepared=lambda request, _: noted.append(request)), engine_is=noted.append
     )
     recorder = SimpleNamespace(active=True, facts=facts)
     monkeypatch.setattr(engine_hooks, "_recorder", lambda _: recorder)

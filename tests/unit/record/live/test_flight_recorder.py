@@ -221,7 +221,7 @@ def test_a_disk_that_is_slow_is_no_disk_that_refuses(made, tmp_path):
 def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811  # a fixture
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     made = writer_of(**KEPT)
-    made.put(done(capture(0)))
+    made.put_step(done(capture(0)))
     line = made.flight.snapshot_event("a stall of 10 s: no step")
     assert line.startswith("what happened before: ")
     assert Path(line).parent.name.endswith("-a-stall-of-10-s-no-step")
