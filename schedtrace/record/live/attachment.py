@@ -78,7 +78,7 @@ class Attachment:
         self._recording: ClassSwap | None = None
         """Recording that a client began; it may have given up since."""
         self._glance: ClassSwap | None = None
-        """Recording of ``latest_exits``, which nobody else sees."""
+        """Recording of ``exits_now``, which nobody else sees."""
         self._end_s: float | None = None
         """Monotonic time at which the recording ends by itself."""
         self._alarm = Alarm(self._lock, self._end_by_itself)
