@@ -141,7 +141,7 @@ class Rank(TimedEngine):
         return self.core.scheduler
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
-        """Return every rank's value (``RankGroup.gather_values``): to vLLM a lock-step rank is its process group."""
+        """Return every rank's value: to vLLM a lock-step rank is its process group (``RankGroup``)."""
         assert self._together is not None  # noqa: S101  # nobody else asks
         return self._together[1].gather_values(self, value, us)
 
