@@ -21,7 +21,7 @@ class Window:
         bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
         return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in bounds.items() if us is not None)
 
-    def of(self, timeline: Timeline) -> tuple[int, int]:
+    def moments(self, timeline: Timeline) -> tuple[int, int]:
         """Return both moments on the clock of a trace that has steps."""
         first, end = timeline.begin_us, timeline.end_us
         if self.end_us is not None:
@@ -39,7 +39,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
     """
     if timeline.steps.is_empty():
         return timeline
-    begin_us, end_us = window.of(timeline)
+    begin_us, end_us = window.moments(timeline)
     steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
     number = steps.select("step")
     states = _cut(timeline.request_states, begin_us, end_us)

@@ -234,7 +234,7 @@ def test_where_everything_fits_nothing_is_found_that_never_fits(case):
 
 
 def counted(*timelines):
-    return statistics([engine_sums(one) for one in timelines], RecordedRanks.of(timelines))
+    return statistics([engine_sums(one) for one in timelines], RecordedRanks.from_timelines(timelines))
 
 
 def test_times_between_outputs(case):
