@@ -55,7 +55,10 @@ def test_any_difference_is_kept(other, steps):
 
 def test_steady_steps_follow_each_other(steps):
     for further in range(3):
-        assert steps.changed_rows(output(computed=(10 + further, 20 + further)), FULL_EVERY_NS + 1) == (None, False)
+        assert steps.changed_rows(output(computed=(10 + further, 20 + further)), FULL_EVERY_NS + 1) == (
+            None,
+            False,
+        )
     rows, _ = steps.changed_rows(output(computed=(12, 22)), FULL_EVERY_NS + 1)
     assert rows.computed == [12, 22]
 
@@ -73,7 +76,9 @@ def test_a_chunk_is_never_followed_by_a_steady_step(steps):
 
 
 def test_new_requests_with_one_token_may_be_followed_by_a_steady_step(steps):
-    assert steps.changed_rows(output(new=[("c", 5)], tokens=(1, 1, 1)), FULL_EVERY_NS + 1)[0].new == [("c", 5)]
+    assert steps.changed_rows(output(new=[("c", 5)], tokens=(1, 1, 1)), FULL_EVERY_NS + 1)[0].new == [
+        ("c", 5)
+    ]
     following = output("abc", (11, 21, 6), (1, 1, 1))
     assert steps.changed_rows(following, FULL_EVERY_NS + 1) == (None, False)
 
@@ -93,7 +98,10 @@ def test_empty_steps_are_steady():
 
 def test_more_tokens_than_are_packed_are_no_error(steps):
     assert steps.changed_rows(output(computed=(10, 2**32)), FULL_EVERY_NS + 1)[0].computed == [10, 2**32]
-    assert steps.changed_rows(output(computed=(11, 2**32 + 1)), FULL_EVERY_NS + 1)[0].computed == [11, 2**32 + 1]
+    assert steps.changed_rows(output(computed=(11, 2**32 + 1)), FULL_EVERY_NS + 1)[0].computed == [
+        11,
+        2**32 + 1,
+    ]
 
 
 def test_where_lines_are_full_no_step_is_steady():

@@ -76,7 +76,7 @@ def test_what_is_worth_a_snapshot(came_us, first_us, finished_us, preempted, rea
     taken = done(capture(0, ids="a", side_events=SideEvents([Arrival("a", came_us, 0, 5)])))
     taken.preempted = [(Preemption("a", 1), 5)] * preempted
     work(made, taken)
-    life = made._assembler._lives.get("a")
+    life = made._assembler._lives.life_by_id("a")
     life.first_token_us = first_us
     work(made, done(capture(1, side_events=SideEvents([], [Finish("a", "STOPPED", finished_us, 5, 1)]))))
     made.flight.write_snapshots(made._end)
