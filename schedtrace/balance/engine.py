@@ -25,9 +25,10 @@ class BalanceScheduler:
     ``AsyncScheduler`` and ``Scheduler``, as vLLM does without ``--scheduler-cls``.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *, vllm_config: Any, **kwargs: object) -> Any:
         """Return the scheduler; vLLM gives all arguments by name."""
-        return cls.scheduler_class_for(kwargs["vllm_config"].scheduler_config)(*args, **kwargs)
+        built: Any = cls.scheduler_class_for(vllm_config.scheduler_config)
+        return built(vllm_config=vllm_config, **kwargs)
 
     @staticmethod
     def scheduler_class_for(config: Any) -> type:
@@ -48,13 +49,12 @@ class _InEngine:
     counts_gathered: bool
     """Whether the engine gathers them; the same on all ranks, which have the same configuration."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = kwargs["vllm_config"]
-        if getattr(config, "diffusion_config", None) is not None:
+    def __init__(self, *, vllm_config: Any, **kwargs: object) -> None:
+        if getattr(vllm_config, "diffusion_config", None) is not None:
             msg = "balance scheduling does not support diffusion models: leave out --scheduler-cls"
             raise ValueError(msg)
-        super().__init__(*args, **kwargs)
-        why_not = _no_ranks(config.parallel_config)
+        super().__init__(vllm_config=vllm_config, **kwargs)  # type: ignore[call-arg]  # vLLM's scheduler
+        why_not = _no_ranks(vllm_config.parallel_config)
         self.counts_gathered = why_not is None
         if why_not:
             logger.warning("schedtrace: balance scheduling has no effect: {}", why_not)
@@ -65,11 +65,9 @@ class _InEngine:
 @cache
 def _in_engine(base: type) -> type:
     name = f"Balance{base.__name__}"
-    return types.new_class(name, (_InEngine, balanced(base)), exec_body=_set_module)
-
-
-def _set_module(namespace: dict[str, Any]) -> None:
-    namespace["__module__"] = __name__
+    return types.new_class(
+        name, (_InEngine, balanced(base)), exec_body=lambda namespace: namespace.update(__module__=__name__)
+    )
 
 
 def _no_ranks(parallel: Any) -> str | None:
@@ -88,7 +86,7 @@ def gather_in_every_loop() -> None:
     wrap(DPEngineCoreProc, "_has_global_unfinished_reqs", _gathers)
 
 
-def _gathers(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+def _gathers(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
     unfinished = original(engine, *args, **kwargs)
     scheduler = engine.scheduler
     if getattr(scheduler, "counts_gathered", False):

@@ -37,7 +37,7 @@ class _Gate:
         """Take over how many requests run on each rank, this one included, as gathered after a step."""
         self._ranks = tuple(running)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+    def schedule(self, *args: object, **kwargs: object) -> Any:
         """Call vLLM's own, without a free seat while the gate is closed."""
         scheduler: Any = self
         name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
@@ -67,8 +67,8 @@ def balanced(base: type) -> type:
     if issubclass(base, _Gate):
         return base
 
-    def body(namespace: dict[str, Any]) -> None:
+    def describe_class(namespace: dict[str, Any]) -> None:
         namespace["__module__"] = __name__
         namespace["__doc__"] = f"{base.__module__}.{base.__qualname__} behind the gate of balance scheduling."
 
-    return types.new_class(f"Balanced{base.__name__}", (_Gate, base), exec_body=body)
+    return types.new_class(f"Balanced{base.__name__}", (_Gate, base), exec_body=describe_class)

@@ -17,7 +17,7 @@ def engines(
     ] = "all",
 ) -> None:
     """List vLLM's engines on this machine and what records them."""
-    from schedtrace.engine.running_engines import find_engines, listening
+    from schedtrace.engine.running_engines import find_engines, listening_engines
     from schedtrace.engine.unprepared import (
         engines_of_others,
         foreign_engine_message,
@@ -25,7 +25,7 @@ def engines(
         without_socket,
     )
 
-    running, silent, notes = listening() if server == "all" else find_engines(server)
+    running, silent, notes = listening_engines() if server == "all" else find_engines(server)
     unprepared = []
     if server == "all":
         here = {engine.here for engine in running}
@@ -33,7 +33,7 @@ def engines(
             f"pid {pid}: {without_socket(pid)}" for pid in unprepared_engines(None) if pid not in here
         ]
         unprepared += [foreign_engine_message(pid, user) for pid, user in engines_of_others(None).items()]
-    lines = [line for engine in running for line in _lines(engine.name, engine.status)]
+    lines = [line for engine in running for line in _lines(engine.display_name, engine.status)]
     lines += [*silent.values(), *unprepared]
     for line in [*(lines or ["no engine of vLLM runs here"]), *notes]:
         print_line(line)

@@ -98,7 +98,7 @@ def _show_version(asked: bool) -> None:
 
 
 @app.callback()
-def options(
+def global_options(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,

@@ -190,7 +190,7 @@ def make_plan(
 
 def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     """Make the runs, telling on stderr what happens."""
-    from schedtrace.engine.execute import execute
+    from schedtrace.engine.execute import execute_plans
     from schedtrace.engine.plan import check_arguments
     from schedtrace.engine.recording_check import begun_traces
     from schedtrace.present.progress import RunProgress
@@ -199,7 +199,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     _end_when_the_terminal_hangs_up()
     try:
         with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
-            execute(plans, progress, interleave=interleave)
+            execute_plans(plans, progress, interleave=interleave)
     except KeyboardInterrupt:
         recorded = [str(plan.folder) for plan in plans if begun_traces(plan.folder)]
         what = (

@@ -71,7 +71,7 @@ def simulate(
     from schedtrace.engine.vllm_config import parse_engine_args
     from schedtrace.simulate.config import tiny_model
     from schedtrace.simulate.engine_options import shaped_options
-    from schedtrace.simulate.replay import play
+    from schedtrace.simulate.replay import play_loads
 
     _, engine_args = parse_engine_args(["--model", tiny_model(), *context.args])
     engine_args |= changes_of_ranks(None, router) | ({"balance_ranks": True} if balance_ranks else {})
@@ -85,7 +85,7 @@ def simulate(
     print_notes(notes)
     about = _manifest(folder, shape, device, _workload(context, loads[0], notes))
     with CountBar(stderr_console(), "simulating", counted=False):
-        played = play(loads, options, times, folder, trial_ids=True, manifest=about)
+        played = play_loads(loads, options, times, folder, trial_ids=True, manifest=about)
     for request_id in played.refused[:3]:
         print_line(f"! {request_id}: refused, its prompt fills max_model_len {options['max_model_len']:,}")
     _show(played, times, options, fitted_length(shape, engine_args, options))

@@ -38,7 +38,7 @@ def watch(
 
     session = WatchSession(find_target(target, dict(os.environ), Path.cwd(), wait=not once))
     if once:
-        put(status_page(session.look(judge_now=True), SCREENFUL))
+        put(status_page(session.observe_engines(judge_now=True), SCREENFUL))
     elif is_terminal():
         try:
             from schedtrace.watch.app import WatchApp

@@ -78,7 +78,7 @@ class Load:
     finished."""
 
     @classmethod
-    def of(cls, report: RunReport, timeline: Timeline) -> Self:
+    def from_report(cls, report: RunReport, timeline: Timeline) -> Self:
         """Return the load of a run with the timeline of its first engine."""
         outcomes = report.statistics.outcomes if report.statistics else None
         if outcomes is None or not outcomes.arrived:
@@ -98,7 +98,7 @@ class Load:
             if mine is not None and theirs is not None
         )
 
-    def described(self) -> Message:
+    def requests_and_tokens(self) -> Message:
         """Return ``220 requests (1,373 + 365 tokens on average)``."""
         return say(
             "{requests:n request}[ ({prompt} + {output} tokens on average)]",
@@ -119,8 +119,8 @@ def load_notes(*, base: Load, new: Load) -> list[Message]:
     return [
         say(
             "the loads differ: base {base}, new {new}: that alone changes the figures",
-            base=base.described(),
-            new=new.described(),
+            base=base.requests_and_tokens(),
+            new=new.requests_and_tokens(),
         )
     ]
 

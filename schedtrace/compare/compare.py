@@ -11,7 +11,7 @@ from schedtrace.compare.comparability import (
     taken_in_turn,
     workload,
 )
-from schedtrace.compare.comparison_verdict import verdict
+from schedtrace.compare.comparison_verdict import comparison_verdict
 from schedtrace.compare.decisions import compare_decisions
 from schedtrace.compare.metric_changes import (
     judge_servers,
@@ -170,15 +170,15 @@ def compare(*, base: Run, new: Run) -> Comparison:
     }
     loads = []
     if not all(records_work(report) for report in reports.values()):
-        loads = load_notes(**{side: Load.of(reports[side], timelines[side]) for side in reports})
-    served, new_served = (Served.of(reports[side], timelines[side]) for side in reports)
+        loads = load_notes(**{side: Load.from_report(reports[side], timelines[side]) for side in reports})
+    served, new_served = (Served.from_server_run(reports[side], timelines[side]) for side in reports)
     by_requests = served is not None and new_served is not None
     if served is not None and new_served is not None:
         tested = {} if loads or not alike else server_changes(base=served, new=new_served)
         judge_servers(metrics, tested)
         tests = len(tested)
     return Comparison(
-        verdict=verdict(
+        verdict=comparison_verdict(
             metrics,
             findings,
             same_work=alike,

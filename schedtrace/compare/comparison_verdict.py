@@ -11,7 +11,7 @@ MOST_FINDINGS = 2
 SAME = "no difference found"
 
 
-def verdict(
+def comparison_verdict(
     metrics: list[MetricChange],
     findings: list[FindingChange],
     *,

@@ -120,7 +120,7 @@ def judge_servers(
             tested_change, p_corrected = tested[change.name]
             change.p, change.p_corrected = tested_change.p, p_corrected
             change.ci_low_frac, change.ci_high_frac = tested_change.interval
-            change.noise_floor_frac = tested_change.noise_floor(len(tested))
+            change.noise_floor_frac = tested_change.detectable_change(len(tested))
             change.significant = p_corrected <= significance.ALPHA
             better = (tested_change.change > 0) == change.higher_is_better
             change.outcome = Outcome.NONE_FOUND

@@ -50,7 +50,7 @@ class Served:
     series: dict[str, Series]
 
     @classmethod
-    def of(cls, report: RunReport, timeline: Timeline) -> Self | None:
+    def from_server_run(cls, report: RunReport, timeline: Timeline) -> Self | None:
         """Return a server's figures; None with trials or several engines, or without requests or times."""
         if not {Fact.LIVES, Fact.TIMES} <= timeline.facts:
             return None
@@ -80,7 +80,7 @@ class Change:
         width = float(t.isf((1 - CONFIDENCE) / 2, FREEDOM)) * self.error
         return expm1(self.change - width), expm1(self.change + width)
 
-    def noise_floor(self, tests: int) -> float:
+    def detectable_change(self, tests: int) -> float:
         """Return the smallest change that would have been called in ``POWER`` of all cases."""
         level = float(t.isf(ALPHA / max(1, tests) / 2, FREEDOM))
         return expm1((level + float(norm.isf(1 - POWER))) * self.error)

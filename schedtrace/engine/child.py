@@ -25,7 +25,7 @@ from schedtrace.model.printable import hide_secrets, vllm_environment
 LOOK_EVERY_S = 0.25
 
 
-def watch(client: Any) -> None:
+def watch_engine_core(client: Any) -> None:
     """Raise ``EngineError`` in the main thread once vLLM's client knows that its engine core is dead.
 
     Args:
@@ -38,13 +38,13 @@ def watch(client: Any) -> None:
     def died(_signal: int, _frame: Any) -> NoReturn:
         raise EngineError(_how(resources))
 
-    def look() -> None:
+    def await_death() -> None:
         while not resources.engine_dead:
             time.sleep(LOOK_EVERY_S)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     signal.signal(signal.SIGUSR1, died)
-    threading.Thread(target=look, name="schedtrace-watchdog", daemon=True).start()
+    threading.Thread(target=await_death, name="schedtrace-watchdog", daemon=True).start()
 
 
 def stop_watching() -> None:
@@ -79,14 +79,14 @@ def main(pipe: int) -> None:
     """
     events = os.fdopen(pipe, "wb", buffering=0)
 
-    def send(event: run_spec.Event) -> None:
+    def send_event(event: run_spec.Event) -> None:
         with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; stdin will end, too
             events.write(msgspec.json.encode(event) + b"\n")
 
-    def stop(_signal: int, _frame: Any) -> NoReturn:
+    def stop_on_signal(_signal: int, _frame: Any) -> NoReturn:
         raise _Stopped
 
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, stop_on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # vLLM's coordinator of data-parallel ranks sets no handler of its own, and would end in a traceback.
     os.register_at_fork(after_in_child=_end_as_asked)
@@ -94,26 +94,26 @@ def main(pipe: int) -> None:
     try:
         for command in _commands():
             if isinstance(command, run_spec.Start):
-                session = EngineSession(command.spec, send)
+                session = EngineSession(command.spec, send_event)
             elif isinstance(command, run_spec.RunTrial) and session is not None:
-                send(run_spec.TrialDone(session.run_trial(command.trial)))
+                send_event(run_spec.TrialDone(session.measure(command.trial)))
             else:
                 break
     except _Stopped:
         pass
     except SchedtraceError as error:
-        send(run_spec.Failed(str(error), usage=isinstance(error, UsageError)))
+        send_event(run_spec.Failed(str(error), usage=isinstance(error, UsageError)))
     except Exception as error:  # noqa: BLE001  # whatever vLLM raises is told to the supervisor
         with contextlib.suppress(OSError):  # the log's disk may be full
             traceback.print_exc()
-        send(run_spec.Failed(_in_one_line(error)))
+        send_event(run_spec.Failed(_in_one_line(error)))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop_watching()
         if session is not None:
             with contextlib.suppress(Exception):
                 session.front_end.shutdown()
-        send(run_spec.Stopped())
+        send_event(run_spec.Stopped())
 
 
 def _end_as_asked() -> None:
@@ -140,11 +140,11 @@ class EngineSession:
         if on_cpu or run.executor is not None:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the front end, so that it can be forked
         if run.executor is not None:
-            from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu
+            from schedtrace.simulate import CPU_CACHE_SPACE, platform_is_cpu
             from schedtrace.simulate.releases import by_name_or_class
 
             os.environ.pop(CPU_CACHE_SPACE, None)
-            on_cpu = is_cpu()
+            on_cpu = platform_is_cpu()
         engine_args, arguments = vllm_config.parse_engine_args(run.engine_args)
         real = run.executor is None
         chosen = vllm_config.choose_what_is_missing(engine_args, arguments, cpu=on_cpu and real)
@@ -154,7 +154,9 @@ class EngineSession:
         if run.prequeue and not offline:
             msg = "--prequeue needs one engine: it cannot go with --data-parallel-size"
             raise UsageError(msg)
-        context = _usage_context(offline=offline)
+        from vllm.usage.usage_lib import UsageContext  # default token budgets differ between LLM and server
+
+        context = UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
         if real:
             config = engine_args.create_engine_config(context)
         else:
@@ -175,14 +177,14 @@ class EngineSession:
         gc.freeze()  # forked processes and this one's end need not look through vLLM's modules, either
         gc.enable()
         self.front_end = _front_end(config, run, offline=offline)
-        watch(self.front_end.client())
+        watch_engine_core(self.front_end.client())
         tokenizer = self.front_end.tokenizer()
         self._requests = make_requests(
             prompts, seed=run.seed, vocab_size=config.model_config.get_vocab_size(), tokenizer=tokenizer
         )
         send(self._ready(config, arguments, chosen, offline=offline))
 
-    def run_trial(self, trial: int) -> Any:
+    def measure(self, trial: int) -> Any:
         """Run one trial; trial 0 is the warm-up and takes only its share of the requests."""
         reset = None
         if not self._run.keep_prefix_cache:
@@ -204,14 +206,14 @@ class EngineSession:
         """Make a callback that reports progress at most ten times a second, to keep the front end fast."""
         last = 0.0
 
-        def progress(finished: int) -> None:
+        def report_progress(finished: int) -> None:
             nonlocal last
             now = time.monotonic()
             if finished == total or now - last > 0.1:  # noqa: PLR2004  # a tenth of a second
                 last = now
                 self._send(run_spec.Progress(finished))
 
-        return progress
+        return report_progress
 
     def _ready(self, config: Any, arguments: Any, chosen: Any, *, offline: bool) -> run_spec.Ready:
         from schedtrace.record.header import device_name
@@ -225,20 +227,13 @@ class EngineSession:
             front_end=OFFLINE if offline else ONLINE,
             engine_args_given=hide_secrets(arguments),
             engine_args_chosen=chosen,
-            config_resolved=vllm_config.resolved(config),
+            config_resolved=vllm_config.plain_config(config),
             environment=vllm_environment(),
             num_prompts=len(self._requests),
             input_tokens=None if None in prompt_tokens else sum(n for n in prompt_tokens if n is not None),
             output_tokens=sum(request.output_len for request in self._requests),
             own_times=any(request.at_s is not None for request in self._requests),
         )
-
-
-def _usage_context(*, offline: bool) -> Any:
-    """Return the context of ``LLM`` or of the server: vLLM's default token budgets differ between them."""
-    from vllm.usage.usage_lib import UsageContext
-
-    return UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
 
 
 def _front_end(config: Any, run: run_spec.RunSpec, *, offline: bool) -> Any:

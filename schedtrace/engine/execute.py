@@ -26,7 +26,7 @@ class Observer(Protocol):
         """Note that a trial is over."""
 
 
-def execute(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
+def execute_plans(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
     """Make the runs; with ``interleave`` their trials in turn, so that a drifting machine is fair to all.
 
     Raises:
@@ -42,11 +42,11 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
     engines: list[tuple[Plan, EngineProcess]] = []
     try:
         for plan in plans:
-            plan.save("starting")
+            plan.save_manifest("starting")
             engine = EngineProcess(plan.spec, plan.folder)
             engines.append((plan, engine))
             _await_ready(plan, engine, observer)
-            plan.save("running")
+            plan.save_manifest("running")
         for trial in range(max(plan.spec.trials for plan in plans) + 1):
             for plan, engine in engines:
                 if trial <= plan.spec.trials and (trial or plan.spec.warmup):
@@ -66,11 +66,11 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
 
 def _finish(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
     observer.phase(plan, "shutting down")
-    engine.send(run_spec.StopCommand())
+    engine.send_command(run_spec.StopCommand())
     for _ in engine.events():
         pass
     _require_whole([(plan, engine)])
-    plan.save("finished")
+    plan.save_manifest("finished")
 
 
 def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
@@ -149,7 +149,7 @@ def _run_trial(plan: Plan, engine: EngineProcess, trial: int, observer: Observer
     if trial == 0:
         total = min(total, plan.spec.warmup)
     observer.progress(plan, trial, 0, total)
-    engine.send(run_spec.RunTrial(trial))
+    engine.send_command(run_spec.RunTrial(trial))
     for event in engine.events():
         if isinstance(event, run_spec.Progress):
             observer.progress(plan, trial, event.finished, total)
@@ -159,7 +159,7 @@ def _run_trial(plan: Plan, engine: EngineProcess, trial: int, observer: Observer
                 plan.manifest.trials.append(event.result)
             require_recording(plan.traces, plan.manifest, engine.log_path)
             if trial:
-                plan.save("running")
+                plan.save_manifest("running")
             return
     msg = f"the engine stopped in trial {trial}; see {engine.log_path}"
     raise EngineError(msg)
@@ -175,4 +175,4 @@ def _stop_all(
         except KeyboardInterrupt:  # asked twice
             engine.kill()
         with contextlib.suppress(RecordingError):  # what went wrong is about to be told
-            plan.save(status, error)
+            plan.save_manifest(status, error)

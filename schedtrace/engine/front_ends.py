@@ -201,7 +201,7 @@ class OnlineFrontEnd(FrontEnd):
         return bool(self._loop.run_until_complete(self._engine.reset_prefix_cache()))
 
     def shutdown(self) -> None:
-        async def stop() -> None:
+        async def shut_down_engine() -> None:
             _shut_down(self._engine)
 
-        self._loop.run_until_complete(stop())
+        self._loop.run_until_complete(shut_down_engine())

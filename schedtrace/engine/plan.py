@@ -66,7 +66,7 @@ class Plan:
             trials_asked=self.spec.trials,
         )
 
-    def save(self, status: Status, error: str | None = None) -> None:
+    def save_manifest(self, status: Status, error: str | None = None) -> None:
         """Write the manifest with a new status.
 
         Raises:

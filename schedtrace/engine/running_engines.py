@@ -22,7 +22,7 @@ from schedtrace.model.live import (
     Status,
 )
 from schedtrace.model.printable import shortened
-from schedtrace.record.live.control_client import AnswerError, Connection, Peer, ask
+from schedtrace.record.live.control_client import AnswerError, Connection, Peer, ask_process
 from schedtrace.record.processes import above, pids_within, process_id, process_state
 
 STATUS_S = 2.0
@@ -52,7 +52,7 @@ class RunningEngine:
     """Its process id as seen from here; 0: it cannot be seen."""
 
     @property
-    def name(self) -> str:
+    def display_name(self) -> str:
         """What a person calls it."""
         return f"engine {self.status.rank} (pid {self.status.pid}{_where(self.status.pid, self.here)})"
 
@@ -61,7 +61,7 @@ class RunningEngine:
         """The process that started it, as ``server_of`` has it."""
         return server_of(self.here) if self.here else self.status.pid
 
-    def ask(self, question: AnyAsk, expected: type[_T], timeout_s: float | None = None) -> _T:
+    def answer_to(self, question: AnyAsk, expected: type[_T], timeout_s: float | None = None) -> _T:
         """Ask it.
 
         Args:
@@ -75,18 +75,18 @@ class RunningEngine:
         """
         timeout_s = ACT_S if timeout_s is None else timeout_s
         try:
-            answer = ask(self.socket, question, expected, timeout_s)
+            answer = ask_process(self.socket, question, expected, timeout_s)
         except TimeoutError as error:
-            msg = f"{self.name} has not answered for {timeout_s:g} s"
+            msg = f"{self.display_name} has not answered for {timeout_s:g} s"
             raise NoAnswerError(msg) from error
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            msg = f"{self.name} does not answer: nobody listens there any more"
+            msg = f"{self.display_name} does not answer: nobody listens there any more"
             raise NoAnswerError(msg) from error
         except (OSError, AnswerError) as error:
-            msg = f"{self.name} does not answer: {error}"
+            msg = f"{self.display_name} does not answer: {error}"
             raise NoAnswerError(msg) from error
         if isinstance(answer, Refused):
-            msg = f"{self.name}: {shortened(answer.why, LONGEST_WHY)}"
+            msg = f"{self.display_name}: {shortened(answer.why, LONGEST_WHY)}"
             raise EngineError(msg)
         return answer
 
@@ -100,7 +100,7 @@ class Listening(NamedTuple):
     notes: list[str] = []  # noqa: RUF012  # never changed
     """Notes on what else a person should know: whose sockets are left out, and why."""
 
-    def only(self, pids: Container[int]) -> "Listening":
+    def with_pids(self, pids: Container[int]) -> "Listening":
         """Return those of these process ids."""
         silent = {pid: what for pid, what in self.silent.items() if pid in pids}
         return Listening([engine for engine in self.engines if engine.status.pid in pids], silent)
@@ -123,7 +123,7 @@ def _where(pid: int, here: int) -> str:
     return "" if pid == here else " in another container"
 
 
-def listening() -> Listening:
+def listening_engines() -> Listening:
     """Ask all of this user, and for root of all users, at once; remove the sockets of dead processes."""
     paths, notes = _sockets()
     outcomes: list[_Found] = []
@@ -198,7 +198,7 @@ def _remove(path: Path) -> None:
 
 def running_engines() -> list[RunningEngine]:
     """List the engines that answer."""
-    return listening().engines
+    return listening_engines().engines
 
 
 def reached(target: str | None) -> list[RunningEngine]:
@@ -213,7 +213,7 @@ def reached(target: str | None) -> list[RunningEngine]:
 
 
 def _prepare(target: str | None) -> None:
-    if target is not None or not any(listening()[:2]):
+    if target is not None or not any(listening_engines()[:2]):
         make_listen(target)
 
 
@@ -241,7 +241,7 @@ def find_engines(target: str | None) -> Listening:
         UsageError: it is no process id, or nothing was said and there are several servers.
         InputError: there is no such engine.
     """
-    all_engines = listening()
+    all_engines = listening_engines()
     engines, silent, notes = all_engines
     pids = sorted([*(engine.status.pid for engine in engines), *silent])
     if target == "all" or target is None:
@@ -262,7 +262,7 @@ def find_engines(target: str | None) -> Listening:
         if pid == engine_pid or pid in (at := here.get(engine_pid, engine_pid), *above(at))
     }
     if below:
-        return all_engines.only(below)
+        return all_engines.with_pids(below)
     if not Path(f"/proc/{pid}").exists():
         msg = f"{pid}: no such process"
         raise InputError(msg)
@@ -288,14 +288,14 @@ def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
     queues, errors = [], list(targets.silent.values())
     for engine in targets.engines:
         try:
-            queue = engine.ask(AskQueue(), QueueNow).queue
+            queue = engine.answer_to(AskQueue(), QueueNow).queue
         except EngineError as error:
             errors.append(str(error))
             continue
         if queue.pid == engine.status.pid:
             queues.append(queue)
         else:
-            errors.append(f"{engine.name} answers for process {queue.pid}")
+            errors.append(f"{engine.display_name} answers for process {queue.pid}")
     return EngineQueues(engines=sorted(queues, key=lambda queue_now: queue_now.rank)), errors
 
 

@@ -41,7 +41,7 @@ class AttachedEngines:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"
             held = f"{attached.held_us / MILLISECOND_US:.1f} ms"
             model = shortened(engine.status.model, LONGEST_MODEL)
-            yield f"attached to {engine.name}, {model}: {there} there, held up for {held}"
+            yield f"attached to {engine.display_name}, {model}: {there} there, held up for {held}"
         for folder in self.folders:
             yield f"recording to {folder}"
 
@@ -75,12 +75,14 @@ def attach_to(
     try:
         for pending, folder in _with_folders(reached(target), parent):
             question = AskAttach(run_dir=str(folder), for_s=for_s, hash_ids=hash_ids, trace=trace or DEFAULT)
-            answers.append((pending, pending.ask(question, Attached)))
+            answers.append((pending, pending.answer_to(question, Attached)))
     except BaseException as error:  # a person's Ctrl-C as well
         refuses = isinstance(error, EngineError) and not isinstance(error, NoAnswerError)
         recorded = _undone(answers, None if refuses else pending)
         if recorded and isinstance(error, EngineError):
-            msg = "; ".join([str(error), *(f"{engine.name} may still be recorded" for engine in recorded)])
+            msg = "; ".join(
+                [str(error), *(f"{engine.display_name} may still be recorded" for engine in recorded)]
+            )
             raise EngineError(msg) from error
         raise
     return AttachedEngines(answers)
@@ -106,7 +108,7 @@ def _undone(
     recorded = []
     for engine, timeout_s in engines:
         try:
-            engine.ask(AskDetach(), Detached, timeout_s)
+            engine.answer_to(AskDetach(), Detached, timeout_s)
         except EngineError as error:
             if engine is not pending or isinstance(error, NoAnswerError):
                 recorded.append(engine)
@@ -152,7 +154,7 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
     errors = list(targets.silent.values())
     for engine, folder in _with_folders(targets.engines, parent):
         try:
-            answer = engine.ask(AskSnapshot(run_dir=str(folder)), Snapshot)
+            answer = engine.answer_to(AskSnapshot(run_dir=str(folder)), Snapshot)
         except EngineError as error:
             errors.append(str(error))
         else:  # the engine takes another where this one is taken
@@ -191,14 +193,14 @@ def _detached(engines: Iterable[RunningEngine], errors: list[str]) -> Iterator[s
     cut = []
     for engine in engines:
         try:
-            answer = engine.ask(AskDetach(), Detached)
+            answer = engine.answer_to(AskDetach(), Detached)
         except EngineError as error:
             errors.append(str(error))
             continue
         held = f"{answer.held_us / MILLISECOND_US:.2f} ms"
-        yield f"detached from {engine.name}, held up for {held}: {answer.path}"
+        yield f"detached from {engine.display_name}, held up for {held}: {answer.path}"
         if answer.stopped is not None:
-            errors.append(f"{engine.name}: {answer.stopped}")
+            errors.append(f"{engine.display_name}: {answer.stopped}")
             cut.append(str(Path(answer.path).parent))
     if cut:
         see = f"to see what was recorded: schedtrace analyze {' '.join(dict.fromkeys(cut))}"

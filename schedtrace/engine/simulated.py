@@ -57,7 +57,7 @@ def check_simulated(run: RunSpec) -> None:
     if any_given(run.engine_args, _SIZED):
         return
     # At least this much must fit; the engine itself knows the budget and the block size.
-    device.blocks(
+    device.kv_blocks(
         model, pipeline_parallel_size=first_number(run.engine_args, "--pipeline-parallel-size", "-pp"),
         tensor_parallel_size=tensor_parallel_size, gpu_memory_utilization=1.0,
         max_num_batched_tokens=1, max_num_seqs=1,
@@ -68,7 +68,9 @@ def use_executor(engine_args: Any, run: RunSpec) -> str:
     """Set the executor and its device on vLLM's ``EngineArgs``; returns a sentence about step times."""
     device = _device(run)
     engine_args.distributed_executor_backend = EXECUTOR
-    named = msgspec.to_builtins(device) | {"device": device.name()}  # as the executor does in its process
+    named = msgspec.to_builtins(device) | {
+        "device": device.trace_name()
+    }  # as the executor does in its process
     engine_args.additional_config = {**(engine_args.additional_config or {}), KEY: named}
     return device.times(engine_args.model, engine_args.tensor_parallel_size).description
 
@@ -86,7 +88,7 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
     device = _device(run).gpu_of()
     plain = current_platform.check_and_update_config
 
-    def keep(config: Any) -> None:
+    def keep_sizes(config: Any) -> None:
         cache = config.cache_config
         block_size, overlapped = cache.block_size, config.scheduler_config.async_scheduling
         plain(config)
@@ -94,7 +96,7 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
         config.scheduler_config.async_scheduling = overlapped
 
     with ExitStack() as patches:
-        patches.enter_context(patch.object(current_platform, "check_and_update_config", keep))
+        patches.enter_context(patch.object(current_platform, "check_and_update_config", keep_sizes))
         resolve = getattr(arg_utils.EngineArgs, "get_batch_defaults", None)
         if device is not None and resolve is not None:  # older releases have none, and keep the CPU's
             stand_in = GpuPlatform(device)

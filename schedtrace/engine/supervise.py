@@ -64,9 +64,9 @@ class EngineProcess:
             )
         finally:
             os.close(write_end)
-        self.send(run_spec.Start(run))
+        self.send_command(run_spec.Start(run))
 
-    def send(self, command: run_spec.Command) -> None:
+    def send_command(self, command: run_spec.Command) -> None:
         """Give a command; a dead process is found out by ``events``."""
         assert self._process.stdin is not None  # noqa: S101  # it was opened as a pipe above
         with contextlib.suppress(BrokenPipeError):

@@ -92,7 +92,7 @@ def choose_what_is_missing(engine_args: Any, arguments: dict[str, Any], *, cpu: 
     return chosen
 
 
-def resolved(config: Any) -> dict[str, Any]:
+def plain_config(config: Any) -> dict[str, Any]:
     """Return the plain values of vLLM's resolved configuration, section by section.
 
     ``SchedulerConfig`` is kept whole (what is no JSON value as text); of the other sections only scalars,
@@ -172,7 +172,7 @@ def fork_workers() -> None:
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 
-def vllm_version() -> str:
+def required_vllm_version() -> str:
     """Return the installed vLLM's version without importing it; its CPU build is a package of its own.
 
     Raises:

@@ -42,7 +42,7 @@ from schedtrace.timeline.events import HUNG, STALLED
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.pieces import with_work
 from schedtrace.timeline.queue_waits import AdmissionNeed, waiting_after
-from schedtrace.timeline.request_states import since_us
+from schedtrace.timeline.request_states import waiting_since
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 THIS_STEP_ALONE = say("this holds for this step alone: the change would alter later steps, too")
@@ -294,7 +294,7 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
 
 def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
     """Return the requests of ``queue`` that waited after the step, with their waiting time when it ended."""
-    since = since_us(timeline, timeline.request_states, row["end_us"], queue["request_id"])
+    since = waiting_since(timeline, timeline.request_states, row["end_us"], queue["request_id"])
     rows = queue.join(since, on="request_id", how="left", maintain_order="left").with_columns(
         waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3
     )

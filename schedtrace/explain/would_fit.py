@@ -69,7 +69,7 @@ def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name:
     cut = False
     limit = say("no request would have been left waiting")
     for request in waiting:
-        tokens = need.tokens(request.wanted_tokens, budget)
+        tokens = need.first_chunk(request.wanted_tokens, budget)
         wanted = need.blocks_asked(request.wanted_tokens, tokens)
         if budget <= 0:
             limit = say("then the budget would have been spent")
@@ -87,7 +87,7 @@ def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name:
                 free=max(0, blocks),
             )
         else:
-            budget, blocks = budget - tokens, blocks - need.blocks(tokens)
+            budget, blocks = budget - tokens, blocks - need.blocks_held(tokens)
             cut = tokens < request.wanted_tokens
             taken.append(request.request_id)
             continue
@@ -121,7 +121,7 @@ def known_need(timeline: Timeline) -> AdmissionNeed | None:
     used: dict[int, int] = {}
     for step, blocks, computed, tokens in scheduled.iter_rows():
         used[step] = blocks
-        counted[step] = counted.get(step, 0) + need.blocks(tokens, computed)
+        counted[step] = counted.get(step, 0) + need.blocks_held(tokens, computed)
     shares = [used[step] / blocks for step, blocks in counted.items() if blocks]
     return need if shares and median(shares) <= MOST_BLOCKS_FRAC else None
 
@@ -168,7 +168,7 @@ class Question:
             tokens -= more
             before = request.computed_tokens
             after = before + request.scheduled_tokens
-            blocks += self.need.blocks(after + more, before) - self.need.blocks(after, before)
+            blocks += self.need.blocks_held(after + more, before) - self.need.blocks_held(after, before)
         return blocks
 
 
@@ -291,7 +291,7 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
     if stop.request_ids != [head.request_id] or stop.detail not in {"free", "full_sequence", "watermark"}:
         return
     now, then = stop.blocks_free, stop.blocks_needed + need.kept_free
-    tokens = need.tokens(head.wanted_tokens, asked.left.budget)
+    tokens = need.first_chunk(head.wanted_tokens, asked.left.budget)
     wanted = ((request.wanted_tokens, request.wanted_tokens) for request in asked.waiting)
     endless = sum(need.blocks_asked(*tokens) for tokens in wanted)
     left = Left(asked.left.budget, endless, asked.left.seats)

@@ -64,7 +64,7 @@ def _events(process: ProcessTracks, clock: TraceClock) -> Iterator[dict[str, Any
     def ts(us: int) -> float:
         return (clock.ns(us) - clock.torch_base_ns) / 1000
 
-    def about(what: str, tid: int = 0, **args: Any) -> dict[str, Any]:
+    def about(what: str, tid: int = 0, **args: str | int) -> dict[str, Any]:
         return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
 
     yield about("process_name", name=process.name)

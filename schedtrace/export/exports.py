@@ -78,7 +78,11 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
             del first[name]
     return {
         name: pl.concat(
-            [_with_rank(rank, frames[name]) for rank, frames in of_traces], how="diagonal_relaxed"
+            [
+                frames[name].select(pl.lit(rank, dtype=pl.Int64).alias("engine_rank"), pl.all())
+                for rank, frames in of_traces
+            ],
+            how="diagonal_relaxed",
         )
         for name in first
     }
@@ -104,7 +108,7 @@ def gap_sentences(run: Run) -> list[str]:
     return sentences
 
 
-def write_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
+def stream_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
     """Write one as Parquet or CSV, streamed, as a large trace's table does not fit memory; gives its rows.
 
     Raises:
@@ -133,10 +137,6 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
         "request_states": timeline.request_states.lazy().drop("engine_rank"),
         "engine_states": timeline.engine_states.lazy().drop("engine_rank"),
     }
-
-
-def _with_rank(rank: int, table: pl.LazyFrame) -> pl.LazyFrame:
-    return table.select(pl.lit(rank, dtype=pl.Int64).alias("engine_rank"), pl.all())
 
 
 def export(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> dict[Path, int]:
@@ -198,7 +198,7 @@ def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Pat
 
         return {folder / "trace.json.gz": partial(write_chrome, run)}
     return {
-        folder / f"{name}.{kind}": partial(write_table, table, kind) for name, table in tables(run).items()
+        folder / f"{name}.{kind}": partial(stream_table, table, kind) for name, table in tables(run).items()
     }
 
 

@@ -55,14 +55,14 @@ def write_mooncake(load: Workload, file: Path) -> int:
                 "output_length": request.output_tokens,
             }
             if load.prefix_block is not None:
-                row["hash_ids"] = ids.of(request)
+                row["hash_ids"] = ids.block_ids(request)
             target.write(msgspec.json.encode(row) + b"\n")
     return len(requests)
 
 
 def mooncake_notes(load: Workload) -> Iterator[Message]:
     """Yield the properties of the load that such a file omits."""
-    if unknown := sum(_unknown_end(request) for request in load):
+    if unknown := sum(request.abort_us is not None or request.abort_step is not None for request in load):
         yield say(
             "{unknown:n request} did not end by themselves: output_length is what they were allowed to "
             "generate",
@@ -79,10 +79,6 @@ def mooncake_notes(load: Workload) -> Iterator[Message]:
         )
 
 
-def _unknown_end(request: LoadRequest) -> bool:
-    return request.abort_us is not None or request.abort_step is not None
-
-
 class _HashIds:
     """Numbers blocks in the order in which they first come.
 
@@ -96,7 +92,7 @@ class _HashIds:
         self._known: dict[tuple[int | None, tuple[int, ...], int], int] = {}
         """Block numbers by the block before, the block's content and its length."""
 
-    def of(self, request: LoadRequest) -> list[int]:
+    def block_ids(self, request: LoadRequest) -> list[int]:
         """Return a number for each begun block; a block that is not wholly known gets a unique number."""
         ids: list[int] = []
         known_tokens = len(request.prefix) * self._recorded

@@ -1,7 +1,7 @@
 """Traces for ``ui.perfetto.dev``: Perfetto's protobuf, written by its own package."""
 
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import polars as pl
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
@@ -44,7 +44,7 @@ class _Writer:
         self.events = 0
         self._begin()
 
-    def flush(self) -> None:
+    def write_chunk(self) -> None:
         """Write what is there: traces one after the other are one trace."""
         self._target.write(self._chunk.SerializeToString())
         self._chunk = pb.Trace()
@@ -55,17 +55,21 @@ class _Writer:
         described = pb.ProcessDescriptor(
             pid=process.number, process_name=process.name, process_labels=process.labels
         )
-        self._track(whole, process=described)
+        self._track(pb.TrackDescriptor(uuid=whole, process=described))
         # A viewer sorts what stands directly under a process by name.
         root = whole + _GROUPS
-        self._track(root, name="scheduler", parent_uuid=whole)
+        self._track(pb.TrackDescriptor(uuid=root, name="scheduler", parent_uuid=whole))
         groups = {name: root + place for place, name in enumerate((*process.counters, REQUESTS), 1)}
         for rank, (name, uuid) in enumerate(groups.items(), len(process.tracks)):
-            self._track(uuid, name=name, parent_uuid=root, sibling_order_rank=rank)
+            self._track(pb.TrackDescriptor(uuid=uuid, name=name, parent_uuid=root, sibling_order_rank=rank))
         for track in process.tracks:
             parent = root if track.group is None else groups[track.group]
             uuid = whole + track.number
-            self._track(uuid, name=track.name, parent_uuid=parent, sibling_order_rank=track.number)
+            self._track(
+                pb.TrackDescriptor(
+                    uuid=uuid, name=track.name, parent_uuid=parent, sibling_order_rank=track.number
+                )
+            )
             for span in track.slices():
                 self._event(span.begin_us, uuid, pb.TrackEvent.TYPE_SLICE_BEGIN, span.name, span.facts)
                 self._event(span.end_us, uuid, pb.TrackEvent.TYPE_SLICE_END)
@@ -74,7 +78,7 @@ class _Writer:
             self._counter(groups[name], values)
         for preempted in process.preemptions:
             self._preempted(whole, preempted)
-        self.flush()
+        self.write_chunk()
 
     def _begin(self) -> None:
         """Write the sequence's start, with the clocks.
@@ -96,18 +100,21 @@ class _Writer:
             if ns is not None:
                 packet.clock_snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
 
-    def _track(self, uuid: int, **fields: Any) -> None:
-        explicit = pb.TrackDescriptor.EXPLICIT
-        self._packet().track_descriptor.MergeFrom(
-            pb.TrackDescriptor(uuid=uuid, child_ordering=explicit, **fields)
-        )
+    def _track(self, track: pb.TrackDescriptor) -> None:
+        """Write a track, whose children stand in the order of their ranks."""
+        track.child_ordering = pb.TrackDescriptor.EXPLICIT
+        self._packet().track_descriptor.MergeFrom(track)
 
     def _counter(self, group: int, values: pl.DataFrame) -> None:
         """Write a track for each series, without the values that the record lacks."""
         for place, series in enumerate(values.columns[1:], 1):
             uuid = group + (place << _SERIES_BITS)
             counter = pb.CounterDescriptor()
-            self._track(uuid, name=series, parent_uuid=group, sibling_order_rank=place, counter=counter)
+            self._track(
+                pb.TrackDescriptor(
+                    uuid=uuid, name=series, parent_uuid=group, sibling_order_rank=place, counter=counter
+                )
+            )
             for us, value in values.select("us", series).drop_nulls().iter_rows():
                 self._event(us, uuid, pb.TrackEvent.TYPE_COUNTER).counter_value = value
                 self.events += 1
@@ -150,7 +157,7 @@ class _Writer:
     def _packet(self) -> pb.TracePacket:
         """Return an empty one at the end of the trace."""
         if len(self._chunk.packet) >= _CHUNK:
-            self.flush()
+            self.write_chunk()
         packet = self._chunk.packet.add()
         packet.trusted_packet_sequence_id = _SEQUENCE
         packet.sequence_flags = pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE

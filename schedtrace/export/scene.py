@@ -222,16 +222,17 @@ def _process(run: Run, trace: Trace, number: int) -> ProcessTracks:
     return ProcessTracks(
         number=number,
         name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
-        labels=[*_labels(trace.header), *_missing(timeline)],
+        labels=[
+            f"model {trace.header.model}",
+            f"host {trace.header.host}",
+            f"clock {trace.header.clock}",
+            *([f"pid {trace.header.pid}"] if trace.header.pid else []),
+            *_missing(timeline),
+        ],
         tracks=tracks,
         counters=_counters(timeline, offset_us),
         preemptions=list(_preemptions(timeline, of_request, offset_us)),
     )
-
-
-def _labels(head: Header) -> list[str]:
-    own = [f"model {head.model}", f"host {head.host}", f"clock {head.clock}"]
-    return [*own, *([f"pid {head.pid}"] if head.pid else [])]
 
 
 def _missing(timeline: Timeline) -> list[str]:

@@ -139,7 +139,7 @@ def shortened(message: str, most: int = 500) -> str:
     return message if len(message) <= most else f"{message[:most]}... ({len(message):,} characters)"
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error's ``repr``, cut; of a class whose ``repr`` fails, the class's name."""
     try:
         return shortened(repr(error))

@@ -124,7 +124,7 @@ def apart(manager: Any) -> Any:
 _CONTAINERS = (dict, list, set, defaultdict)
 
 
-def _copied(original: Any, **instead: Any) -> Any:
+def _copied(original: Any, **instead: object) -> Any:
     """Return an object with the attributes of ``original``; its dicts, lists and sets are copies."""
     kind: Any = type(original)  # hashable, as every class
     copied: Any = object.__new__(_copying(kind))
@@ -293,7 +293,7 @@ def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
 
 
 def _noting(ask: Callable[..., int], answers: list[int]) -> Callable[..., int]:
-    def noted(*args: Any, **kwargs: Any) -> int:
+    def noted(*args: object, **kwargs: object) -> int:
         answers.append(ask(*args, **kwargs))
         return answers[-1]
 
@@ -303,16 +303,11 @@ def _noting(ask: Callable[..., int], answers: list[int]) -> Callable[..., int]:
 def _held(manager: Any) -> tuple[list[str], list[int]]:
     tables = manager.req_to_blocks
     ids, lengths = list(tables), list(map(len, tables.values()))
-    if _all_real(manager):
+    if type(manager).__name__ == "FullAttentionManager":  # its tables hold no null block
         return ids, lengths
     if sum(lengths) > MOST_BLOCKS_LOOKED_AT:
         return [], []
     return ids, [sum(not block.is_null for block in blocks) for blocks in tables.values()]
-
-
-def _all_real(manager: Any) -> bool:
-    """Return whether its tables hold no null block: only layers that attend to everything keep all blocks."""
-    return type(manager).__name__ == "FullAttentionManager"
 
 
 def refusal_line(head: RefusedHead) -> HeadRefusal:
@@ -350,7 +345,7 @@ def held_blocks(manager: Any) -> Counter[str]:
     return held
 
 
-def usable_blocks(manager: Any) -> int | None:
+def blocks_without_null(manager: Any) -> int | None:
     """Return the KV blocks without the null block; None where the pool is not known."""
     pool = getattr(manager, "block_pool", None)
     return None if pool is None else int(pool.num_gpu_blocks) - 1

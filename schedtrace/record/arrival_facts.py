@@ -64,7 +64,7 @@ class Prefixes:
         self._block_size = block_size
         self._blocks: dict[str, list[Any] | _Prompt] = {}
 
-    def note(self, request: Any) -> None:
+    def keep_prompt(self, request: Any) -> None:
         """Keep vLLM's hashes of the prompt's first full blocks; later ones are of its output.
 
         Where vLLM makes none, since nothing asks for them, the prompt itself is kept until it is hashed.
@@ -75,7 +75,7 @@ class Prefixes:
         elif hashes is not None and (prompt := _prompt(request, self._block_size)) is not None:
             self._blocks[request.request_id] = prompt
 
-    def forget(self, request_id: str) -> None:
+    def drop_prompt(self, request_id: str) -> None:
         """Drop a prompt whose hashes nobody is going to ask for."""
         self._blocks.pop(request_id, None)
 
@@ -87,7 +87,7 @@ class Prefixes:
         if not isinstance(blocks, _Prompt):
             return self._salt.hashed_blocks([_as_bytes(block_hash) for block_hash in blocks])
         try:
-            return self._salt.hashed_blocks(list(blocks.blocks()))
+            return self._salt.hashed_blocks(list(blocks.block_hashes()))
         except (TypeError, OverflowError):
             return None
 
@@ -103,7 +103,7 @@ class _Prompt:
     told_apart_by: str
     """Key that vLLM's hashes depend on besides tokens."""
 
-    def blocks(self) -> Iterator[bytes]:
+    def block_hashes(self) -> Iterator[bytes]:
         """Yield a hash of every full block and all before it."""
         before, size = self.told_apart_by.encode(errors="surrogatepass"), self.block_size
         for at in range(0, min(self.tokens // size, MOST_BLOCKS) * size, size):

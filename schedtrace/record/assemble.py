@@ -34,7 +34,7 @@ from schedtrace.record.capture import (
     Synced,
     reports_invalid_drafts,
 )
-from schedtrace.record.live.queue_copy import PresentRequests, present
+from schedtrace.record.live.queue_copy import PresentRequests, present_entry
 from schedtrace.record.marks.exit_lines import to_lines
 from schedtrace.record.marks.exits import Event
 from schedtrace.record.request_lives import RequestLives
@@ -57,7 +57,7 @@ class TraceProgress:
         self.latest_us = 0
         """End of the latest call, or time of the latest other event."""
 
-    def follow(self, step: int, us: int) -> None:
+    def advance_to(self, step: int, us: int) -> None:
         """Take a step that ended at this time as the latest."""
         self.next_step, self.latest_us = step + 1, us
 
@@ -80,7 +80,7 @@ class LatestExits:
         self.exits: list[Exit] = []
         """Exits of the latest step, inferred ones included."""
 
-    def follow(self, capture: Capture, remaining: int) -> tuple[list[Exit], list[ChunkCap]]:
+    def exits_and_caps(self, capture: Capture, remaining: int) -> tuple[list[Exit], list[ChunkCap]]:
         """Return the exits and caps of the next step.
 
         Args:
@@ -91,11 +91,11 @@ class LatestExits:
             self._events = self._events if capture.events is None else capture.events
             self._exits, self._caps = to_lines(self._events, remaining, self.long_prefill_threshold)
             also = itertools.chain.from_iterable(exit_.also for exit_ in self._exits)
-            self._ids.write(self._exits, also, self._caps)
+            self._ids.replace_ids(self._exits, also, self._caps)
             self._remaining = remaining
         self.exits = self._exits
         if capture.inferred:
-            self._ids.write(capture.inferred)
+            self._ids.replace_ids(capture.inferred)
             self.exits = self._exits + capture.inferred
         return self.exits, self._caps
 
@@ -107,7 +107,7 @@ class LatestFacts:
         self._state: State = ()
         self._fields: dict[str, Any] = {}
 
-    def follow(self, state: State) -> dict[str, Any]:
+    def state_fields(self, state: State) -> dict[str, Any]:
         """Return the fields of the next step's facts."""
         if state is not self._state:
             self._state, self._fields = state, dict(zip(FIELDS, state, strict=True))
@@ -158,15 +158,15 @@ class Assembler:
         """Exits of the latest step, as its line has them."""
         return self._exits.exits
 
-    def step(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
+    def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """Return the line of one ``schedule()`` call, in full or a delta, with its output if that is back."""
-        arrived, finished = self.events(capture.side_events)
+        arrived, finished = self.note_events(capture.side_events)
         self._preempted(capture.preempted)
         for aside in capture.happened.set_aside if capture.happened else ():
-            self._lives.waits(aside.request_id, aside.wanted_tokens)
+            self._lives.note_waiting(aside.request_id, aside.wanted_tokens)
         start_us = self._us(capture.start_ns)
         changes = self._follow_rows(capture, start_us)
-        self.progress.follow(capture.step, self._us(capture.end_ns))
+        self.progress.advance_to(capture.step, self._us(capture.end_ns))
         step = Step(
             step=capture.step,
             trial=self.progress.trial,
@@ -188,12 +188,12 @@ class Assembler:
             preempted=[preemption for preemption, _ in capture.preempted],
             arrived=arrived,
             finished=finished,
-            **self.passes(capture.side_events),
-            **self._facts.follow(capture.state),
-            **({} if capture.happened is None else capture.happened.lines()),
+            **self.pass_fields(capture.side_events),
+            **self._facts.state_fields(capture.state),
+            **({} if capture.happened is None else capture.happened.step_fields()),
         )
         self._count(step, capture.rows)
-        step.exits, step.caps = self._exits.follow(capture, step.remaining_budget)
+        step.exits, step.caps = self._exits.exits_and_caps(capture, step.remaining_budget)
         if result is not None:
             self._add_output(step, self.output(capture, result))
         self._write_facts_ids(step)
@@ -209,7 +209,7 @@ class Assembler:
         else:
             if self._after_dropped:
                 self._seen_again(capture.rows.ids)
-            changes = self._rows.follow(capture.rows, self._phases(capture.rows, start_us))
+            changes = self._rows.row_changes(capture.rows, self._phases(capture.rows, start_us))
             self._lives.keep_tokens(self._rows.left, capture.rows.scheduled, capture.start_ns)
         capture.ids = self._rows.ids
         return changes
@@ -226,29 +226,29 @@ class Assembler:
         for preemption in step.preempted:
             if preemption.for_request_id is not None:
                 preemption.for_request_id = self._ids[preemption.for_request_id]
-        self._ids.write(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
+        self._ids.replace_ids(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
         for refusal in step.refusals:
-            refusal.holders = self._ids.listed(refusal.holders)
-            refusal.finished_holders = self._ids.listed(refusal.finished_holders)
+            refusal.holders = self._ids.written_ids(refusal.holders)
+            refusal.finished_holders = self._ids.written_ids(refusal.finished_holders)
 
     def _line(self, capture: Capture, step: Step, changes: RowChanges | None) -> Step | dict[str, Any]:
         """Return a delta, unless a line in full is due or no ``RowChanges`` can express the changes."""
         if changes is not None:
-            self._ids.write(changes.added)
-        if self._deltas.begun and not capture.full and (changes is not None or capture.rows is None):
+            self._ids.replace_ids(changes.added)
+        if self._deltas.has_base and not capture.full and (changes is not None or capture.rows is None):
             return self._deltas.delta(step, changes)
-        if self._deltas.begun and not self._full_lines:
+        if self._deltas.has_base and not self._full_lines:
             step.changes = changes
-        self._deltas.follow(step)
-        step.requests = self._rows.requests()
-        self._ids.write(step.requests)
+        self._deltas.set_base(step)
+        step.requests = self._rows.current_requests()
+        self._ids.replace_ids(step.requests)
         return step
 
     def dropped(self, dropped: Dropped) -> Events:
         """Return the line in place of steps that were dropped; the next step has a line in full."""
         self._deltas = Deltas()
         self._after_dropped = True
-        self.progress.follow(dropped.last_step, self._us(dropped.end_ns))
+        self.progress.advance_to(dropped.last_step, self._us(dropped.end_ns))
         side_events = dropped.side_events
         self._arrive(side_events.arrived)
         for request_id, computed, start_ns in dropped.started:
@@ -262,7 +262,7 @@ class Assembler:
             trial=self.progress.trial,
             arrived=list(side_events.arrived),
             finished=list(side_events.finished),
-            **self.passes(side_events),
+            **self.pass_fields(side_events),
             dropped_steps=dropped.steps,
             dropped_arrivals=dropped.missing_arrivals,
             dropped_finishes=dropped.missing_finishes,
@@ -271,15 +271,15 @@ class Assembler:
     def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
         """Return the line that lists the requests that were there when recording began."""
         entries = []
-        for seen in present_requests.queues.in_order():
-            entry = present(seen, present_requests.salt, self._anchor_ns, wall_anchor_us)
-            self._prefixes.note(seen.request)
+        for seen in present_requests.queues.ordered_requests():
+            entry = present_entry(seen, present_requests.salt, self._anchor_ns, wall_anchor_us)
+            self._prefixes.keep_prompt(seen.request)
             entry.prefix_hashes = self._prefixes.hashes(entry.request_id)
             wanted = entry.prompt_tokens + entry.output_tokens
             self._lives.was_there(entry, wanted_tokens=wanted, in_flight=seen.in_flight)
             self._limit(entry)
             entries.append(msgspec.structs.replace(entry))
-        self._ids.write(entries)
+        self._ids.replace_ids(entries)
         return Events(
             at_us=self._us(present_requests.queues.at_ns), trial=self.progress.trial, present=entries
         )
@@ -292,7 +292,7 @@ class Assembler:
         """
         self._deltas = Deltas()
         present = []
-        for request_id, entry in self._lives.present(self._rows.next()):
+        for request_id, entry in self._lives.present_requests(self._rows.next()):
             entry.request_id = self._ids[request_id]
             present.append(entry)
         return self.progress.next_step, self.progress.latest_us, present
@@ -317,9 +317,9 @@ class Assembler:
             execute_us=execute_us,
         )
 
-    def between_steps(self, side_events: SideEvents, at_us: int) -> Events:
+    def events_line(self, side_events: SideEvents, at_us: int) -> Events:
         """Return the line of events that no step takes along."""
-        arrived, finished = self.events(side_events)
+        arrived, finished = self.note_events(side_events)
         self.progress.latest_us = at_us
         self.write_ids(arrived, finished)
         return Events(
@@ -327,10 +327,10 @@ class Assembler:
             trial=self.progress.trial,
             arrived=arrived,
             finished=finished,
-            **self.passes(side_events),
+            **self.pass_fields(side_events),
         )
 
-    def events(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
+    def note_events(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
         """Note the requests that came and went; finished ones get the times of their life."""
         self._arrive(side_events.arrived)
         self._leave(side_events.finished)
@@ -339,29 +339,29 @@ class Assembler:
     def _arrive(self, arrived: Sequence[Arrival]) -> None:
         for arrival in arrived:
             arrival.prefix_hashes = self._prefixes.hashes(arrival.request_id)
-            self._lives.arrives(arrival)
+            self._lives.note_arrival(arrival)
             if self._trial_ids and (match := _TRIAL.match(str(arrival.request_id))):
                 self.progress.trial = int(match[1])
 
     def _leave(self, finished: Sequence[Finish]) -> None:
         for finish in finished:
-            self._lives.leaves(finish)
+            self._lives.note_finish(finish)
 
     def _preempted(self, preempted: Sequence[tuple[Preemption, int]]) -> None:
         for preemption, num_tokens in preempted:
-            life = self._lives.get(preemption.request_id)
+            life = self._lives.life_by_id(preemption.request_id)
             life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
-            life.preempted(preemption.num_preemptions)
-            self._lives.waits(preemption.request_id, num_tokens)
+            life.note_preemption(preemption.num_preemptions)
+            self._lives.note_waiting(preemption.request_id, num_tokens)
 
     def _seen_again(self, ids: Sequence[str]) -> None:
         """Note the requests that run after steps were dropped: these steps may have admitted them."""
         self._after_dropped = False
         for request_id in ids:
-            self._lives.get(request_id).unseen = True
-            self._lives.runs(request_id)
+            self._lives.life_by_id(request_id).unseen = True
+            self._lives.note_running(request_id)
 
-    def passes(self, side_events: SideEvents) -> dict[str, Any]:
+    def pass_fields(self, side_events: SideEvents) -> dict[str, Any]:
         """Return a rank's passes with the other ranks and the calls of the engine, as fields of a line."""
         if not (side_events.dummies or side_events.synced or side_events.controls):
             return {}
@@ -386,11 +386,11 @@ class Assembler:
     ) -> None:
         """Replace what clients chose by what is written of it, and forget the ids of finished requests."""
         gone = [finish.request_id for finish in finished]
-        self._ids.write(arrived, finished, preempted)
+        self._ids.replace_ids(arrived, finished, preempted)
         for arrival in arrived:
             self._limit(arrival)
         for request_id in gone:
-            self._ids.forget(request_id)
+            self._ids.drop_id(request_id)
 
     @staticmethod
     def _limit(asked: Arrival | Present) -> None:
@@ -408,13 +408,13 @@ class Assembler:
             # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
             phases[request_id] = "new" if self._starts(request_id, computed, start_us) else "resumed"
         for request_id in rows.resumed:
-            self._lives.runs(request_id)
+            self._lives.note_running(request_id)
         return phases
 
     def _starts(self, request_id: str, computed: int, start_us: int) -> bool:
         """Note that a request is scheduled which is new to the workers; return whether for the first time."""
-        life = self._lives.get(request_id)
-        self._lives.runs(request_id)
+        life = self._lives.life_by_id(request_id)
+        self._lives.note_running(request_id)
         if life.has_run:
             return False
         life.has_run, life.scheduled_us, life.cached = True, start_us, computed
@@ -428,7 +428,7 @@ class Assembler:
             step.remaining_budget -= number
             return
         phases = {} if rows is None else self._rows.phases
-        computed, scheduled = self._rows.counts()
+        computed, scheduled = self._rows.token_counts()
         decoded = 0
         self._only_decodes = True
         for request_id, start, tokens in zip(self._rows.ids, computed, scheduled, strict=True):

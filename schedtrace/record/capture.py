@@ -35,7 +35,7 @@ class Happened(msgspec.Struct, gc=False):
     grammars: list[Grammar] = []
     set_aside: list[SetAside] = []
 
-    def lines(self) -> dict[str, Any]:
+    def step_fields(self) -> dict[str, Any]:
         """Return the fields of a ``Step`` (writer's thread)."""
         refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
         return {
@@ -285,12 +285,12 @@ class SteadySteps:
         self._pack = struct.Struct("").pack
         self._full_ns = 0
 
-    def forget(self) -> None:
+    def start_over(self) -> None:
         """Forget the previous step: one that is not recorded leaves the next nothing to differ from."""
         self._ids = None
         self._full_ns = 0
 
-    def rows(self, output: Any, now_ns: int) -> tuple[Rows | None, bool]:
+    def changed_rows(self, output: Any, now_ns: int) -> tuple[Rows | None, bool]:
         """Return the requests of a step, None if it is steady; and whether it is time for a line in full.
 
         Args:

@@ -109,7 +109,7 @@ def _disguises(root: type) -> tuple[type, ...]:
 
         __slots__ = ()
 
-        def __copy__(self, *args: Any, **kwargs: Any) -> Any:
+        def __copy__(self, *args: object, **kwargs: object) -> Any:
             return _as_plain(super().__copy__(*args, **kwargs), self)
 
     class CopiesDeeply(root):  # type: ignore[misc]  # likewise
@@ -117,7 +117,7 @@ def _disguises(root: type) -> tuple[type, ...]:
 
         __slots__ = ()
 
-        def __deepcopy__(self, *args: Any, **kwargs: Any) -> Any:
+        def __deepcopy__(self, *args: object, **kwargs: object) -> Any:
             return _as_plain(super().__deepcopy__(*args, **kwargs), self)
 
     return Shows, Reduces, Copies, CopiesDeeply

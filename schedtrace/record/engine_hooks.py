@@ -9,7 +9,7 @@ whole.
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from schedtrace.model.printable import shortened
@@ -38,7 +38,7 @@ class Inputs:
         self._submitted: dict[str, int] = {}
         self._grammars: deque[Grammar] = deque(maxlen=MOST_KEPT)
 
-    def prepared(self, request: Any, began_ns: int) -> None:
+    def note_prepared(self, request: Any, began_ns: int) -> None:
         """Note that the input thread has made a ``Request`` of what a client sent."""
         rank = getattr(request, "data_parallel_rank", None)
         _keep(self._received, request.request_id, (began_ns, time.monotonic_ns(), rank))
@@ -71,7 +71,7 @@ class Inputs:
             )
         )
 
-    def arrival(self, request_id: str) -> dict[str, int | None]:
+    def input_times(self, request_id: str) -> dict[str, int | None]:
         """Return the fields of an ``Arrival``; none if it came another way."""
         if not self._received or (times := self._received.pop(request_id, None)) is None:
             return {}
@@ -95,7 +95,7 @@ class Inputs:
         return taken
 
     @property
-    def compiled(self) -> bool:
+    def has_grammars(self) -> bool:
         """Whether there are any."""
         return bool(self._grammars)
 
@@ -159,7 +159,7 @@ def _recorder(engine: Any) -> Any:
     return RECORDERS.get(getattr(engine, "scheduler", None))
 
 
-def _shutdown(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+def _shutdown(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
     """Close the trace before the engine stops: it stops its workers first, and may be killed meanwhile."""
     recorder = _recorder(engine)
     if recorder is not None:
@@ -167,8 +167,8 @@ def _shutdown(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
     return original(engine, *args, **kwargs)
 
 
-def _dummy_batch(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return a batch that a data-parallel rank runs only to keep the others company."""
+def _dummy_batch(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
+    """Note a batch that a data-parallel rank runs only to keep the others company."""
     began_ns = time.monotonic_ns()
     try:
         return original(engine, *args, **kwargs)
@@ -179,7 +179,7 @@ def _dummy_batch(original: Method, engine: Any, *args: Any, **kwargs: Any) -> An
             recorder.beside(DummyPass(began_ns, time.monotonic_ns(), wave, counter))
 
 
-def _sync(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+def _sync(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
     """Note the end of a pass; in some, ranks agree whether to go on, and wait for each other to do so."""
     began_ns, counter = time.monotonic_ns(), getattr(engine, "step_counter", None)
     go_on = original(engine, *args, **kwargs)
@@ -196,8 +196,8 @@ def _synced(engine: Any, passes: int) -> bool:
     return passes % _PASSES_A_SYNC == 0 if interval is None else passes == 1 or passes % interval == 0
 
 
-def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the input thread makes a ``Request`` of what a client sent."""
+def _prepare(original: Method, engine: Any, request: Any, *args: object, **kwargs: object) -> Any:
+    """Note when the input thread makes a ``Request`` of what a client sent."""
     recorder = _recorder(engine)
     if recorder is None or not recorder.active:
         return original(engine, request, *args, **kwargs)
@@ -205,13 +205,13 @@ def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: 
     prepared = original(engine, request, *args, **kwargs)
     with contextlib.suppress(Exception):
         if recorder.active:  # preparing may take seconds
-            recorder.facts.inputs.prepared(request, began_ns)
+            recorder.facts.inputs.note_prepared(request, began_ns)
             recorder.facts.engine_is(engine)
             _listen_to_aborts(engine)
     return prepared
 
 
-def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+def _abort(original: Method, engine: Any, request_ids: Any, *args: object, **kwargs: object) -> Any:
     """Note that clients gave up; vLLM before 0.13 has no queue that its input thread puts this into."""
     _abort_received(engine, request_ids)
     return original(engine, request_ids, *args, **kwargs)
@@ -220,7 +220,7 @@ def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs
 def _controls(kind: ControlKind) -> Callable[..., Any]:
     """Return a wrapper of a method by which an operator asks something of the engine."""
 
-    def around(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    def around(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
         began_ns, failed = time.monotonic_ns(), True
         try:
             done = original(engine, *args, **kwargs)
@@ -238,8 +238,8 @@ _CONTROLS = {kind: _controls(kind) for kind in _CONTROL_METHODS}
 """Around each of these methods."""
 
 
-def _detail(kind: ControlKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return a weight update comes as an RPC; a function of a user's own has no name worth writing."""
+def _detail(kind: ControlKind, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
+    """Return the name of an RPC, as which a weight update comes; a user's own function is not named."""
     method = args[0] if args else kwargs.get("method")
     return shortened(method) if kind == "collective_rpc" and isinstance(method, str) else None
 
@@ -266,7 +266,7 @@ def _listen_to_aborts(engine: Any) -> None:
     aborts.put_nowait = put_nowait
 
 
-def _grammar_init(original: Method, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+def _grammar_init(original: Method, manager: Any, request: Any, *args: object, **kwargs: object) -> Any:
     inputs = INPUTS.get(manager)
     if inputs is not None and getattr(request, "structured_output_request", None) is not None:
         with contextlib.suppress(Exception):
@@ -274,7 +274,7 @@ def _grammar_init(original: Method, manager: Any, request: Any, *args: Any, **kw
     return original(manager, request, *args, **kwargs)
 
 
-def _create_grammar(original: Method, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+def _create_grammar(original: Method, manager: Any, request: Any, *args: object, **kwargs: object) -> Any:
     """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long it took."""
     inputs = INPUTS.get(manager)
     if inputs is None:

@@ -45,7 +45,7 @@ def wrap_front_end() -> None:
     wrap(AsyncLLM, "_record_admission_rejection", _refuse)
 
 
-def _configure(original: Method, args: Any, *positional: Any, **keywords: Any) -> Any:
+def _configure(original: Method, args: Any, *positional: object, **keywords: object) -> Any:
     """Copy the arguments before the call, since vLLM fills in those that were not set."""
     before: dict[str, Any] = {}
     with contextlib.suppress(Exception):
@@ -65,8 +65,8 @@ def _configure(original: Method, args: Any, *positional: Any, **keywords: Any) -
     return config
 
 
-def _refuse(original: Method, front_end: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return a request that was one too many (``max_num_queued_reqs``, ``max_num_queued_tokens``)."""
+def _refuse(original: Method, front_end: Any, reason: Any, *args: object, **kwargs: object) -> Any:
+    """Note the refusal of a request beyond ``max_num_queued_reqs`` or ``max_num_queued_tokens``."""
     with contextlib.suppress(Exception):
         _write(RequestRefusal(at_unix_us=time.time_ns() // 1000, reason=str(reason)))
     return original(front_end, reason, *args, **kwargs)

@@ -67,7 +67,7 @@ def make_header(
         host=platform.node(),
         device=device_name(config),
         pid=os.getpid(),
-        engine_rank=engine_rank(parallel),
+        engine_rank=data_parallel_rank(parallel),
         wall_anchor_us=anchor.wall_us,
         **clocks.facts(anchor),
         clock="virtual" if getattr(time, "virtual", False) else "monotonic",  # a simulation replaces it
@@ -122,7 +122,7 @@ def _preemptions_recorded(scheduler: Any, instrumented: Instrumented) -> bool:
     return hasattr(scheduler, "_preempt_request") or sees_preemptions(instrumented.sites)
 
 
-def engine_rank(parallel: Any) -> int:
+def data_parallel_rank(parallel: Any) -> int:
     """Return the data-parallel rank; independent dense ranks keep it in ``data_parallel_index`` only."""
     index = getattr(parallel, "data_parallel_index", None)
     return int(index or getattr(parallel, "data_parallel_rank", None) or 0)

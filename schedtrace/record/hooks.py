@@ -26,7 +26,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         return
 
     @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: Any, *args: object, **kwargs: object) -> Any:
         return around(original, self, *args, **kwargs)
 
     setattr(wrapped, MARK, (*inside, called))

@@ -19,7 +19,7 @@ from schedtrace.model.trace import Exit, ExitKind
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.record.allocation import blocks_of
 from schedtrace.record.disguise import PLAIN, Beside, disguises, plain_class, set_class
-from schedtrace.record.queues import Queues, head, held_back, pause_name, seats
+from schedtrace.record.queues import Queues, head, held_back, max_running_requests, pause_name
 from schedtrace.record.vllms_own import is_own_class
 
 
@@ -42,7 +42,7 @@ class InferredExits:
         """
         self.release()  # from a call that ended in an exception
         self._refused = None
-        if self._may_watch and waiting and running < seats(scheduler):
+        if self._may_watch and waiting and running < max_running_requests(scheduler):
             self._watch()
 
     def _watch(self) -> None:
@@ -99,7 +99,7 @@ class InferredExits:
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
         """Return the kind and cause of the exit, the request that it is about, and what is known beside."""
-        if self._queues.num_waiting(scheduler) == 0:
+        if self._queues.waiting_count(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
             return "gate", Cause.PREEMPTED_THIS_STEP, None, None
@@ -112,13 +112,14 @@ class InferredExits:
         if refused is not None and refused.status.name != "RUNNING":
             return "break", Cause.KV_BLOCKS, refused, None
         occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
-        if occupied >= seats(scheduler):
+        if occupied >= max_running_requests(scheduler):
             return "break", Cause.MAX_NUM_SEQS, first, None
         if held_back(scheduler):
             return "break", Cause.RANK_BALANCE, first, None
         if first is not None and (not_ready := WAITING_STATUS_CAUSES.get(first.status.name)):
             return "continue", not_ready, first, first.status.name
-        if first is not None and _needs_whole_prompt(scheduler) and first.num_tokens > budget_left:
+        chunked = getattr(scheduler.scheduler_config, "enable_chunked_prefill", True)
+        if first is not None and not chunked and first.num_tokens > budget_left:
             return "break", Cause.CHUNKED_PREFILL_OFF, first, f"prompt of {first.num_tokens} tokens"
         return "break", Cause.OTHER, first, None
 
@@ -134,7 +135,7 @@ def _watching(base: type) -> type:
     class Watched(*disguises(base, base)):  # type: ignore[misc]  # mypy knows no class that is found at run time
         __slots__ = ()
 
-        def allocate_slots(self, *args: Any, **kwargs: Any) -> Any:
+        def allocate_slots(self, *args: object, **kwargs: object) -> Any:
             blocks = super().allocate_slots(*args, **kwargs)
             if blocks is None and (refuse := _WATCHES.get(self)) is not None:
                 refuse(args[0] if args else kwargs.get("request"))
@@ -168,10 +169,6 @@ def _why_skipped(request: Any) -> Cause:
     return Cause.OTHER
 
 
-def _needs_whole_prompt(scheduler: Any) -> bool:
-    return not getattr(scheduler.scheduler_config, "enable_chunked_prefill", True)
-
-
 class Departures:
     """The running requests of one scheduler that is not vLLM's."""
 
@@ -185,7 +182,7 @@ class Departures:
         """Note that a request was preempted or is done, which explains why it stopped running."""
         self._explained.add(request_id)
 
-    def look(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
+    def unexplained(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
         """Return requests that stopped running unexplained since the last call: those that wait, the rest."""
         if type(scheduler.running) is not list:
             return [], []

@@ -21,7 +21,7 @@ from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace_bounds import size_of
 from schedtrace.record.log import logger
 from schedtrace.record.processes import age_s
-from schedtrace.record.switches import DIR, value
+from schedtrace.record.switches import DIR, environment_value
 
 VARIABLE = "SCHEDTRACE_DIR_MAX"
 """``20G``: what all recordings in ``SCHEDTRACE_DIR`` may take together; ``off``: nothing is removed."""
@@ -67,7 +67,7 @@ def remove_old_runs(current: Path) -> None:
     except ValueError as error:
         logger.warning("schedtrace: {}={}: {}; no old recording is removed", VARIABLE, text, error)
         return
-    if current.parent != Path(value(DIR)).expanduser().absolute():
+    if current.parent != Path(environment_value(DIR)).expanduser().absolute():
         return  # SCHEDTRACE_RUN_DIR names a folder elsewhere
     work = threading.Thread(target=_remove, args=(current, most), name="schedtrace-old-runs", daemon=True)
     try:

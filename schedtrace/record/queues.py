@@ -78,7 +78,7 @@ def _request_in(entry: Any) -> Any:
     return entry[-1] if type(entry) is tuple else entry  # to vLLM 0.11: priority, arrival, request
 
 
-def seats(scheduler: Any) -> int:
+def max_running_requests(scheduler: Any) -> int:
     """Return how many requests may run at once (``max_num_active_seqs`` counts since vLLM 0.31)."""
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
@@ -121,7 +121,7 @@ class Queues:
         if not self._reads_all:
             self._freed.add(request_id)
 
-    def num_waiting(self, scheduler: Any) -> int:
+    def waiting_count(self, scheduler: Any) -> int:
         """Return requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added.
 
         Where a queue cannot be read, or the scheduler is not vLLM's: all that neither run nor are done,
@@ -144,7 +144,7 @@ class Queues:
 
         Where the queues do not tell all, a request may be done and kept until somebody has read its blocks.
         """
-        waiting = self.num_waiting(scheduler)
+        waiting = self.waiting_count(scheduler)
         if self._reads_all:
             return waiting
         running = set(map(id, scheduler.running))
@@ -160,7 +160,7 @@ class Queues:
             scheduler: Seen from outside.
             sessions: Requests that wait for their client's next part.
         """
-        if self.num_waiting(scheduler) <= sessions:
+        if self.waiting_count(scheduler) <= sessions:
             return False
         if self._reads_all:
             return True
@@ -229,7 +229,7 @@ def waiting_now(scheduler: Any) -> Waiting:
     return [(reader.in_order, reader.entries(queue)) for reader, queue in readers if reader is not None]
 
 
-def in_order(waiting: Waiting) -> list[Any]:
+def queued_requests(waiting: Waiting) -> list[Any]:
     """Return the requests in these copies, queue by queue."""
     return [request for ordered, entries in waiting for request in ordered(entries)]
 

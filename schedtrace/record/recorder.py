@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
@@ -50,7 +50,7 @@ class Recorder:
             self._free_blocks = pool.get_num_free_blocks
         self._departures = None if is_own_class(traced) else Departures()
         self._queues = Queues(scheduler)
-        self.num_waiting, self._num_not_ready = self._queues.num_waiting, self._queues.num_not_ready
+        self.num_waiting, self._num_not_ready = self._queues.waiting_count, self._queues.num_not_ready
         self._steady = SteadySteps(never=full_lines)
         self._only_samples = only_samples(scheduler)
         self._steps = 0
@@ -74,7 +74,7 @@ class Recorder:
 
     def note_present(self, queue_copy: QueueCopy) -> None:
         """Note who was there when recording began, before the first step."""
-        self.writer.note_present(PresentRequests(queue_copy, self.facts.salt))
+        self.writer.put_present(PresentRequests(queue_copy, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
         """Note the state before the call, and whether it was asked to hold back new prefills."""
@@ -105,7 +105,7 @@ class Recorder:
                 return
             capture = self._call
             capture.end_ns = end_ns
-            rows, full = self._steady.rows(output, end_ns)
+            rows, full = self._steady.changed_rows(output, end_ns)
             capture.rows, capture.full = rows, full
             repeated = events == self._events
             if not repeated:
@@ -119,7 +119,7 @@ class Recorder:
             capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
             capture.free_after = self._free_blocks()
             try:
-                self.facts.note(capture, scheduler, output, events)
+                self.facts.note_step(capture, scheduler, output, events)
             except Exception as error:
                 self._facts_failed(error)
             self._note_departures(scheduler, capture)
@@ -127,8 +127,8 @@ class Recorder:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
                 self._infer(scheduler, output, capture, events)
-            if not self.writer.put(capture):
-                self._steady.forget()
+            if not self.writer.put_step(capture):
+                self._steady.start_over()
             self._in_flight[id(output)] = (capture, self.left)
             if len(self._in_flight) > MOST_IN_FLIGHT:
                 del self._in_flight[next(iter(self._in_flight))]
@@ -142,7 +142,7 @@ class Recorder:
         if self._departures is None:
             return
         try:
-            aside, gone = self._departures.look(scheduler)
+            aside, gone = self._departures.unexplained(scheduler)
             for request in gone:
                 self._note_finish(request, "UNKNOWN")
             if aside:
@@ -155,8 +155,8 @@ class Recorder:
     def _arrival_facts(self, request: Any, *, update: bool) -> dict[str, Any]:
         try:
             if not update:
-                self.writer.prefixes.note(request)
-            return self.facts.arrival(request)
+                self.writer.prefixes.keep_prompt(request)
+            return self.facts.arrival_fields(request)
         except Exception as error:
             self._facts_failed(error)
             return {}
@@ -186,7 +186,7 @@ class Recorder:
             events = self._end_call()
             self._inference.release()
             self._preempted.clear()
-            self._steady.forget()
+            self._steady.start_over()
             if events is not None:
                 self.writer.give_back(self._call.side_events)
                 self.writer.notice(f"step {self._call.step} is missing: {self.writer.describe(raised)}")
@@ -306,7 +306,7 @@ class Recorder:
             in_schedule=self.in_schedule,
         )
         try:
-            self.facts.leaves(finish)
+            self.facts.add_finish_facts(finish)
         except Exception as error:
             self._facts_failed(error)
         self.writer.finished.append(finish)
@@ -317,7 +317,7 @@ class Recorder:
             return
         try:
             now_us = self.writer.since_anchor(self.clock())
-            self.facts.kv_loads.ended(scheduler, getattr(output, "finished_recving", None), now_us)
+            self.facts.kv_loads.note_ended(scheduler, getattr(output, "finished_recving", None), now_us)
         except Exception as error:
             self._facts_failed(error)
 
@@ -330,7 +330,14 @@ class Recorder:
             return {}
 
     def control(
-        self, scheduler: Any, kind: ControlKind, began_ns: int, *, failed: bool = False, **facts: Any
+        self,
+        scheduler: Any,
+        kind: ControlKind,
+        began_ns: int,
+        *,
+        failed: bool = False,
+        detail: str | None = None,
+        before: Mapping[str, int | None] | None = None,
     ) -> None:
         """Note what was asked of the engine beside requests, when it is done.
 
@@ -339,15 +346,16 @@ class Recorder:
             kind: What it was.
             began_ns: When it began.
             failed: It raised, or was refused.
-            facts: Fields of ``Control``.
+            detail: As ``Control.detail``.
+            before: State before it (``before_reset``); without it, the requests that run now are counted.
         """
         if not self.active:
             return
         try:
             at_us = self.writer.since_anchor(began_ns)
             took_us = (self.clock() - began_ns) // 1000
-            facts.setdefault("running", len(scheduler.running))
-            self.writer.put_beside(Control(kind, at_us, took_us, failed=failed, **facts))
+            state = before or {"running": len(scheduler.running)}
+            self.writer.put_beside(Control(kind, at_us, took_us, detail, failed=failed, **state))
         except Exception as error:
             self._facts_failed(error)
 

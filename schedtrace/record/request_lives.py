@@ -53,7 +53,7 @@ class RequestLife:
         """Generated so far; those of steps that were dropped are not known."""
         return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
 
-    def preempted(self, times: int | None) -> None:
+    def note_preemption(self, times: int | None) -> None:
         """Note the loss of its KV blocks; ``times`` is vLLM's count of preemptions, where it has one."""
         self.computed_tokens = 0
         if times is not None:
@@ -80,7 +80,7 @@ class RequestLives:
         self._got: Sequence[str] = ()
         self._tokens = _Tokens(0)
 
-    def get(self, request_id: str) -> RequestLife:
+    def life_by_id(self, request_id: str) -> RequestLife:
         """Return the life of a request."""
         life = self._lives.get(request_id)
         if life is None:
@@ -91,12 +91,12 @@ class RequestLives:
         """Return the life of a request, if it has one."""
         return self._lives.get(request_id)
 
-    def arrives(self, arrival: Arrival) -> None:
+    def note_arrival(self, arrival: Arrival) -> None:
         """Note that a request came; another part of a streaming session changes nothing."""
         if arrival.streaming_update and arrival.request_id in self._lives:
             return
         self._lives[arrival.request_id] = RequestLife(arrival)
-        self.waits(arrival.request_id, arrival.prompt_tokens)
+        self.note_waiting(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
         """Note that a request was there before the first step.
@@ -113,11 +113,11 @@ class RequestLives:
         life.tokens_before, life.computed_tokens = entry.output_tokens, entry.computed_tokens
         life.unseen = in_flight or entry.output_tokens > 0
         if entry.state != "running":
-            self.waits(entry.request_id, wanted_tokens)
+            self.note_waiting(entry.request_id, wanted_tokens)
 
-    def leaves(self, finish: Finish) -> None:
+    def note_finish(self, finish: Finish) -> None:
         """Note that a request is done; ``finish`` gets the times of its life."""
-        self.runs(finish.request_id)
+        self.note_running(finish.request_id)
         life = self._lives.pop(finish.request_id, None)
         if life is None:
             return
@@ -156,7 +156,7 @@ class RequestLives:
             if (life := self.find(request_id)) is not None and request_id not in scheduled:
                 life.computed_tokens = max(0, life.computed_tokens - tokens)
 
-    def present(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
+    def present_requests(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
         """Yield the requests here: running ones, preempted ones, and waiting ones in order of arrival.
 
         Nobody knows what those asked for that were not seen to come: they are left out.
@@ -187,12 +187,12 @@ class RequestLives:
             entry.num_preemptions = life.num_preemptions
             yield request_id, entry
 
-    def waits(self, request_id: str, tokens: int) -> None:
+    def note_waiting(self, request_id: str, tokens: int) -> None:
         """Note that a request is in the queue and wants this many tokens."""
         self._waiting_tokens += tokens - self._waiting.get(request_id, 0)
         self._waiting[request_id] = tokens
 
-    def runs(self, request_id: str) -> None:
+    def note_running(self, request_id: str) -> None:
         """Note that a request is in the queue no longer."""
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
 

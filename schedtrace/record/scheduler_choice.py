@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 from typing import Any
 
-from schedtrace.model.printable import described
+from schedtrace.model.printable import error_text
 from schedtrace.record import settings
 from schedtrace.record.engine_hooks import wrap_engine
 from schedtrace.record.front_end_hooks import wrap_front_end
@@ -57,7 +57,7 @@ def _wrap_configured_class() -> None:
     """Wrap the class configured up to vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
     from vllm.v1.engine.core import EngineCore
 
-    def initialize(original: Method, engine: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    def initialize(original: Method, engine: Any, vllm_config: Any, *args: object, **kwargs: object) -> Any:
         sizes = original(engine, vllm_config, *args, **kwargs)
         try:
             config = vllm_config.scheduler_config
@@ -85,5 +85,5 @@ def _traced(chosen: Any, config: Any) -> Any:
         built = chosen.scheduler_class_for(config) if chooses else chosen
         return chosen if chosen is traced_scheduler else traced_or_plain(built)
     except Exception as error:
-        logger.warning("schedtrace: not recording: {}", described(error))
+        logger.warning("schedtrace: not recording: {}", error_text(error))
         return chosen

@@ -132,15 +132,15 @@ def hides_ids() -> bool:
         return True
 
 
-def lines() -> str:
+def line_format() -> str:
     """Return ``delta`` or ``full``.
 
     Raises:
         NotUnderstoodError: it is neither.
     """
-    text = switches.value(LINES).lower() or "delta"
+    text = switches.environment_value(LINES).lower() or "delta"
     if text not in {"delta", "full"}:
-        msg = f"{LINES}={switches.value(LINES)}: expected delta or full"
+        msg = f"{LINES}={switches.environment_value(LINES)}: expected delta or full"
         raise NotUnderstoodError(msg)
     return text
 
@@ -152,7 +152,7 @@ def claim_run_dir(base: str | None = None) -> Path:
     processes of all data-parallel ranks find it.
     """
     if not os.environ.get(RUN_DIR):
-        folder = Path(base or switches.value(DIR) or "logs").expanduser().absolute()
+        folder = Path(base or switches.environment_value(DIR) or "logs").expanduser().absolute()
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_model_name() or 'vllm'}-{os.getpid()}"
         os.environ[RUN_DIR] = str(folder / name)
     return Path(os.environ[RUN_DIR])
@@ -169,16 +169,16 @@ def _understood(variable: str, text: str, parse: Callable[[str], _T]) -> _T:
         raise NotUnderstoodError(msg) from None
 
 
-def trace_bounds() -> Bounds | None:
+def bounds_from_environment() -> Bounds | None:
     """Return how much of a trace is kept; by default a server keeps its last GiB.
 
     Raises:
         NotUnderstoodError: a variable is not understood.
     """
     if keeps_in_memory():
-        return _understood(KEEP, switches.value(KEEP), memory_bounds)
-    default = DEFAULT if switches.value(DIR) else PLAIN
-    return _understood(TRACE, switches.value(TRACE) or default, bounds)
+        return _understood(KEEP, switches.environment_value(KEEP), memory_bounds)
+    default = DEFAULT if switches.environment_value(DIR) else PLAIN
+    return _understood(TRACE, switches.environment_value(TRACE) or default, bounds)
 
 
 def from_environment() -> Settings:
@@ -191,10 +191,10 @@ def from_environment() -> Settings:
         run_dir=claim_run_dir(),
         trial_ids=switches.is_on(TRIAL_IDS),
         hash_ids=hashes_ids(),
-        lines=lines(),
-        bounds=trace_bounds(),
+        lines=line_format(),
+        bounds=bounds_from_environment(),
         in_memory=keeps_in_memory(),
-        snapshot_on=_understood(SNAPSHOT_ON, switches.value(SNAPSHOT_ON) or DEFAULT_RULES, rules),
+        snapshot_on=_understood(SNAPSHOT_ON, switches.environment_value(SNAPSHOT_ON) or DEFAULT_RULES, rules),
     )
 
 
@@ -212,7 +212,7 @@ def _model_name() -> str | None:
     return None
 
 
-def create(run_dir: Path, name: str) -> tuple[Path, int]:
+def create_trace_file(run_dir: Path, name: str) -> tuple[Path, int]:
     """Return a new file of this engine; a second engine of the process gets a folder of its own."""
     folder, again = run_dir, 1
     while True:

@@ -43,17 +43,17 @@ class WrittenIds(dict[Any, str]):
         written = self[request_id] = self._write(request_id)
         return written
 
-    def write(self, *rows: Iterable[Any]) -> None:
+    def replace_ids(self, *rows: Iterable[Any]) -> None:
         """Replace the ids of rows, where they have one."""
         for row in chain(*rows):
             if row.request_id is not None:
                 row.request_id = self[row.request_id]
 
-    def listed(self, request_ids: Iterable[Any]) -> list[str]:
+    def written_ids(self, request_ids: Iterable[Any]) -> list[str]:
         """Return ids as they are written."""
         return [self[request_id] for request_id in request_ids]
 
-    def forget(self, request_id: Any) -> None:
+    def drop_id(self, request_id: Any) -> None:
         """Drop the entry of a request that has left."""
         self.pop(request_id, None)
 
@@ -77,7 +77,7 @@ class LatestRows:
         """Count a steady step."""
         self._steady += 1
 
-    def counts(self) -> tuple[list[int], list[int]]:
+    def token_counts(self) -> tuple[list[int], list[int]]:
         """Return the computed and the scheduled tokens of each request in the latest step."""
         if not self._steady:
             return self._computed, self._scheduled
@@ -95,7 +95,7 @@ class LatestRows:
             for computed, scheduled in zip(self._computed, self._scheduled, strict=True)
         ]
 
-    def follow(self, rows: Rows, phases: dict[str, Phase]) -> RowChanges | None:
+    def row_changes(self, rows: Rows, phases: dict[str, Phase]) -> RowChanges | None:
         """Go to the next step; return what changed, or None if no ``RowChanges`` can express it.
 
         Args:
@@ -133,14 +133,14 @@ class LatestRows:
             if computed != steady or scheduled != 1 or self.ids[place] in drafts
         ]
 
-    def requests(self) -> list[ScheduledRequest]:
+    def current_requests(self) -> list[ScheduledRequest]:
         """Return all rows of the latest step."""
         return self._requests(0)
 
     def _requests(self, first: int) -> list[ScheduledRequest]:
         if first == len(self.ids):
             return []
-        computed, scheduled = self.counts()
+        computed, scheduled = self.token_counts()
         drafts, phases = ({}, {}) if self._steady else (self._drafts, self.phases)
         return [
             ScheduledRequest(
@@ -166,11 +166,11 @@ class Deltas:
         self._carried: tuple[Any, ...] = ()
 
     @property
-    def begun(self) -> bool:
+    def has_base(self) -> bool:
         """Whether there is a step that a delta can refer to."""
         return self._latest is not None
 
-    def follow(self, step: Step) -> None:
+    def set_base(self, step: Step) -> None:
         """Take a step that has a line in full as the latest."""
         self._latest, self._carried = step, _carried(step)
 
@@ -188,7 +188,7 @@ class Deltas:
         if before is None:
             msg = "no step came before"
             raise ValueError(msg)
-        self.follow(step)
+        self.set_base(step)
         line: dict[str, Any] = {"type": "delta"} | {name: getattr(step, name) for name in _OWN}
         if step.output_us is not None:
             line["output_us"], line["update_us"] = step.output_us, step.update_us

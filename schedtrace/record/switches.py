@@ -26,7 +26,7 @@ class NotUnderstoodError(ValueError):
     """A variable has a value that means nothing; the text says which, and what is expected."""
 
 
-def value(variable: str) -> str:
+def environment_value(variable: str) -> str:
     """Return what a variable is set to, without blanks around it; empty: it is not set."""
     return os.environ.get(variable, "").strip()
 
@@ -37,11 +37,11 @@ def is_on(variable: str, *, default: bool = False) -> bool:
     Raises:
         NotUnderstoodError: it says neither.
     """
-    text = value(variable).lower()
+    text = environment_value(variable).lower()
     if not text:
         return default
     if text not in YES | NO:
-        msg = f"{variable}={value(variable)}: {EXPECTED}"
+        msg = f"{variable}={environment_value(variable)}: {EXPECTED}"
         raise NotUnderstoodError(msg)
     return text in YES
 
@@ -56,9 +56,9 @@ def is_switched_off() -> bool:
 
 def keeps_in_memory() -> bool:
     """Return whether this process is a flight recorder's: it writes nothing until a snapshot is asked for."""
-    return value(KEEP).lower() not in NO | {""}
+    return environment_value(KEEP).lower() not in NO | {""}
 
 
 def enabled() -> bool:
     """Return whether this process is asked to record."""
-    return not is_switched_off() and (keeps_in_memory() or any(map(value, (RUN_DIR, DIR))))
+    return not is_switched_off() and (keeps_in_memory() or any(map(environment_value, (RUN_DIR, DIR))))

@@ -18,7 +18,7 @@ from zstandard import ZstdCompressor
 from schedtrace.model.manifest import part_name, plain_name
 from schedtrace.model.safe_files import FILE_MODE
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.record.settings import create
+from schedtrace.record.settings import create_trace_file
 
 Begins = Literal["due", "truncated", "removed", "replaced"]
 """Reason why a file begins while it is recorded: the one before has enough, or something happened to it."""
@@ -35,7 +35,7 @@ class TraceOutput(Protocol):
     def path(self) -> Path:
         """Path of the trace."""
 
-    def begins(self) -> Begins | None:
+    def new_file_reason(self) -> Begins | None:
         """Return, before lines are written, whether a file begins now, which has to be readable alone.
 
         Raises:
@@ -76,12 +76,12 @@ class PlainFile:
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
-        self.path, self._file = create(run_dir, plain_name(rank))
+        self.path, self._file = create_trace_file(run_dir, plain_name(rank))
         self._links = os.fstat(self._file).st_nlink
         self._size = 0
         """Bytes that the file holds at least, unless somebody else changed it."""
 
-    def begins(self) -> Begins | None:
+    def new_file_reason(self) -> Begins | None:
         """Return whether it was truncated, or lost with nobody's lines in its place, and begins anew.
 
         A file that was moved is written on where it is now.
@@ -137,7 +137,7 @@ class PartFiles:
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._rank = rank
-        first, self._file = create(run_dir, part_name(rank, 0))
+        first, self._file = create_trace_file(run_dir, part_name(rank, 0))
         self._folder = os.open(first.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.path = first.with_name(part_name(rank))
         self._size = 0
@@ -271,18 +271,18 @@ class PartedTrace:
         self._waiting, self._since_s = 0, 0.0
         """Bytes of these lines, and since when the first of them waits."""
 
-    def begins(self) -> Begins | None:
+    def new_file_reason(self) -> Begins | None:
         """Return whether a part begins now, for the one before has enough or was lost."""
         now, part = time.monotonic(), self._parts[-1]
         lost = self._store.lost()
         if lost is not None:  # lines that continue what is lost go with it
             self._lines, self._waiting = [], 0
         elif self._lines and now - self._since_s >= FRAME_S:
-            self.flush()
+            self.end_frame()
         if lost is None and not self._has_enough(part, now):
             self._remove_old(now)
             return None
-        self.flush()
+        self.end_frame()
         self._store.begin(part.number + 1)
         self._parts.append(_Part(part.number + 1, now))
         self._remove_old(now)
@@ -303,9 +303,9 @@ class PartedTrace:
         self._lines.append(lines)
         self._waiting += len(lines)
         if self._waiting >= FRAME_BYTES or not self._parts[-1].size:  # a head is a frame of its own
-            self.flush()
+            self.end_frame()
 
-    def flush(self) -> None:
+    def end_frame(self) -> None:
         """End the frame.
 
         Raises:
@@ -323,7 +323,7 @@ class PartedTrace:
     def close(self) -> None:
         """End the last frame."""
         try:
-            self.flush()
+            self.end_frame()
         finally:
             self._store.close()
 

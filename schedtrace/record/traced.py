@@ -6,10 +6,11 @@ after. The recorder swallows its own errors, so nothing here can change what the
 
 import os
 import types
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from schedtrace.model.printable import described
+from schedtrace.model.printable import error_text
 from schedtrace.record import settings, switches
 from schedtrace.record.clocks import read_anchor
 from schedtrace.record.disguise import PLAIN, RECORDERS, disguises
@@ -54,7 +55,7 @@ _METHODS = {
 """The method that each of them is for."""
 
 
-def subject(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def subject(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     """Return the first argument of a call, however a user's class calls it; None without arguments."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
@@ -72,11 +73,11 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             """Return what records it; kept beside it."""
             return RECORDERS.get(self)
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
             open_recorder(self)
 
-        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        def schedule(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if (
                 recorder is None or not recorder.active or recorder.in_schedule
@@ -91,7 +92,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             recorder.schedule_ended(self, output)
             return output
 
-        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        def update_from_output(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is None or not recorder.active:
                 return super().update_from_output(*args, **kwargs)
@@ -102,13 +103,13 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             recorder.output_came_back(subject(args, kwargs), sampled, back, left, outputs)
             return outputs
 
-        def add_request(self, *args: Any, **kwargs: Any) -> Any:
+        def add_request(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is not None:
                 recorder.request_arrives(self, subject(args, kwargs))
             return super().add_request(*args, **kwargs)
 
-        def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+        def shutdown(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is not None:
                 recorder.close()
@@ -119,7 +120,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
+        def _preempt_request(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is not None:
                 recorder.request_preempted(self, subject(args, kwargs))
@@ -133,7 +134,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def _free_request(self, *args: Any, **kwargs: Any) -> Any:
+        def _free_request(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is not None:
                 recorder.request_freed(subject(args, kwargs))
@@ -144,7 +145,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def _update_from_kv_xfer_finished(self, *args: Any, **kwargs: Any) -> Any:
+        def _update_from_kv_xfer_finished(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is not None:
                 recorder.kv_loads_ended(self, subject(args, kwargs))
@@ -155,7 +156,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def set_pause_state(self, *args: Any, **kwargs: Any) -> Any:
+        def set_pause_state(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is not None:
                 state = getattr(subject(args, kwargs), "name", None)
@@ -167,7 +168,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        def reset_prefix_cache(self, *args: object, **kwargs: object) -> Any:
             recorder = recorder_by_id(id(self))
             if recorder is None or not recorder.active:
                 return super().reset_prefix_cache(*args, **kwargs)
@@ -176,7 +177,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             try:
                 done = super().reset_prefix_cache(*args, **kwargs)
             finally:
-                recorder.control(self, "reset_prefix_cache", began_ns, failed=done is not True, **before)
+                recorder.control(self, "reset_prefix_cache", began_ns, failed=done is not True, before=before)
             return done
 
     return Traced, PreemptionHook, FreeHook, TransfersHook, PauseHook, ResetHook
@@ -198,7 +199,7 @@ def traced_class(base: type) -> type:
     try:
         return _subclass(base, hooks, instrumented)
     except Exception as error:  # a class with rules of its own for its subclasses
-        refused = f"{base.__module__}.{base.__qualname__}: {described(error)}"
+        refused = f"{base.__module__}.{base.__qualname__}: {error_text(error)}"
         return _subclass(base, hooks, Instrumented((), (*instrumented.refused, refused)))
 
 
@@ -208,7 +209,7 @@ def traced_or_plain(chosen: Any) -> Any:
         return traced_class(chosen)
     except Exception as error:
         name = type.__repr__(chosen if isinstance(chosen, type) else type(chosen))
-        logger.warning("schedtrace: not recording, {} could not be wrapped: {}", name, described(error))
+        logger.warning("schedtrace: not recording, {} could not be wrapped: {}", name, error_text(error))
         return chosen
 
 
@@ -216,17 +217,17 @@ def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type
     """Return the traced class; each marked copy of ``schedule()`` precedes its original in the MRO."""
     own = [] if any(base is marked.__base__ for marked in instrumented.classes) else [base]
 
-    def body(namespace: dict[str, Any]) -> None:
+    def fill_namespace(namespace: dict[str, Any]) -> None:
         namespace["__module__"] = __name__
         namespace["__doc__"] = f"{base.__module__}.{base.__qualname__}, recorded by schedtrace."
         namespace["_schedtrace_instrumented"] = instrumented
         namespace[PLAIN] = base
 
     bases = (*hooks, *own, *instrumented.classes)
-    return types.new_class(f"Traced{base.__name__}", bases, exec_body=body)
+    return types.new_class(f"Traced{base.__name__}", bases, exec_body=fill_namespace)
 
 
-def traced_scheduler(**kwargs: Any) -> Any:
+def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:
     """Build the scheduler of ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, without plugins.
 
     Chooses between vLLM's ``AsyncScheduler`` and ``Scheduler`` as vLLM does without ``--scheduler-cls``
@@ -234,11 +235,12 @@ def traced_scheduler(**kwargs: Any) -> Any:
     plugin path the user's own class is kept; with this one it cannot be, since the option is taken.
     """
     if switches.is_switched_off():
-        return _chosen_without_option(kwargs["vllm_config"].scheduler_config)(**kwargs)
+        return _chosen_without_option(vllm_config.scheduler_config)(vllm_config=vllm_config, **kwargs)
     if not settings.enabled():
         os.environ[settings.DIR] = "logs"
         logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")
-    return traced_or_plain(_chosen_without_option(kwargs["vllm_config"].scheduler_config))(**kwargs)
+    traced = traced_or_plain(_chosen_without_option(vllm_config.scheduler_config))
+    return traced(vllm_config=vllm_config, **kwargs)
 
 
 def _chosen_without_option(config: Any) -> Any:
@@ -263,7 +265,7 @@ def open_recorder(scheduler: Any) -> None:
         recorder = prepared_recorder(scheduler, type(scheduler), from_environment())
         RECORDERS.put(scheduler, recorder)
     except Exception as error:
-        logger.warning("schedtrace: not recording: {}", described(error))
+        logger.warning("schedtrace: not recording: {}", error_text(error))
         return
     writer = recorder.writer
     if os.environ.get(settings.DIR):

@@ -97,14 +97,14 @@ class KvLoads:
         """Number of requests that wait for a load; None without a connector."""
         return len(self._parked) if self.used else None
 
-    def begun(self, scheduler: Any, events: list[Event], at_us: int) -> None:
+    def note_begun(self, scheduler: Any, events: list[Event], at_us: int) -> None:
         """Note the loads that a ``schedule()`` started, by its marks."""
         for event in events:
             if Cause.KV_LOAD_STARTED in SITES[event.site].causes:
                 self._parked.add(event.request_id)
                 self._note(scheduler, event.request_id, "begun", at_us)
 
-    def ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
+    def note_ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
         """Note those that vLLM is told of: ``KVConnectorOutput.finished_recving``."""
         for request_id in arrived if isinstance(arrived, set | frozenset | list | tuple) else ():
             self._parked.discard(request_id)
@@ -112,11 +112,11 @@ class KvLoads:
                 scheduler, request_id, "failed" if _failed(scheduler, request_id) else "arrived", at_us
             )
 
-    def leaves(self, request_id: str) -> None:
+    def drop_load(self, request_id: str) -> None:
         """Note that a request is done, whatever became of its load."""
         self._parked.discard(request_id)
 
-    def take(self) -> list[KvLoad]:
+    def new_events(self) -> list[KvLoad]:
         """Return the loads noted since the last call."""
         taken, self._events = self._events, []
         return taken
@@ -178,7 +178,7 @@ class StateReader:
         """Block hashes that the prefix cache knows; None without prefix caching."""
         return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
 
-    def read(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
+    def state_after_schedule(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
         """Return the values right after ``schedule()``.
 
         Args:
@@ -237,17 +237,17 @@ class SchedulerFacts:
         if hasattr(engine, "current_wave") and hasattr(engine, "step_counter"):
             self._reader.engine = engine
 
-    def arrival(self, request: Any) -> dict[str, Any]:
+    def arrival_fields(self, request: Any) -> dict[str, Any]:
         """Return the fields of an ``Arrival``, before the request enters the queue."""
-        facts = arrival_facts.requested(request) | self.inputs.arrival(request.request_id)
+        facts = arrival_facts.requested(request) | self.inputs.input_times(request.request_id)
         if (place_and_parent := arrival_facts.sibling(request.request_id, self.salt)) is not None:
             facts["sibling_index"], facts["parent"] = place_and_parent
         return facts
 
-    def leaves(self, finish: Finish) -> None:
+    def add_finish_facts(self, finish: Finish) -> None:
         """Note that a request is done."""
         finish.abort_us = self.inputs.abort_us(finish.request_id)
-        self.kv_loads.leaves(finish.request_id)
+        self.kv_loads.drop_load(finish.request_id)
         if finish.request_id == self._refused:
             self._refused = None
 
@@ -259,20 +259,20 @@ class SchedulerFacts:
         if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
-    def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Event]) -> None:
+    def note_step(self, capture: Capture, scheduler: Any, output: Any, events: list[Event]) -> None:
         """Note the events of the call that just ended and of the time before it; mostly none."""
-        state = self._reader.read(
+        state = self._reader.state_after_schedule(
             capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled
         )
         if state != self._state:
             self._state = state
         capture.state = self._state
         new, loads = output.scheduled_new_reqs, self.kv_loads
-        if not (new or self._refusals or loads.used or self.inputs.compiled):
+        if not (new or self._refusals or loads.used or self.inputs.has_grammars):
             return
         if loads.used:
-            loads.begun(scheduler, events, self._us(capture.end_ns))
+            loads.note_begun(scheduler, events, self._us(capture.end_ns))
         refusals, self._refusals = self._refusals, []
         capture.happened = Happened(
-            admissions(scheduler, new) if new else [], refusals, loads.take(), self.inputs.grammars()
+            admissions(scheduler, new) if new else [], refusals, loads.new_events(), self.inputs.grammars()
         )

@@ -67,12 +67,12 @@ def unwrap_worker() -> None:
         del wrapper.sample_tokens
 
 
-def _reach_through(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _reach_through(self: Any, *args: object, **kwargs: object) -> Any:
     """Call the wrapped worker's method, as ``WorkerWrapperBase.__getattr__`` does."""
     return self.worker.sample_tokens(*args, **kwargs)
 
 
-def _execute_model(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def _execute_model(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
     began_ns = time.monotonic_ns()
     output = original(worker, *args, **kwargs)
     if output is None:  # sampling is another call
@@ -82,7 +82,7 @@ def _execute_model(original: Method, worker: Any, *args: Any, **kwargs: Any) -> 
     return output
 
 
-def _sample_tokens(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def _sample_tokens(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
     output = original(worker, *args, **kwargs)
     began_ns = _BEGAN.get(worker)
     if began_ns is not None and output is not None:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from schedtrace.model.printable import described, json_of
+from schedtrace.model.printable import error_text, json_of
 from schedtrace.model.trace import (
     AnyLine,
     Arrival,
@@ -143,11 +143,11 @@ class Writer:
         """Each exit of the latest step that was put together, some 0.2 s ago."""
         return one_by_one(self._assembler.latest_exits)
 
-    def note_present(self, were: PresentRequests) -> None:
+    def put_present(self, were: PresentRequests) -> None:
         """Hand over who was there, before the first step (engine's thread)."""
         self._pending.append(were)
 
-    def put(self, capture: Capture) -> bool:
+    def put_step(self, capture: Capture) -> bool:
         """Hand over one step (engine's thread); False: it is dropped, and the next one must stand alone."""
         self._steps += 1
         if len(self._pending) < MAX_PENDING:
@@ -165,7 +165,7 @@ class Writer:
         self._dropped += 1
         latest = next(iter(_drain(self._dropping)), None) or Dropped()
         for arrival in latest.add(capture):
-            self.prefixes.forget(arrival.request_id)
+            self.prefixes.drop_prompt(arrival.request_id)
         self._dropping.append(latest)
         return False
 
@@ -192,13 +192,13 @@ class Writer:
 
     def describe(self, error: BaseException) -> str:
         """Return an error for log and trace; only its kind where ids are hidden: its text may hold one."""
-        return type(error).__name__ if self.hash_ids else described(error)
+        return type(error).__name__ if self.hash_ids else error_text(error)
 
     def notice(self, message: str) -> None:
         """Have a notice written."""
         self._notices.append(message)
 
-    def stalled(self, seen: Stalled) -> None:
+    def put_stall(self, seen: Stalled) -> None:
         """Have a stall written.
 
         Args:
@@ -216,7 +216,7 @@ class Writer:
             self._stopped = why, time.monotonic_ns(), self._assembler.progress.next_step
 
     @property
-    def stopped(self) -> str | None:
+    def incomplete_reason(self) -> str | None:
         """Why the trace is not whole and what it lacks, in a sentence; None: it is, as far as is known."""
         if self._stopped is not None:
             why, at_ns, step = self._stopped
@@ -260,7 +260,7 @@ class Writer:
             self._give_up(error)
         self.working = False
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Give up the file in a forked child: it is the parent's, and nothing is written any more."""
         self.working = False
         self._closing = threading.Event()
@@ -273,7 +273,7 @@ class Writer:
             while not self._closing.wait(DRAIN_EVERY_S):
                 self._work(last=False)
                 if self.flight is not None:
-                    self.flight.answer(self._end)
+                    self.flight.write_snapshots(self._end)
         except BaseException as error:  # this thread may not end without a word
             self._give_up(error)
         finally:
@@ -305,7 +305,7 @@ class Writer:
             if result is None:
                 self._early.append(capture)
             self._pending.popleft()
-            line = self._assembler.step(capture, result)
+            line = self._assembler.step_line(capture, result)
             lines.append(line)
             size += 1 if isinstance(line, dict) else len(capture.ids)
             if size > WRITE_AFTER_ROWS:
@@ -346,7 +346,7 @@ class Writer:
             return []
         lines: list[AnyLine] = [self._assembler.dropped(dropped) for dropped in _drain(self._dropping)]
         if self._anything():
-            lines.append(self._assembler.between_steps(self.take_events(), self._now_us()))
+            lines.append(self._assembler.events_line(self.take_events(), self._now_us()))
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
@@ -364,7 +364,7 @@ class Writer:
         Raises:
             OSError: there can be no other file.
         """
-        why: Begins | None = self._output.begins()
+        why: Begins | None = self._output.new_file_reason()
         if why is None:
             return
         first, at_us, present = self._assembler.begin_anew()
@@ -406,7 +406,7 @@ _writers: WeakSet[Writer] = WeakSet()
 
 def _disown() -> None:
     for writer in list(_writers):
-        writer.disown()
+        writer.abandon()
 
 
 os.register_at_fork(after_in_child=_disown)

@@ -10,7 +10,7 @@ CPU_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 """Sizes the cache of a CPU, and is none of a GPU that is simulated."""
 
 
-def stand_in() -> None:
+def provide_platform() -> None:
     """Give vLLM a platform if it finds none: without one it configures nothing."""
     if not platforms.resolve_current_platform_cls_qualname().endswith(".UnspecifiedPlatform"):
         return
@@ -26,13 +26,13 @@ def stand_in() -> None:
     platforms._current_platform = WithoutKernels()  # noqa: SLF001  # 0.10 has no other way to set it
 
 
-def is_cpu() -> bool:
+def platform_is_cpu() -> bool:
     """Return whether vLLM's platform is a CPU's, of its own or as a stand-in."""
     is_cpu_platform: bool = platforms.current_platform.is_cpu()
     return is_cpu_platform
 
 
-stand_in()
+provide_platform()
 
 from schedtrace.simulate.clock import VirtualClock  # noqa: E402  # vLLM must know the platform first
 from schedtrace.simulate.driver import Driver  # noqa: E402  # vLLM must know the platform first

@@ -118,7 +118,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
     parent: Any = plain
 
     class Timed(parent):  # type: ignore[misc]  # a class at run time
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
             self._schedtrace_scheduled: deque[Batch] = deque()
             self.schedtrace_steps = self.schedtrace_updates = 0
@@ -131,7 +131,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
             self._schedtrace_scheduled.append(batch)
             clock.advance(times.schedule_us(batch))
 
-        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        def update_from_output(self, *args: object, **kwargs: object) -> Any:
             outputs = super().update_from_output(*args, **kwargs)
             self.schedtrace_updates += 1
             clock.advance(times.update_us(self._schedtrace_scheduled.popleft()))

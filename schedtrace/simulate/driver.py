@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from vllm import SamplingParams
@@ -45,9 +45,11 @@ def kv_cache_groups(config: Any) -> list[Any]:
     return [KVCacheGroupSpec(["layer"], _spec(FullAttentionSpec, config.cache_config.block_size))]
 
 
-def _spec(kind: type, block_size: int, **fields: Any) -> Any:
+def _spec(kind: type, block_size: int, sliding_window: int | None = None) -> Any:
     shape = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16, "use_mla": False}
-    return kind(block_size=block_size, **releases.supported_arguments(kind, {**shape, **fields}))
+    if kind is SlidingWindowSpec:
+        shape["sliding_window"] = sliding_window
+    return kind(block_size=block_size, **releases.supported_arguments(kind, shape))
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
@@ -64,29 +66,65 @@ def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
     return releases.supported_arguments(Scheduler.__init__, arguments)
 
 
+class RequestArguments(TypedDict, total=False):
+    """Arguments of vLLM's ``Request``, as far as its release has them."""
+
+    arrival_time: float
+    """Time at which the front end took it in, in seconds."""
+    priority: int
+    client_index: int
+    cache_salt: str
+    lora_request: Any
+    mm_features: Any
+    prompt_embeds: Any
+    resumable: bool
+    """Whether it is a streaming session, whose client may send more."""
+
+
+class SampledArguments(RequestArguments, total=False):
+    """Arguments of a request and of its sampling."""
+
+    stop_at: int | None
+    """Output token at which it stops early."""
+    structured_outputs: Any
+    """Argument of ``SamplingParams``."""
+
+
+class RequestOptions(SampledArguments, total=False):
+    """Options of a made-up request."""
+
+    shared: int
+    """Number of the prompt's first tokens that are the same in all requests."""
+    text: int | None
+    """A number: requests with the same one have the same tokens."""
+
+
 def make_request(
-    request_id: str, tokens: list[int], max_tokens: int, stop_token: int, hasher: Any, **options: Any
+    request_id: str,
+    tokens: list[int],
+    max_tokens: int,
+    stop_token: int,
+    hasher: Any,
+    *,
+    stop_at: int | None = None,
+    structured_outputs: Any = None,
+    **arguments: Unpack[RequestArguments],
 ) -> Any:
     """Make vLLM's ``Request``."""
     params = SamplingParams(
         max_tokens=max_tokens,
         ignore_eos=True,
         stop_token_ids=[stop_token],
-        extra_args={STOP_AT: options.pop("stop_at", None)},
-        **releases.structured(options.pop("structured_outputs", None)),
+        extra_args={STOP_AT: stop_at},
+        **releases.structured(structured_outputs),
     )
-    arguments = {**_NOTHING, "block_hasher": hasher, **releases.structured_request(params), **options}
+    available = {**_NOTHING, "block_hasher": hasher, **releases.structured_request(params), **arguments}
     return Request(
         request_id,
         tokens,
         sampling_params=params,
-        **releases.supported_arguments(Request.__init__, arguments),
+        **releases.supported_arguments(Request.__init__, available),
     )
-
-
-def block_hasher(config: Any) -> Any:
-    """Return what hashes a request's full blocks, for prefix caching."""
-    return releases.block_hasher(config.cache_config.block_size)
 
 
 def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
@@ -103,8 +141,7 @@ def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
         if kind is None:
             msg = f"the model has {group.kind} layers, whose KV cache cannot be simulated yet"
             raise UsageError(msg)
-        window = {"sliding_window": group.window} if group.kind == "SlidingWindow" else {}
-        spec = _spec(kind, group.block_size or block_size, **window)
+        spec = _spec(kind, group.block_size or block_size, group.window)
         built.append(KVCacheGroupSpec([f"layer.{number}"], spec))
     return built
 
@@ -147,7 +184,7 @@ class Engine:
         self.requests: dict[str, Any] = {}
         """Every request ever added, as vLLM's ``Request``."""
         caching = self.config.cache_config.enable_prefix_caching
-        self._hasher = block_hasher(self.config) if caching else None
+        self._hasher = releases.block_hasher(self.config.cache_config.block_size) if caching else None
         self._texts = itertools.count()
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
@@ -161,28 +198,32 @@ class Engine:
         max_tokens: int = 4,
         *,
         shared: int = 0,
-        **options: Any,
+        text: int | None = None,
+        **options: Unpack[SampledArguments],
     ) -> Any:
-        """Make vLLM's ``Request``; ``options`` are further arguments of it, or ``structured_outputs``.
+        """Make vLLM's ``Request``.
 
         Args:
             request_id: Any string.
             prompt: Its tokens, or how many.
             max_tokens: Output tokens at most.
             shared: How many of the prompt's first tokens are the same in all requests.
-            options: ``stop_at`` (output token at which it stops early), ``text`` (a number: requests with
-                the same one have the same tokens), ``structured_outputs`` (for ``SamplingParams``), or
-                arguments of ``Request``: ``priority``, ``lora_request``, ...
+            text: A number: requests with the same one have the same tokens.
+            options: Its other arguments.
         """
-        number = options.pop("text", None)
-        if number is None:
-            number = next(self._texts)
+        number = next(self._texts) if text is None else text
         if isinstance(prompt, int):
             prompt = [100] * shared + [101 + number % 1800] * (prompt - shared)
         options.setdefault("arrival_time", time.time())
         return make_request(request_id, prompt, max_tokens, STOP_TOKEN, self._hasher, **options)
 
-    def add(self, request_id: str, prompt: int | list[int] = 10, max_tokens: int = 4, **options: Any) -> Any:
+    def add(
+        self,
+        request_id: str,
+        prompt: int | list[int] = 10,
+        max_tokens: int = 4,
+        **options: Unpack[RequestOptions],
+    ) -> Any:
         """Put a request (see ``make_request``) into the waiting queue; returns it."""
         return self.enqueue(self.make_request(request_id, prompt, max_tokens, **options))
 

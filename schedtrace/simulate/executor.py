@@ -150,7 +150,7 @@ class Ran(NamedTuple):
     began_us: float
     ended_us: float
 
-    def note(self, output: Any) -> None:
+    def put_on_output(self, output: Any) -> None:
         """Put it on vLLM's ``ModelRunnerOutput``, where the recorder looks for a worker's times."""
         setattr(output, EXECUTION, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
 
@@ -221,7 +221,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
         """Return the output of a batch that begins as soon as the device is free."""
         ran = self._pipeline.run(now_us, self._times.device_us(batch))
-        ran.note(output)
+        ran.put_on_output(output)
         return _At(self._clock, ran.ended_us, output)
 
     def _empty(self, now_us: float) -> Future[Any]:

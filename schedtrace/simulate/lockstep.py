@@ -18,8 +18,8 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from schedtrace.errors import UsageError
 from schedtrace.record.clocks import clock_id
 from schedtrace.simulate.clock import NEVER
-from schedtrace.simulate.executor import DUMMY, EngineClock, Pipeline, Ran, SimulatedExecutor
-from schedtrace.step_times.batch import Batch
+from schedtrace.simulate.executor import DUMMY, EngineClock, ModelRunner, Pipeline, Ran, SimulatedExecutor
+from schedtrace.step_times.batch import Batch, StepTimes
 
 
 class LockstepRank(Protocol):
@@ -81,7 +81,7 @@ class RankGroup:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
+    def gather_values(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
         """Return every rank's value, in the order of ranks, ``us`` after the last one is there."""
         meeting = self._meeting
         if meeting.join(rank, value):
@@ -136,14 +136,26 @@ class LockstepExecutor(SimulatedExecutor):
     """The device of one rank, which computes with those of the others.
 
     Args:
+        vllm_config: vLLM's.
         rank: Whose it is.
         device: Of all ranks.
-        options: As ``SimulatedExecutor``.
+        clock: As ``SimulatedExecutor``, like ``times`` and ``model_runner``.
+        times: How long a batch takes.
+        model_runner: Makes up the tokens.
     """
 
-    def __init__(self, *args: Any, rank: LockstepRank, device: Device, **options: Any) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        *,
+        rank: LockstepRank,
+        device: Device,
+        clock: EngineClock,
+        times: StepTimes,
+        model_runner: ModelRunner,
+    ) -> None:
         self._rank, self._device = rank, device
-        super().__init__(*args, **options)
+        super().__init__(vllm_config, clock=clock, times=times, model_runner=model_runner)
 
     def execute_dummy_batch(self) -> None:
         """Run a batch of one token with the other ranks' batches."""
@@ -175,7 +187,7 @@ class _Joint(Future[Any]):
             self._rank.wait(NEVER)
         self._rank.wait(self._forward.ran.ended_us)
         if self._output is not None:
-            self._forward.ran.note(self._output)
+            self._forward.ran.put_on_output(self._output)
         return self._output
 
 
@@ -211,14 +223,12 @@ class CommonPasses:
         Args:
             device_us: What it would take alone.
         """
-        return self._thread.submit(self._meet, self._clock.now_us, device_us)
+        ready_us = self._clock.now_us
+        return self._thread.submit(lambda: self._pipeline.run(*self._largest(ready_us, device_us)))
 
     def close(self) -> None:
         """End the engine; forget the batches that other ranks do not launch any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _meet(self, ready_us: float, device_us: float) -> Ran:
-        return self._pipeline.run(*self._largest(ready_us, device_us))
 
     def _largest(self, *values: float) -> list[float]:
         """Return the largest of each value over all ranks."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vllm.lora.request import LoRARequest
 
 from schedtrace.errors import UsageError
+from schedtrace.simulate.driver import RequestOptions
 from schedtrace.simulate.simulation import TimedEngine, VirtualEngines
 from schedtrace.workloads.closed_loop import ClosedLoop
 from schedtrace.workloads.prefixes import token_ids
@@ -118,7 +119,7 @@ class Player:
         if request.prompt_tokens >= engine.max_model_len:
             self._played.refused.append(request.request_id)
             return False
-        options: dict[str, Any] = {}
+        options: RequestOptions = {"stop_at": request.output_tokens, "priority": request.priority}
         if request.lora is not None:
             number = self._loras.setdefault(request.lora, len(self._loras) + 1)
             options["lora_request"] = LoRARequest(request.lora, number, request.lora)
@@ -131,15 +132,13 @@ class Player:
             request.max_tokens or request.output_tokens,
             rank=None if self._routed else _rank(request, len(engine.ranks)),
             front_end_us=at_us - sent_us,  # equal priorities go by arrival
-            stop_at=request.output_tokens,
-            priority=request.priority,
             **options,
         )
         return True
 
     def _forget(self, request_id: str) -> None:
         self._ended(request_id)
-        self._engine.forget(request_id)
+        self._engine.drop_request(request_id)
         for of_requests in (self._acceptance, self._owed):
             of_requests.pop(request_id, None)
 

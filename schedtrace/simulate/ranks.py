@@ -64,7 +64,7 @@ class Turns:
             error, self._error = self._error, None
             raise error
 
-    def pause(self) -> None:
+    def yield_turn(self) -> None:
         """Give the turn back, and return when it comes again; called by the function.
 
         Raises:
@@ -75,7 +75,7 @@ class Turns:
         if self._stopping:
             raise TurnsStopped
 
-    def stop(self) -> None:
+    def end_turns(self) -> None:
         """End it where it has paused."""
         if self.ended or self._thread.ident is None:
             return
@@ -129,7 +129,7 @@ class Rank(TimedEngine):
         self._updates = 0
         super().__init__(around.clock, wrap, times, rank=number, **options)
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
-        self.stop = self._turns.stop
+        self.stop = self._turns.end_turns
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
         arguments: dict[str, Any] = {"clock": self, "times": self._times, "model_runner": self.model_runner}
@@ -141,9 +141,9 @@ class Rank(TimedEngine):
         return self.core.scheduler
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
-        """Return every rank's value (``RankGroup.gather``): to vLLM a lock-step rank is its process group."""
+        """Return every rank's value: to vLLM a lock-step rank is its process group (``RankGroup``)."""
         assert self._together is not None  # noqa: S101  # nobody else asks
-        return self._together[1].gather(self, value, us)
+        return self._together[1].gather_values(self, value, us)
 
     @property
     def now_us(self) -> float:
@@ -159,7 +159,7 @@ class Rank(TimedEngine):
         """Let others run until a moment; no time, if it is over."""
         self.reached_us = self.clock.now_us
         self.wake_us = max(us, self.reached_us)
-        self._turns.pause()
+        self._turns.yield_turn()
 
     until = wait
 

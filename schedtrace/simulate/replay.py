@@ -28,7 +28,7 @@ from schedtrace.workloads.workload import LoadRequest, Workload
 BETWEEN_TRIALS_US = 1000.0
 
 
-def play(
+def play_loads(
     loads: Iterable[Workload],
     options: Mapping[str, Any],
     times: StepTimes,

@@ -32,7 +32,7 @@ class Router:
         self._sums = [0] * ranks
         self._of: dict[str, tuple[int, int]] = {}
 
-    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:
+    def choose_rank(self, request_id: str, tokens: int, rank: int | None = None) -> int:
         """Return the rank, from 0, that a request goes to.
 
         Args:
@@ -94,7 +94,7 @@ class Vllm(Router):
             client_index=0,
         )
 
-    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002  # of the protocol
+    def choose_rank(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002  # of the protocol
         """Choose a rank as vLLM does."""
         request = SimpleNamespace(
             request_id=request_id, data_parallel_rank=rank, pooling_params=None, resumable=False
@@ -163,7 +163,7 @@ class VirtualFrontEnd:
     def add(self, request: Any, tokens: int, rank: int | None) -> int:
         """Send a request to a rank, chosen if None is given; returns it."""
         request_id = request.request_id
-        chosen = self._router.choose(request_id, tokens, rank)
+        chosen = self._router.choose_rank(request_id, tokens, rank)
         self.rank_of[request_id] = chosen
         self._send(chosen, EngineCoreRequestType.ADD, (request, self.wave))
         if self._lockstep and not self.running:

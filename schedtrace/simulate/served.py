@@ -16,8 +16,8 @@ from vllm.v1 import kv_cache_interface
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from schedtrace.errors import UsageError
-from schedtrace.record.header import engine_rank
-from schedtrace.simulate import CPU_CACHE_SPACE, is_cpu, releases
+from schedtrace.record.header import data_parallel_rank
+from schedtrace.simulate import CPU_CACHE_SPACE, platform_is_cpu, releases
 from schedtrace.simulate.clock import MachineClock
 from schedtrace.simulate.executor import DUMMY, EngineClock, ModelRunner, Ran, SimulatedExecutor
 from schedtrace.simulate.lockstep import CommonPasses
@@ -129,15 +129,15 @@ class ServedExecutor(SimulatedExecutor):
         self._loras: set[int] = set()
         self._specs = kv_cache_specs(vllm_config)
         parallel = vllm_config.parallel_config
-        rank = engine_rank(parallel)
+        rank = data_parallel_rank(parallel)
         device = msgspec.structs.replace(self._device, seed=self._device.seed + rank)  # ranks scatter apart
         times = device.times(
             vllm_config.model_config.model, parallel.tensor_parallel_size, kv_dtype(vllm_config)
         )
-        vllm_config.additional_config[KEY]["device"] = self._device.name()  # the recorder reads it
+        vllm_config.additional_config[KEY]["device"] = self._device.trace_name()  # the recorder reads it
         if self._device.async_scheduling is not None:  # decides the scheduler's class, made after this
             vllm_config.scheduler_config.async_scheduling = self._device.async_scheduling
-        logger.info("schedtrace: {}, nothing is computed. {}", self._device.name(), times.description)
+        logger.info("schedtrace: {}, nothing is computed. {}", self._device.trace_name(), times.description)
         clock = MachineClock()
         self._common = None
         if parallel.data_parallel_size > 1:  # of a dense model's ranks each has 1 (vLLM 0.14 and newer)
@@ -182,9 +182,9 @@ class ServedExecutor(SimulatedExecutor):
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
         kv_bytes = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
-        if kv_bytes and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
+        if kv_bytes and not (platform_is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
             return [kv_bytes] * len(self._specs)
-        blocks = cache.num_gpu_blocks_override or self._device.blocks(
+        blocks = cache.num_gpu_blocks_override or self._device.kv_blocks(
             config.model_config.model,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
             tensor_parallel_size=parallel.tensor_parallel_size,
@@ -205,7 +205,13 @@ class ServedExecutor(SimulatedExecutor):
         """Do nothing: there is nothing to compile."""
 
     def collective_rpc(
-        self, method: Any, timeout: Any = None, args: Any = (), *_: Any, non_block: bool = False, **__: Any
+        self,
+        method: Any,
+        timeout: Any = None,
+        args: Any = (),
+        *_: object,
+        non_block: bool = False,
+        **__: object,
     ) -> Any:
         """Return workers' answers: about adapters and tasks; ``None`` for orders that concern a device."""
         del timeout  # nothing takes time
@@ -241,7 +247,7 @@ class _InCommon(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ARG002  # vLLM gives none
         ran = self._ran.result()
-        ran.note(self._output)
+        ran.put_on_output(self._output)
         self._clock.until(ran.ended_us)
         return self._output
 

@@ -7,13 +7,13 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from schedtrace.balance import balanced
 from schedtrace.record.engine_hooks import INPUTS
 from schedtrace.simulate.clock import NEVER, VirtualClock, timed
 from schedtrace.simulate.core import make_core
-from schedtrace.simulate.driver import Engine
+from schedtrace.simulate.driver import Engine, RequestOptions
 from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
@@ -55,12 +55,12 @@ class TimedEngine(Engine):
     ) -> None:
         self.clock, self._times = clock, times
 
-        def wrapped(plain: type) -> type:
+        def timed_class(plain: type) -> type:
             chosen = balanced(plain) if balance_ranks else plain
             of_time = timed(chosen, clock, times, lambda output: self.model_runner.execute(output)[0])
             return wrap(of_time) if wrap else of_time
 
-        super().__init__(wrapped, **options)
+        super().__init__(timed_class, **options)
 
     @property
     def steps(self) -> int:
@@ -76,7 +76,7 @@ class TimedEngine(Engine):
         """Record that the input thread has made a request of what a client sent."""
         if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
-                inputs.prepared(request, self.clock.monotonic_ns())
+                inputs.note_prepared(request, self.clock.monotonic_ns())
 
 
 class Feed(Protocol):
@@ -126,10 +126,12 @@ class VirtualEngines(ABC):
         self,
         us: float,
         request_id: str,
-        *args: Any,
+        prompt: int | list[int] = 10,
+        max_tokens: int = 4,
+        *,
         rank: int | None = None,
         front_end_us: float = 0.0,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> None:
         """Make a request reach an engine's input queue.
 
@@ -138,15 +140,16 @@ class VirtualEngines(ABC):
         Args:
             us: When.
             request_id: Any string.
-            args: Of ``Engine.make_request``: its prompt and ``max_tokens``.
+            prompt: Its tokens, or how many.
+            max_tokens: Output tokens at most.
             rank: Which one; None: the router chooses then.
             front_end_us: The client sent it so long before.
-            options: Of ``Engine.make_request``.
+            options: Of ``Engine.make_request``; its arrival time follows from ``us`` and ``front_end_us``.
         """
+        options["arrival_time"] = (us - front_end_us) / 1e6
 
         def arrives() -> None:
-            arrival_s = (us - front_end_us) / 1e6
-            request = self.ranks[0].make_request(request_id, *args, arrival_time=arrival_s, **options)
+            request = self.ranks[0].make_request(request_id, prompt, max_tokens, **options)
             if request.num_prompt_tokens < self.max_model_len:
                 self._enter(us, request, rank)
 
@@ -156,7 +159,7 @@ class VirtualEngines(ABC):
         """Make a request arrive at that time."""
         self.at(us, arrives)
 
-    def forget(self, request_id: str) -> None:
+    def drop_request(self, request_id: str) -> None:
         """Keep nothing of a request that is done."""
         for rank in self.ranks:
             rank.requests.pop(request_id, None)

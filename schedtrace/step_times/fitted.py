@@ -74,9 +74,9 @@ class Fitted:
         """Return the cost of gathering, as recorded all-reduces have it (``fitting.gathering_us``)."""
         return self.fit.gathering_us
 
-    def outside(self, batch: Batch) -> bool:
+    def extrapolates(self, batch: Batch) -> bool:
         """Return whether a batch lies outside what was recorded: its device time is extrapolated."""
-        return bool(batch.tokens) and self.fit.device.outside(_device_columns(batch))
+        return bool(batch.tokens) and self.fit.device.is_outside_fit(_device_columns(batch))
 
     @cached_property
     def most_tokens(self) -> float:
@@ -223,7 +223,7 @@ class Counted:
         """Return the time of execution in the worker, in microseconds."""
         factor = self._noise[self.steps % len(self._noise)]
         self.steps += 1
-        self.outside += self._fitted.outside(batch)
+        self.outside += self._fitted.extrapolates(batch)
         self.larger += batch.batch_tokens > self._fitted.most_tokens
         return factor * self._device_us(batch)
 

@@ -6,6 +6,7 @@ A model takes so much of it, and KV cache blocks take the rest. All figures are 
 
 import re
 from dataclasses import dataclass
+from typing import TypedDict
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.shapes import DTYPE_BYTES, Shape
@@ -147,6 +148,17 @@ def activation_bytes(shape: Shape, max_num_batched_tokens: int, max_num_seqs: in
     width = LIVE_HIDDEN * shape.hidden + LIVE_INTERMEDIATE * wide / tp
     logits = max_num_seqs * shape.vocab * LOGITS_BYTES
     return max_num_batched_tokens * width * dtype_bytes(shape.dtype) + logits
+
+
+class CacheOptions(TypedDict, total=False):
+    """Options of ``kv_cache_blocks``."""
+
+    tensor_parallel_size: int
+    block_size: int
+    gpu_memory_utilization: float
+    kv_dtype: str | None
+    max_num_batched_tokens: int
+    max_num_seqs: int
 
 
 def kv_cache_blocks(

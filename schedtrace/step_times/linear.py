@@ -59,7 +59,7 @@ class Linear(msgspec.Struct, frozen=True):
         """Return the microseconds that a step with these columns takes."""
         return self.base_us + sum(factor * values[name] for name, factor in self.factors.items())
 
-    def outside(self, values: dict[str, float]) -> bool:
+    def is_outside_fit(self, values: dict[str, float]) -> bool:
         """Return whether a step lies outside what was recorded: a range, or a relation that hides a cost."""
         for name, (least, most) in self.ranges.items():
             slack = SLACK_FRAC * (most - least)
@@ -160,9 +160,9 @@ class Larger(msgspec.Struct, frozen=True):
         """Return the microseconds that a step with these columns takes."""
         return max(part.us(values) for part in self.parts)
 
-    def outside(self, values: dict[str, float]) -> bool:
+    def is_outside_fit(self, values: dict[str, float]) -> bool:
         """Return whether a step lies outside what was recorded of the part that sets its time."""
-        return max(self.parts, key=lambda part: part.us(values)).outside(values)
+        return max(self.parts, key=lambda part: part.us(values)).is_outside_fit(values)
 
     def expr(self) -> pl.Expr:
         """Return the microseconds that rows with these columns take."""

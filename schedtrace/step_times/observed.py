@@ -143,12 +143,14 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
     queued = timeline.arrivals.select(pl.col("queued_us").cast(pl.Int64)).sort("queued_us")
     queued = queued.with_row_index("arrived", 1).with_columns(pl.col("arrived").cast(pl.Int64))
 
-    def until(moment: str) -> pl.Series:
+    def arrived_before(moment: str) -> pl.Series:
         moments = gaps.select(pl.col(moment).cast(pl.Int64))
         return moments.join_asof(queued, left_on=moment, right_on="queued_us")["arrived"].fill_null(0)
 
     return (
-        gaps.with_columns(arrivals=until("end_us") - until("begin_us"), idle_us=overlap_us(gaps, idle))
+        gaps.with_columns(
+            arrivals=arrived_before("end_us") - arrived_before("begin_us"), idle_us=overlap_us(gaps, idle)
+        )
         .filter(pl.col("idle_us") == 0)
         .select("step", "arrivals", gap_us=pl.col("end_us") - pl.col("begin_us"))
     )

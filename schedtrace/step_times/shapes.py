@@ -263,7 +263,7 @@ def shape_folder(shape: Shape) -> Path:
     Args:
         shape: One of ``SHAPES``.
     """
-    content = (json.dumps(config_of(shape), indent=2) + "\n").encode()
+    content = (json.dumps(hf_config(shape), indent=2) + "\n").encode()
     try:
         folder = safe_files.user_cache() / "models" / shape.name
         file = folder / "config.json"
@@ -277,7 +277,7 @@ def shape_folder(shape: Shape) -> Path:
     return folder
 
 
-def config_of(shape: Shape) -> dict[str, Any]:
+def hf_config(shape: Shape) -> dict[str, Any]:
     """Return the ``config.json`` that ``transformers`` and vLLM need for a shape of the table.
 
     The weights' quantization is left out: no weight is loaded, and vLLM's CPU build refuses FP8.

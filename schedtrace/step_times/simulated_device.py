@@ -8,13 +8,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import msgspec
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch, StepTimes
-from schedtrace.step_times.gpus import GPUS, Gpu, gpu, kv_cache_blocks
+from schedtrace.step_times.gpus import GPUS, CacheOptions, Gpu, gpu, kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import Shape, shape
 
@@ -94,7 +94,7 @@ class SimulatedDevice(
         """
         return None if self.gpu is None else gpu(self.gpu)
 
-    def fit(self) -> "Fitted | None":
+    def saved_times(self) -> "Fitted | None":
         """Return the saved step times, if they are set.
 
         Raises:
@@ -106,14 +106,14 @@ class SimulatedDevice(
 
         return load(Path(self.step_times))
 
-    def name(self) -> str:
+    def trace_name(self) -> str:
         """Return the device's name in traces.
 
         Raises:
             UsageError: unknown, or none given.
             InputError: no such file.
         """
-        fitted = self.fit()
+        fitted = self.saved_times()
         if self.gpu is None and fitted is not None:
             return f"simulated {fitted.fit.source.device.removeprefix('simulated ')}"
         return f"simulated NVIDIA {self._required_gpu().name}"
@@ -130,12 +130,14 @@ class SimulatedDevice(
             UsageError: unknown GPU, model or type, or none given.
             InputError: no such file, or a model's folder that cannot be read.
         """
-        times: StepTimes | None = self.fit()
+        times: StepTimes | None = self.saved_times()
         if times is None:
             times = Roofline(shape(model), self._required_gpu(), tensor_parallel_size, kv_dtype)
         return Noisy(times, self.noise, self.seed) if self.noise else times
 
-    def blocks(self, model: str, *, pipeline_parallel_size: int = 1, **options: Any) -> int:
+    def kv_blocks(
+        self, model: str, *, pipeline_parallel_size: int = 1, **options: Unpack[CacheOptions]
+    ) -> int:
         """Return the number of KV cache blocks in the GPU's memory.
 
         Args:

@@ -41,7 +41,7 @@ HOLDERS_SCHEMA = {
 }
 
 
-def idle_holders(frames: EngineFrames) -> pl.DataFrame:
+def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
     """Return one row per run of steps that refused a request KV blocks, and holder that got nothing in them.
 
     Only runs of ``FEWEST_STEPS`` and more in which such holders keep ``MOST_FRAC`` of all held blocks.
@@ -155,7 +155,7 @@ def prefills(frames: EngineFrames) -> pl.DataFrame:
     )
 
 
-def long_prefills(frames: EngineFrames) -> pl.DataFrame:
+def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
     """Return the steps of whose prefill tokens one long prompt took at least half.
 
     A prompt is long if it is larger than the token budget and the usual prompt is short beside it: many of
@@ -226,7 +226,7 @@ SCHEMA = {
 }
 
 
-def charges(
+def make_charges(
     frames: EngineFrames,
     states: pl.DataFrame,
     *,

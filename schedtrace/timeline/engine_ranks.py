@@ -393,7 +393,7 @@ class RecordedRanks:
     """Function that makes a rank's timeline again, for what is asked of single ranks only."""
 
     @classmethod
-    def of(cls, timelines: Iterable[Timeline]) -> Self:
+    def from_timelines(cls, timelines: Iterable[Timeline]) -> Self:
         """Summarize timelines that are in memory anyway."""
         by_rank = {timeline.rank: timeline for timeline in timelines}
         return cls([rank_of(timeline) for timeline in by_rank.values()], by_rank.__getitem__)

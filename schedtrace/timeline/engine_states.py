@@ -51,7 +51,7 @@ THREADS = {
 STARVED = {"begin_us": pl.Int64, "end_us": pl.Int64, "device_frac": pl.Float64, "host_frac": pl.Float64}
 
 
-def engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataFrame:
+def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataFrame:
     """Return one row per time that the engine was in one state, from the first step to the trace's end.
 
     Args:
@@ -192,7 +192,7 @@ def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
     return reversed(turns)
 
 
-def starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
+def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     """Return the times between two ``cpu`` lines in which the engine lost much of its busy time: ``STARVED``.
 
     ``device_frac`` and ``host_frac``: what was lost of the device's time and of the host's.

@@ -313,7 +313,7 @@ def after(frames: EngineFrames) -> pl.DataFrame:
     return frames.there_after.join(steps, on="at_us", maintain_order="left")
 
 
-def gone(frames: EngineFrames) -> pl.DataFrame:
+def make_gone(frames: EngineFrames) -> pl.DataFrame:
     """Return the requests that left in a gap, or may have: they are not recorded afterwards.
 
     Columns: ``request_id``; ``gone_us``, since when nothing is known; ``gone_step``, the first step behind.

@@ -27,7 +27,7 @@ NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
 
 
-def waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
+def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per time that a request waited.
 
     Args:
@@ -108,7 +108,7 @@ def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
-def mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
+def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
     """Return the steps after which another number waited: ``step``, ``recorded``, ``reconstructed``.
 
     Args:
@@ -235,14 +235,14 @@ class AdmissionNeed:
     kept_free: int
     """Blocks of ``--watermark``."""
 
-    def tokens(self, wanted: int, budget: int) -> int:
+    def first_chunk(self, wanted: int, budget: int) -> int:
         """Return the tokens of the first chunk; 0 if none fits."""
         chunk = min(wanted, self.most_at_once or wanted)
         if self.chunked:
             return min(chunk, budget)
         return chunk if chunk <= budget else 0
 
-    def blocks(self, tokens: int, computed: int = 0) -> int:
+    def blocks_held(self, tokens: int, computed: int = 0) -> int:
         """Return the KV blocks that it holds after a step that took it from ``computed`` to ``tokens``."""
         return sum(self.kv.held(computed, tokens) or ())
 
@@ -253,11 +253,11 @@ class AdmissionNeed:
 
     def blocks_asked(self, wanted: int, tokens: int) -> int:
         """Return the KV blocks that must be free to admit it with a first chunk of so many tokens."""
-        chunk = self.blocks(tokens)
+        chunk = self.blocks_held(tokens)
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
 
-def refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
+def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
     """Return the steps whose waiting loop ended at a request that was too large: one row each.
 
     Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
@@ -377,7 +377,7 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
     passing = _Passing(need)
     refused = {head["step"]: head for head in heads.iter_rows(named=True)}
     for step, free in frames.steps.select("step", "kv_blocks_free_after").iter_rows():
-        passing.keep(step, free)
+        passing.drop_gone(step, free)
         if step not in refused:
             continue
         there = (since <= step) & (step < left)
@@ -399,7 +399,7 @@ class _Passing:
     given_up: set[int] = field(default_factory=set)
     """Places of requests that vLLM would have preempted again."""
 
-    def keep(self, step: int, free: int | None) -> None:
+    def drop_gone(self, step: int, free: int | None) -> None:
         """Drop requests that left the queue by this step, and those that the free blocks no longer hold."""
         self.inside = {at: request for at, request in self.inside.items() if request["left_step"] > step}
         while self.inside and free is not None and self._held(step) > free:
@@ -416,12 +416,12 @@ class _Passing:
         for request in behind:
             if min(seats, budget, free) <= 0:
                 return
-            tokens = need.tokens(request["wanted_tokens"], budget)
+            tokens = need.first_chunk(request["wanted_tokens"], budget)
             blocks = need.blocks_asked(request["wanted_tokens"], tokens)
             has_passed = request["order"] in self.inside or request["order"] in self.given_up
             if has_passed or not tokens or blocks > free:
                 continue
-            seats, budget, free = seats - 1, budget - tokens, free - need.blocks(tokens)
+            seats, budget, free = seats - 1, budget - tokens, free - need.blocks_held(tokens)
             self.inside[request["order"]] = {**request, "passed_step": step}
             grant = {"request_id": request["request_id"], "tokens": tokens, "blocks": blocks}
             row = {**head, **grant, "left_step": request["left_step"]}

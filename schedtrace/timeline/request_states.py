@@ -24,7 +24,7 @@ QUEUED = ("waiting", "preempted", "set_aside")
 """States of a request in the waiting queue."""
 
 
-def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
+def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per run of steps in which a request was in the same state for the same cause.
 
     Args:
@@ -117,12 +117,12 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def refused(states: pl.DataFrame) -> pl.DataFrame:
+def refused_states(states: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
     return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
-def since_us(
+def waiting_since(
     frames: EngineFrames, states: pl.DataFrame, moment_us: int, request_ids: pl.Series
 ) -> pl.DataFrame:
     """Return ``request_id`` and ``since_us``: when requests last entered the waiting queue before a moment.

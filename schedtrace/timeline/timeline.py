@@ -19,11 +19,11 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.charges import charges, idle_holders, long_prefills
+from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills
 from schedtrace.timeline.engine_states import (
     engine_busy_us,
-    engine_states,
-    starved,
+    make_engine_states,
+    make_starved,
     starved_steps,
     thread_times,
     unstarved,
@@ -33,12 +33,18 @@ from schedtrace.timeline.frames import (
     EngineFrames,
     demand_of,
     first_moment_us,
-    gone,
     last_moment_us,
+    make_gone,
     recorded,
 )
-from schedtrace.timeline.queue_waits import behind_head, heads_by_size, mismatches, refused_heads, waits
-from schedtrace.timeline.request_states import request_states
+from schedtrace.timeline.queue_waits import (
+    behind_head,
+    heads_by_size,
+    make_mismatches,
+    make_refused_heads,
+    make_waits,
+)
+from schedtrace.timeline.request_states import make_request_states
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
 
@@ -63,10 +69,10 @@ class EngineTables:
 
 def make_tables(frames: EngineFrames) -> EngineTables:
     """Make the tables of one engine, each once, and hand it on to those that are made of it."""
-    departures = gone(frames)
-    queue = waits(frames, departures)
-    requests = request_states(frames, queue, departures)
-    engine = engine_states(frames, requests)
+    departures = make_gone(frames)
+    queue = make_waits(frames, departures)
+    requests = make_request_states(frames, queue, departures)
+    engine = make_engine_states(frames, requests)
     threads = thread_times(frames, engine)
     return EngineTables(
         gone=departures,
@@ -74,7 +80,7 @@ def make_tables(frames: EngineFrames) -> EngineTables:
         request_states=requests,
         engine_states=engine,
         thread_times=threads,
-        starved=starved(threads, engine),
+        starved=make_starved(threads, engine),
     )
 
 
@@ -137,7 +143,7 @@ class Timeline(EngineFrames):
     @cached_property
     def mismatches(self) -> pl.DataFrame:
         """Steps after which the rebuilt queue has another length than the recorded one."""
-        return mismatches(self, self.waits)
+        return make_mismatches(self, self.waits)
 
     @cached_property
     def starved_steps(self) -> pl.Series:
@@ -167,7 +173,7 @@ class Timeline(EngineFrames):
     @cached_property
     def refused_heads(self) -> pl.DataFrame:
         """Steps that refused the head of the queue for its size (``timeline/queue_waits.py``)."""
-        return refused_heads(self, self.waits, self.mismatches)
+        return make_refused_heads(self, self.waits, self.mismatches)
 
     @cached_property
     def held_up(self) -> pl.DataFrame:
@@ -177,17 +183,17 @@ class Timeline(EngineFrames):
     @cached_property
     def idle_holders(self) -> pl.DataFrame:
         """Requests that held KV blocks and got nothing (``timeline/charges.py``)."""
-        return idle_holders(self)
+        return make_idle_holders(self)
 
     @cached_property
     def long_prefills(self) -> pl.DataFrame:
         """Steps of whose prefill tokens one long prompt took at least half (``timeline/charges.py``)."""
-        return long_prefills(self)
+        return make_long_prefills(self)
 
     @cached_property
     def charges(self) -> pl.DataFrame:
         """What every wait is charged to (``timeline/charges.py``)."""
-        return charges(
+        return make_charges(
             self,
             self.request_states,
             events=self.events,
@@ -208,12 +214,12 @@ def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
     @wraps(make)
-    def once(timeline: Timeline) -> Made:
+    def cached(timeline: Timeline) -> Made:
         if timeline not in results:
             results[timeline] = make(timeline)
         return results[timeline]
 
-    return once
+    return cached
 
 
 def make_timeline(
@@ -418,7 +424,7 @@ class Window:
         bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
         return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in bounds.items() if us is not None)
 
-    def of(self, timeline: Timeline) -> tuple[int, int]:
+    def moments(self, timeline: Timeline) -> tuple[int, int]:
         """Return both moments on the clock of a trace that has steps."""
         first, end = timeline.begin_us, timeline.end_us
         if self.end_us is not None:
@@ -436,7 +442,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
     """
     if timeline.steps.is_empty():
         return timeline
-    begin_us, end_us = window.of(timeline)
+    begin_us, end_us = window.moments(timeline)
     steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
     number = steps.select("step")
     states = _cut(timeline.request_states, begin_us, end_us)

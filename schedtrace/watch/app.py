@@ -55,7 +55,7 @@ class Listing(Widget, can_focus=True):
         self._title = Content("")
         self._chosen: object = None
 
-    def show(self, title: Content, lines: list[tuple[object, Content]]) -> None:
+    def update_lines(self, title: Content, lines: list[tuple[object, Content]]) -> None:
         """Show these lines, each with its key.
 
         Until a line is chosen the first one is, whatever its key; then the chosen one is followed.
@@ -66,7 +66,7 @@ class Listing(Widget, can_focus=True):
         self.refresh()
 
     @property
-    def key(self) -> object:
+    def chosen_key(self) -> object:
         """Key of the chosen line; None: there is no line, or its key is None."""
         return self._lines[self._place()][0] if self._lines else None
 
@@ -76,7 +76,7 @@ class Listing(Widget, can_focus=True):
         at = self._place()
         first = max(0, min(at - room // 2, len(self._lines) - room))
         shown = [
-            line.stylize("reverse") if self.has_focus and key == self.key else line
+            line.stylize("reverse") if self.has_focus and key == self.chosen_key else line
             for key, line in self._lines[first : first + room]
         ]
         return Content("\n").join([self._title, *shown])
@@ -91,8 +91,8 @@ class Listing(Widget, can_focus=True):
 
     def action_choose(self) -> None:
         """Post the choice."""
-        if self.key is not None:
-            self.post_message(self.Chosen(self.key))
+        if self.chosen_key is not None:
+            self.post_message(self.Chosen(self.chosen_key))
 
     def _place(self) -> int:
         return next((at for at, (key, _) in enumerate(self._lines) if key == self._chosen), 0)
@@ -196,21 +196,21 @@ class WatchApp(App[None]):
     def on_mount(self) -> None:
         """Look at once, then now and then."""
         if self._every_s is not None:
-            self.call_later(self.look)
-            self.set_interval(self._every_s, self.look)
+            self.call_later(self.refresh_seen)
+            self.set_interval(self._every_s, self.refresh_seen)
 
     def on_resize(self, _: Resize) -> None:
         """Draw for another size."""
         self._heights.clear()
         self.call_after_refresh(self.draw)
 
-    async def look(self) -> None:
+    async def refresh_seen(self) -> None:
         """Read and judge beside the screen, unless that still goes on."""
         if self.paused or self._looking.locked():
             return
         async with self._looking:
             try:
-                self.seen = await asyncio.to_thread(self.session.look)
+                self.seen = await asyncio.to_thread(self.session.observe_engines)
             except (SchedtraceError, OSError) as error:
                 self.notify(visible(str(error)), severity="error", markup=False)
                 return
@@ -227,7 +227,7 @@ class WatchApp(App[None]):
         total = seen.total()
         rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
         shown = rows[:5] if small else rows
-        engines.show(
+        engines.update_lines(
             Content(view.HEAD[:width]),
             [(figures.rank, view.engine_line(figures, width)) for figures in shown],
         )
@@ -236,7 +236,7 @@ class WatchApp(App[None]):
             self.query_one("#requests").focus()
         if engines.styles.height is None or engines.styles.height.value != 1 + max(1, len(shown)):
             engines.styles.height = 1 + max(1, len(shown))
-        rank = engines.key if isinstance(engines.key, int) and len(seen.engines) > 1 else None
+        rank = engines.chosen_key if isinstance(engines.chosen_key, int) and len(seen.engines) > 1 else None
         tall = 7 if small else 14
         self._show("chart", view.chart(seen, rank, width, tall, dark=dark))
         requests = self._draw_requests(seen, rank, width)
@@ -261,7 +261,7 @@ class WatchApp(App[None]):
         lines: list[tuple[object, Content]] = [
             ((slow.rank, slow.request_id), view.request_line(slow, width, ranks=ranks)) for slow in chosen
         ]
-        self.query_one("#requests", Listing).show(title, lines)
+        self.query_one("#requests", Listing).update_lines(title, lines)
         return len(lines)
 
     def on_listing_moved(self) -> None:
@@ -279,7 +279,7 @@ class WatchApp(App[None]):
 
     async def action_queue(self) -> None:
         """Show the engine's current queue."""
-        await self._read(self.session.queue)
+        await self._read(self.session.queue_text)
 
     async def _read(self, text_of: Callable[[int], str]) -> None:
         """Show a text of so many columns, made beside the screen."""
@@ -324,7 +324,7 @@ class WatchApp(App[None]):
     def action_save_window(self) -> None:
         """Save the last minute as a run folder."""
         path = self._folder / self._file_name()
-        self._save(lambda _: self.session.saved(path), path)
+        self._save(lambda _: self.session.save_last_minute(path), path)
 
     def _save(self, write: Callable[[Seen], object], path: Path) -> None:
         if self.seen is None:

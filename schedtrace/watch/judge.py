@@ -108,7 +108,7 @@ class Judge:
     _judged: Picture | None = None
     """Picture of the engines at the latest judgement."""
 
-    def look(
+    def judge_if_due(
         self, engines: list[WatchedEngine], now: Picture, now_s: float, *, at_once: bool = False
     ) -> None:
         """Judge again if it is time to, if they look different in kind by ``now``, or ``at_once``."""
@@ -154,7 +154,9 @@ def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before
         return Verdict(span_s, now_s, standing or nothing, NOTHING, judged=False)
     facts = ALL_FACTS.intersection(*(window.facts for window in windows))
     findings = lead_first(
-        all_findings([judge_engine(window) for window in windows], RecordedRanks.of(windows), facts)
+        all_findings(
+            [judge_engine(window) for window in windows], RecordedRanks.from_timelines(windows), facts
+        )
     )
     split = time_split([engine_split(window) for window in windows]) if facts >= SHOWS_LIMITS else []
     unlimiteds = [replace(unlimited(window), stalled=NOTHING) for window in windows]

@@ -160,7 +160,7 @@ def stream(
     """
     shown, still = 0, ""
     while True:
-        seen = session.look()
+        seen = session.observe_engines()
         for note in session.notes_since(shown):
             put(f"{moment(note.at_s)} {note.text}")
         shown = session.noted

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schedtrace.engine.running_engines import listening, queues_of
+from schedtrace.engine.running_engines import listening_engines, queues_of
 from schedtrace.errors import InputError, engine_error
 from schedtrace.explain.request import explain_request
 from schedtrace.model import safe_files
@@ -56,7 +56,7 @@ class WatchSession:
         """The run folder; None: there is no run yet."""
         return next((path.parent for path in self.engines), None)
 
-    def look(self, *, judge_now: bool = False) -> Seen:
+    def observe_engines(self, *, judge_now: bool = False) -> Seen:
         """Read what is new, and show how it is now.
 
         Args:
@@ -73,17 +73,17 @@ class WatchSession:
         engines = [engine for engine in self.engines.values() if engine.header is not None]
         for engine in engines:
             self._tell(engine, now)
-        over = bool(engines) and all(engine.over for engine in engines)
+        over = bool(engines) and all(engine.has_ended for engine in engines)
         figures = at_one_time([engine.figures(now) for engine in engines])
         slowest = [slow for engine in engines for slow in engine.slowest(now, MOST_SLOW)]
         if engines:
             shape = picture(figures, slowest)
             for judge in reversed(self.judges):  # the longer one first: it shows what a step costs
-                judge.look(engines, shape, now, at_once=judge_now or (over and not self._last_words))
+                judge.judge_if_due(engines, shape, now, at_once=judge_now or (over and not self._last_words))
         self._last_words = over
         return self._seen(engines, figures, slowest, now, ended=over)
 
-    def saved(self, folder: Path) -> Path:
+    def save_last_minute(self, folder: Path) -> Path:
         """Write the last minute as a run folder that every command reads.
 
         Raises:
@@ -116,7 +116,7 @@ class WatchSession:
         life = explain_request(read_run(path, ReadOptions(cache=False)), slow.request_id)
         return renderer(Format.TEXT)(request_page(life), width=width)
 
-    def queue(self, width: int) -> str:
+    def queue_text(self, width: int) -> str:
         """Show the queues of the run's engines now, as ``schedtrace queue`` does.
 
         Raises:
@@ -124,7 +124,7 @@ class WatchSession:
             InputError: none of them listens on this machine.
         """
         pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
-        listeners = listening().only({pid for pid in pids if pid is not None})
+        listeners = listening_engines().with_pids({pid for pid in pids if pid is not None})
         if not listeners.engines and not listeners.silent:
             msg = "no engine of this run listens on this machine"
             raise InputError(msg)
@@ -144,7 +144,7 @@ class WatchSession:
         files = self.target.files(self._saved)
         if files and self.folder not in {None, files[0].parent} and grows(files):
             name = files[0].parent.name
-            if not all(engine.over or engine.silent(now) for engine in self.engines.values()):
+            if not all(engine.has_ended or engine.silent(now) for engine in self.engines.values()):
                 self._note(f"a newer run began, {name}; the one shown still runs", now, once=True)
                 files = []
             else:
@@ -247,7 +247,7 @@ class WatchSession:
         if not self.target.only:
             return False
         if self.engines:
-            return all(engine.over for engine in self.engines.values())
+            return all(engine.has_ended for engine in self.engines.values())
         return self._lost and not self.target.files(self._saved)
 
     def _name(self) -> str:
@@ -274,7 +274,7 @@ def _lost_or_ended(engine: WatchedEngine, now_s: float) -> Iterator[str]:
         yield "steps are missing, and so is any request that arrived or ended in them"
     if engine.following.end is not None:
         yield "the engine ended"
-    elif engine.over:
+    elif engine.has_ended:
         yield "the engine's process is gone, and its trace has no end: killed?"
     elif engine.silent(now_s):
         yield "nothing is written any more: the engine was killed or hangs, or its disk is full"

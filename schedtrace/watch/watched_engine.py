@@ -69,7 +69,7 @@ class WatchedEngine:
         return self.header.engine_rank if self.header else 0
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it was shut down in order, or its process is gone."""
         return self.following.end is not None or self._process_is_gone()
 
@@ -87,7 +87,7 @@ class WatchedEngine:
     def edge_us(self, now_s: float) -> int:
         """Return the time up to which the trace is complete, on its own clock."""
         header, newest = self.header, self.following.newest_us
-        if header is None or self.over or header.clock == "virtual" or self.silent(now_s):
+        if header is None or self.has_ended or header.clock == "virtual" or self.silent(now_s):
             return newest
         return max(newest, int((now_s - LAG_S) * 1e6) - header.wall_anchor_us)
 
@@ -100,7 +100,7 @@ class WatchedEngine:
 
     def standing(self, now_s: float) -> Message:
         """Say that requests are present but no step begins, and why if known; empty: steps begin."""
-        if self.over or self.header is None or self._last_step_us is None:
+        if self.has_ended or self.header is None or self._last_step_us is None:
             return NOTHING
         now_us = int(now_s * 1e6) - self.header.wall_anchor_us
         if (stalled := self.following.stalled) is not None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import polars as pl
 
 from schedtrace.diagnose.trials import pooled_reports
-from schedtrace.engine.vllm_config import vllm_version
+from schedtrace.engine.vllm_config import required_vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.printable import duration, number
@@ -292,7 +292,7 @@ class Predictor:
         changes = [configuration.changes for configuration in configurations]
         return Replays(
             load=replayed_load(base.work, base.run.label, base.run.path, base.part),
-            vllm_version=vllm_version(),
+            vllm_version=required_vllm_version(),
             step_times=base.times.description,
             settings={name: self.now(name) for changed in changes for name in changed},
             baseline=baseline,

@@ -206,13 +206,13 @@ def replay(
         NeverEndsError: The load never ends with them.
         OSError: The trace cannot be written.
     """
-    from schedtrace.simulate.replay import play  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.replay import play_loads  # noqa: PLC0415  # imports vLLM
 
     options, of_engine = work.engine.configured(changes)
     times = times or of_engine
     counted = Counted(times) if isinstance(times, Fitted) else times if isinstance(times, Counted) else None
     shutil.rmtree(folder, ignore_errors=True)
-    played = play(
+    played = play_loads(
         work.loads,
         options,
         counted or times,

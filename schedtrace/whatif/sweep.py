@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.engine.vllm_config import vllm_version
+from schedtrace.engine.vllm_config import required_vllm_version
 from schedtrace.errors import EngineError, InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.model.message import Message
@@ -79,7 +79,7 @@ def digest(work: Work) -> str:
     hashed = hashlib.sha256()
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
-    versions = (__version__, vllm_version())
+    versions = (__version__, required_vllm_version())
     hashed.update(repr((work.engine, work.keep_prefix_cache, work.warmups, versions)).encode())
     return hashed.hexdigest()
 
@@ -196,7 +196,7 @@ def sweep(
     outcomes = [log.finished[key] for key in wanted]
     return Replays(
         load=replayed_load(work, label, path),
-        vllm_version=vllm_version(),
+        vllm_version=required_vllm_version(),
         step_times=work.engine.step_times,
         settings=base,
         baseline=baseline,

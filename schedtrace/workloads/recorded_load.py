@@ -13,7 +13,6 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.frames import gone
 from schedtrace.timeline.timeline import WARMUP_TRIAL, make_timeline
 from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere, identities, prefix_block
@@ -143,7 +142,7 @@ def _gone(trace: Trace) -> pl.DataFrame:
     """Return ``request_id`` and ``gone_us`` of requests that ended in a gap of the trace."""
     if trace.gaps.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "gone_us": pl.Int64})
-    return gone(make_timeline(trace, whole=True)).select("request_id", "gone_us")
+    return make_gone(make_timeline(trace, whole=True)).select("request_id", "gone_us")
 
 
 @dataclass(frozen=True)

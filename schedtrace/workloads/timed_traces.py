@@ -109,7 +109,7 @@ class _Evidence:
         """Return whether requests come at different times."""
         return len(self.times) > 1
 
-    def block(self, path: Path) -> int | None:
+    def block_tokens(self, path: Path) -> int | None:
         """Return the tokens of a block; None where the usual sizes give the same prefixes.
 
         Raises:
@@ -145,7 +145,7 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
         UsageError: the rows do not decide, with the option that does.
     """
     shown = _evidence(path)
-    size = block or shown.block(path)
+    size = block or shown.block_tokens(path)
     file_unit = unit or shown.unit(size)
     if file_unit is None and shown.has_gaps:
         what = "whole numbers" if shown.is_whole else "with fractions"

@@ -125,16 +125,16 @@ def open_workload(
     file = _File(path, kind, num_prompts, output_len, times)
     counts: Counter[str] = Counter()
 
-    def checked() -> Workload:
+    def readable_load() -> Workload:
         return make_workload(
             path.name, kind.source, lambda: file.requests(counts), prefix_block=kind.prefix_block
         )
 
     try:
-        load = checked()
+        load = readable_load()
     except _OutOfOrderError as error:
         file, counts = replace(file, unsorted_line=error.line), Counter({SORTED: 1})
-        load = checked()
+        load = readable_load()
     if not load.requests:
         msg = f"{path}: no usable request in it"
         raise InputError(msg)

@@ -179,9 +179,9 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
 ):
     attached = stuck(True, False, False, True)
     monkeypatch.setattr(attachment, "AGAIN_S", 60)
-    attached.latest_exits()
+    attached.exits_now()
     assert not is_plain(idle)
-    assert (attached.attached, attached.trace, attached.recorder) == (False, None, None)
+    assert (attached.attached, attached.trace_path, attached.recorder) == (False, None, None)
     with pytest.raises(RefusedError, match="nothing is attached to it"):
         attached.detach()
     monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
@@ -207,7 +207,7 @@ def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
     idle.attachment.attach(tmp_path / "full", None, hash_ids=False)
     idle.scheduler._schedtrace_recorder.writer._give_up(OSError(28, "No space left on device"))
     idle.step()
-    assert idle.attachment.trace is None
+    assert idle.attachment.trace_path is None
     path, present, _ = idle.attachment.attach(tmp_path / "again", None, hash_ids=False)
     assert (path, present) == (tmp_path / "again" / "engine-0.jsonl", 4)
     idle.step()

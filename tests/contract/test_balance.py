@@ -17,7 +17,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record import traced
 from schedtrace.record.marks.instrument import Instrumented
 from schedtrace.record.plugin import register
-from schedtrace.record.queues import seats
+from schedtrace.record.queues import max_running_requests
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.simulate.config import engine_config
@@ -70,16 +70,16 @@ class Gated(Deciding):
 
     def __init__(self, seed, **options):
         chance = random.Random(seed)  # noqa: S311  # counts, no secret
-        most = seats(Driver(**options).scheduler)
+        most = max_running_requests(Driver(**options).scheduler)
         counts = (chance.randint(0, most) for _ in cycle([0]))
         super().__init__(with_counts(counts), **options)
 
     def schedule(self, *args):
         scheduler = self.scheduler
-        own, free = len(scheduler.running), seats(scheduler)
+        own, free = len(scheduler.running), max_running_requests(scheduler)
         waited = sum(len(queue) for queue in queues(scheduler))
         output = super().schedule(*args)
-        assert seats(scheduler) == free
+        assert max_running_requests(scheduler) == free
         is_closed = closed(own, scheduler._ranks, free)
         assert scheduler.held_back_by_ranks == (is_closed and own < free)
         if is_closed:
@@ -133,7 +133,7 @@ def test_the_seats_come_back_where_schedule_raises(monkeypatch):
     monkeypatch.setattr(engine.scheduler.kv_cache_manager, "allocate_slots", None)
     with pytest.raises(TypeError):
         engine.step()
-    assert seats(engine.scheduler) == SEATS
+    assert max_running_requests(engine.scheduler) == SEATS
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

@@ -129,7 +129,7 @@ def test_after_the_disk_has_filled_every_answer_says_so(engine, tmp_path, monkey
     engine.answer(AskAttach(run_dir=str(tmp_path / "run")))
     written(engine)
     writer = engine._attachment.recorder.writer
-    assert (engine.answer(AskStatus()).stopped, writer.stopped) == (None, None)
+    assert (engine.answer(AskStatus()).stopped, writer.incomplete_reason) == (None, None)
     monkeypatch.setattr(writer._output, "write", full)
     while writer.working:
         engine.driver.step()

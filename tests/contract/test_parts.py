@@ -14,7 +14,7 @@ from schedtrace.model.printable import json_of
 from schedtrace.read.run import read_run
 from schedtrace.record import trace_files, writer
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.live.queue_copy import copy_queues, present
+from schedtrace.record.live.queue_copy import copy_queues, present_entry
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
@@ -24,7 +24,7 @@ from tests.unit.read.same import assert_same
 pytestmark = pytest.mark.vllm
 
 LOADS = ["priority_tight", "async_resets", "async_mixed", "mixed", "spec_decode", "streaming_input"]
-LINES = ("step", "dropped", "between_steps", "output")
+LINES = ("step_line", "dropped", "events_line", "output")
 """Methods of an assembler that make lines."""
 
 
@@ -96,8 +96,10 @@ class InParts(Deciding):
             first, at_us, there = begin()
             salt = self.scheduler._schedtrace_recorder.facts.salt
             known = {
-                one.request.request_id: present(one, salt, self.made._anchor_ns, self.made._wall_anchor_us)
-                for one in copy_queues(self.scheduler, in_flight=bool(self.in_flight)).in_order()
+                one.request.request_id: present_entry(
+                    one, salt, self.made._anchor_ns, self.made._wall_anchor_us
+                )
+                for one in copy_queues(self.scheduler, in_flight=bool(self.in_flight)).ordered_requests()
             }
             self.differences += [
                 (first, one.request_id, name, getattr(one, name), getattr(known[one.request_id], name))
@@ -111,8 +113,8 @@ class InParts(Deciding):
 
         self.made._assembler.begin_anew = compared
 
-        begins = self.made._output.begins
-        self.made._output.begins = lambda: begins() if self.all_is_written else None
+        begins = self.made._output.new_file_reason
+        self.made._output.new_file_reason = lambda: begins() if self.all_is_written else None
 
     def preempted_since(self, one, now):
         """Or set aside, between two steps: the next one tells it."""

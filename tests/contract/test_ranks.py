@@ -14,7 +14,7 @@ from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.simulate.engine_options import engine_options
 from schedtrace.simulate.ranks import Ranks
-from schedtrace.simulate.replay import play as play_load
+from schedtrace.simulate.replay import play_loads as play_load
 from schedtrace.simulate.simulation import NoProgressError
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants, HostTimes

@@ -18,7 +18,7 @@ from schedtrace.simulate import Driver
 from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.queue_waits import waiting_after
-from schedtrace.timeline.request_states import refused
+from schedtrace.timeline.request_states import refused_states
 from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES, under_load
@@ -212,7 +212,7 @@ def test_who_waits_is_who_waited_and_in_vllms_order(without_sessions):
 
 def test_as_many_wait_for_a_cause_as_wait(without_sessions):
     _, _, timeline = without_sessions
-    explained = steps_of(timeline.steps.select("step"), refused(timeline.request_states))
+    explained = steps_of(timeline.steps.select("step"), refused_states(timeline.request_states))
     waiting = timeline.steps.filter(pl.col("num_waiting_after") > 0).select("step", "num_waiting_after")
     assert explained.rows() == waiting.rows()
     assert sum(share.share_frac for share in request_time(timeline)) == pytest.approx(1)
@@ -234,7 +234,7 @@ def test_where_everything_fits_nothing_is_found_that_never_fits(case):
 
 
 def counted(*timelines):
-    return statistics([engine_sums(one) for one in timelines], RecordedRanks.of(timelines))
+    return statistics([engine_sums(one) for one in timelines], RecordedRanks.from_timelines(timelines))
 
 
 def test_times_between_outputs(case):

@@ -59,7 +59,7 @@ def played(name, folder, monkeypatch, *, after_s=10.0, every_us=1_000_000, then=
 
         watched = Watchdog(engine.core, lambda: ELSEWHERE, causes, after_s, stacks=dict)
         for number in range(1, int(LONG_S * 1e6 / every_us)):
-            engine.at(number * every_us, lambda: watched.look(clock.now_us / 1e6))
+            engine.at(number * every_us, lambda: watched.check(clock.now_us / 1e6))
         try:
             case.load(engine)
             then(engine)
@@ -146,11 +146,11 @@ class Looping:
         self.thread.start()
         watched = Watchdog(
             self.core, lambda: thread_place(self.thread.ident),
-            self.attachment.latest_exits, 1.0, stacks=dict, **options,
+            self.attachment.exits_now, 1.0, stacks=dict, **options,
         )  # fmt: skip
         until, more = time.monotonic() + LIMIT_S, 5
         while more and time.monotonic() < until:
-            watched.look(time.monotonic())
+            watched.check(time.monotonic())
             time.sleep(0.1)
             more -= bool(said())
         return watched
@@ -207,7 +207,7 @@ def test_a_scheduler_of_a_users_own_that_keeps_blocks_for_others_is_no_stall(sai
     core = SimpleNamespace(scheduler=engine.scheduler)
     watched = Watchdog(core, lambda: ELSEWHERE, list, stacks=dict)
     for second in range(30):
-        watched.look(second)
+        watched.check(second)
     assert said() == []
 
 
@@ -224,7 +224,7 @@ def test_a_worker_that_sleeps_and_answers_in_the_end(looping, said):
     until = time.monotonic() + LIMIT_S
     while len(said()) < 2 and time.monotonic() < until:
         time.sleep(0.02)
-        watched.look(time.monotonic())
+        watched.check(time.monotonic())
     assert "the engine goes on after" in said()[1][1]
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from schedtrace.cli.main import main
-from schedtrace.step_times.shapes import SHAPES, config_of
+from schedtrace.step_times.shapes import SHAPES, hf_config
 from tests.e2e.conftest import MODEL, REPO, schedtrace
 
 BALANCED = "--data-parallel-size 4 --scheduler-cls schedtrace.balance.BalanceScheduler"
@@ -87,7 +87,7 @@ def place(tmp_path_factory):
     shutil.copytree(REPO / "examples", home / "examples")
     shutil.copytree(REPO / "tests" / "data" / "findings", home / "tests" / "data" / "findings")
     shutil.copy(REPO / "examples" / "workloads" / "mooncake.jsonl", home / "trace.jsonl")
-    (home / "config.json").write_text(json.dumps(config_of(SHAPES["Qwen3-8B"])))
+    (home / "config.json").write_text(json.dumps(hf_config(SHAPES["Qwen3-8B"])))
     (home / "loads.jsonl").write_text(
         "".join(f'{{"input_len": 64, "output_len": 8, "data_parallel_rank": {rank}}}\n' for rank in (0, 1, 0))
     )

@@ -60,14 +60,14 @@ def costs(running: int) -> dict[str, float]:
     cpu = CpuTimes()
 
     def hashed() -> None:
-        prefixes.note(head)
+        prefixes.keep_prompt(head)
         prefixes.hashes("head")
 
     own, unhashed = Prefixes(block_size=16), copy(head)
     unhashed.block_hashes = []
 
     def hashed_by_us() -> None:
-        own.note(unhashed)
+        own.keep_prompt(unhashed)
         own.hashes("head")
 
     def cpu_line() -> None:
@@ -76,10 +76,10 @@ def costs(running: int) -> dict[str, float]:
 
     return {
         "every step: state (finished but held, encoder, sessions, prefix keys, wave)": best_us(
-            lambda: facts.note(capture, scheduler, steady, [])
+            lambda: facts.note_step(capture, scheduler, steady, [])
         ),
-        "arrival: what it asks for, siblings, input thread": best_us(lambda: facts.arrival(head)),
-        "arrival: keep the first 256 block hashes": best_us(lambda: prefixes.note(head)),
+        "arrival: what it asks for, siblings, input thread": best_us(lambda: facts.arrival_fields(head)),
+        "arrival: keep the first 256 block hashes": best_us(lambda: prefixes.keep_prompt(head)),
         "first scheduling: hits, and why there were none": best_us(lambda: admissions(scheduler, new)),
         "another head refused: holders and need by group": best_us(
             lambda: allocation.refused_head(scheduler, "head", arguments), 100
@@ -90,7 +90,7 @@ def costs(running: int) -> dict[str, float]:
         "once: cache groups and settings": best_us(lambda: engine_facts(scheduler), 100),
         "writer, an arrival: 250 block hashes salted": best_us(hashed, 50),
         "writer, an arrival without prefix caching: 250 blocks of tokens hashed": best_us(hashed_by_us, 50),
-        "writer, another head refused": best_us(happened.lines, 100),
+        "writer, another head refused": best_us(happened.step_fields, 100),
         "writer, once a second: processor time of threads": best_us(cpu_line, 100),
     }
 

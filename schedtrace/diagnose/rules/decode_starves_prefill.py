@@ -7,7 +7,7 @@ from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.request_states import refused
+from schedtrace.timeline.request_states import refused_states
 from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline
 
@@ -73,7 +73,7 @@ def _find(timeline: Timeline) -> Findings:
 
 def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
     """Return what requests waited for the token budget from the starts of these steps to the next ones."""
-    waits = refused(timeline.request_states).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
+    waits = refused_states(timeline.request_states).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
     starts = timeline.steps.select("step", "start_us", next_us=pl.col("start_us").shift(-1))
     spans = starts.join(starved, on="step", how="semi").with_columns(
         pl.col("next_us").fill_null(timeline.end_us)

@@ -12,7 +12,7 @@ from schedtrace.model.message import NOTHING, Message, Steps
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.request_states import refused as waits_for_a_cause
+from schedtrace.timeline.request_states import refused_states as waits_for_a_cause
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 

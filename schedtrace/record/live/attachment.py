@@ -17,7 +17,7 @@ from schedtrace.record.live.between_steps import BetweenSteps
 from schedtrace.record.live.class_swap import BegunRecording, ClassSwap, EndedRecording, RefusedError
 from schedtrace.record.log import logger
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, lines
+from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids, hides_ids, line_format
 from schedtrace.record.step_lines import WrittenIds
 
 MOST_WAITED_S = 30.0
@@ -78,7 +78,7 @@ class Attachment:
         self._recording: ClassSwap | None = None
         """Recording that a client began; it may have given up since."""
         self._glance: ClassSwap | None = None
-        """Recording of ``latest_exits``, which nobody else sees."""
+        """Recording of ``exits_now``, which nobody else sees."""
         self._end_s: float | None = None
         """Monotonic time at which the recording ends by itself."""
         self._alarm = Alarm(self._lock, self._end_by_itself)
@@ -91,7 +91,7 @@ class Attachment:
         return None if self._glance is not None else RECORDERS.get(self._engine.scheduler)
 
     @property
-    def trace(self) -> Path | None:
+    def trace_path(self) -> Path | None:
         """Trace that is written now, by this attachment or since the engine's start."""
         recorder = self.recorder
         return recorder.writer.path if recorder is not None and recorder.active else None
@@ -108,10 +108,10 @@ class Attachment:
         return None if end_s is None else max(0.0, end_s - time.monotonic())
 
     @property
-    def stopped(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Why the scheduler's recording ended though nobody has ended it."""
         recorder = self.recorder
-        return None if recorder is None or recorder.active else recorder.writer.stopped
+        return None if recorder is None or recorder.active else recorder.writer.incomplete_reason
 
     @property
     def ids(self) -> WrittenIds:
@@ -165,7 +165,7 @@ class Attachment:
             if ended is not None:
                 return ended
             if self._recording is None:
-                path = self.trace
+                path = self.trace_path
                 why = f"; it has been recorded since it began, to {path}" if path else ""
                 msg = f"nothing is attached to it{why}"
                 raise RefusedError(msg)
@@ -174,7 +174,7 @@ class Attachment:
         logger.info("schedtrace: detached from engine {}: {}", rank, ended.path)
         return ended
 
-    def latest_exits(self, *, glance: bool = True) -> list[Exit]:
+    def exits_now(self, *, glance: bool = True) -> list[Exit]:
         """Return why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
 
         An engine that nobody records is attached to for a moment, with a trace that stays in memory: so the
@@ -216,7 +216,7 @@ class Attachment:
 
     def _refuse_if_recorded(self) -> None:
         """Raise RefusedError if a trace is being written, or kept in memory."""
-        if (path := self.trace) is None:
+        if (path := self.trace_path) is None:
             return
         if RECORDERS[self._engine.scheduler].writer.flight is not None:
             msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
@@ -233,7 +233,7 @@ class Attachment:
         self._alarm.cancel()
         swap.close()
         self._glance = None
-        return EndedRecording(swap.recorder.writer.path, held_us, swap.recorder.writer.stopped)
+        return EndedRecording(swap.recorder.writer.path, held_us, swap.recorder.writer.incomplete_reason)
 
     def _end_by_itself(self) -> None:
         """End the recording whose time is over; try again later if the engine does not let it go."""
@@ -255,7 +255,7 @@ def _chosen(run_dir: Path, *, hash_ids: bool, trace: str) -> Settings:
             run_dir,
             trial_ids=False,
             hash_ids=hashes_ids() or hash_ids,
-            lines=lines(),
+            lines=line_format(),
             bounds=bounds(trace),
         )
     except NotUnderstoodError as error:

@@ -92,7 +92,7 @@ class BetweenSteps:
             else:
                 original(kind, *request)
 
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(*args: object, **kwargs: object) -> Any:
             tasks = set(self._tasks)
             self._gone(tasks)
             for task in tasks:

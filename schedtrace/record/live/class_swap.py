@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedtrace.model.printable import described
+from schedtrace.model.printable import error_text
 from schedtrace.record.disguise import RECORDERS, plain_class, set_class
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
 from schedtrace.record.live.between_steps import BetweenSteps
@@ -77,7 +77,7 @@ class ClassSwap:
             self.recorder = prepared_recorder(scheduler, self._traced, chosen, attached=True)
         except Exception as error:
             self._unwrap()
-            msg = f"it cannot be recorded: {described(error)}"
+            msg = f"it cannot be recorded: {error_text(error)}"
             raise RefusedError(msg) from error
 
     def begin(self, timeout_s: float) -> BegunRecording:

@@ -31,7 +31,7 @@ from schedtrace.model.live import (
 )
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import Stalled
-from schedtrace.record.header import engine_rank
+from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.hooks import Method
 from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import BetweenSteps
@@ -91,14 +91,14 @@ def _begin_to_listen() -> bool:
         return _forever.enter_context(_listening(_Worker(loop).answer))
     engine = _in_loop.get(id(loop))
     return _forever.enter_context(
-        _Engine(loop, main).listening() if engine is None else _listening(engine.answer)
+        _Engine(loop, main).answering() if engine is None else _listening(engine.answer)
     )
 
 
-def engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
+def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) -> Any:
     """Run an engine's loop, and answer meanwhile."""
     engine = _Engine(core, threading.get_ident())
-    with engine.listening():
+    with engine.answering():
         try:
             return original(core, *args, **kwargs)
         except BaseException as error:
@@ -106,7 +106,7 @@ def engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
             raise
 
 
-def worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
     """Run a worker's loop, and answer meanwhile."""
     with _listening(_Worker(worker).answer):
         return original(worker, *args, **kwargs)
@@ -142,13 +142,13 @@ class _Engine:
         self._between_steps = BetweenSteps(core)
         self._attachment = Attachment(core, self._between_steps)
         attached = self._attachment
-        causes = partial(attached.latest_exits, glance=explains())
+        causes = partial(attached.exits_now, glance=explains())
         self._watchdog = make_watchdog(
             core, thread, causes, self._snapshot_at, ids=lambda: attached.ids, note=self._note_stall
         )
 
     @contextmanager
-    def listening(self) -> Iterator[bool]:
+    def answering(self) -> Iterator[bool]:
         """Have it answer while its loop runs, watched by its watchdog; yield whether it can answer."""
         _in_loop[id(self._core)] = self
         try:
@@ -163,7 +163,7 @@ class _Engine:
         """Note that its loop ends with an exception; ``SystemExit`` is how vLLM shuts it down."""
         with suppress(Exception):
             if self._flight is not None:
-                self._flight.snapshot(f"engine ended {why}", always=True)
+                self._flight.snapshot_event(f"engine ended {why}", always=True)
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
         """Return what it says.
@@ -196,17 +196,17 @@ class _Engine:
 
     def _snapshot_at(self, reason: str) -> str:
         flight = self._flight
-        return "" if flight is None else flight.snapshot(f"stall {reason}")
+        return "" if flight is None else flight.snapshot_event(f"stall {reason}")
 
     def _note_stall(self, seen: Stalled) -> None:
         """Write a stall into the trace that is recorded now."""
         recorder = self._attachment.recorder
         if recorder is not None and recorder.active:
-            recorder.writer.stalled(seen)
+            recorder.writer.put_stall(seen)
 
     def _exits(self, *, wait: bool) -> list[Exit]:
         with suppress(Exception):  # then nobody knows
-            return self._attachment.latest_exits(glance=wait and bool(self._core.scheduler.requests))
+            return self._attachment.exits_now(glance=wait and bool(self._core.scheduler.requests))
         return []
 
     def _refuse_if_held_up(self) -> None:
@@ -222,8 +222,8 @@ class _Engine:
         return QueueNow(queue=queue_now(self._core, self._between_steps, self._exits, ids))
 
     def _snapshot(self, folder: Path) -> AnyAnswer:
-        flight, trace = self._flight, self._attachment.trace
-        if (stopped := self._attachment.stopped) is not None:
+        flight, trace = self._flight, self._attachment.trace_path
+        if (stopped := self._attachment.stop_reason) is not None:
             return Refused(why=stopped)
         if trace is None:
             later = "schedtrace attach records from now on, without a restart"
@@ -231,19 +231,19 @@ class _Engine:
         if flight is None:
             return Refused(why=f"it keeps nothing in memory, but is recorded to {trace}")
         try:
-            return Snapshot(path=str(flight.ask(folder).result(WAIT_S)))
+            return Snapshot(path=str(flight.request_snapshot(folder).result(WAIT_S)))
         except OSError as error:
             why = f"{folder}: cannot be written ({error.strerror}); what is in memory stays there"
             return Refused(why=why)
 
     def _status(self) -> Status:
         core, attachment, watchdog = self._core, self._attachment, self._watchdog
-        trace, flight = attachment.trace, self._flight
+        trace, flight = attachment.trace_path, self._flight
         return Status(
             role="engine",
             pid=os.getpid(),
             engine_pid=os.getpid(),
-            rank=engine_rank(core.vllm_config.parallel_config),
+            rank=data_parallel_rank(core.vllm_config.parallel_config),
             schedtrace_version=__version__,
             vllm_version=vllm_version(),
             model=str(core.vllm_config.model_config.model),
@@ -252,7 +252,7 @@ class _Engine:
             recording=None if trace is None else str(trace),
             keeps=None if trace is None or flight is None else flight.keeps,
             attached=attachment.attached,
-            stopped=attachment.stopped,
+            stopped=attachment.stop_reason,
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,
             stall=None if watchdog is None else watchdog.stall,

@@ -128,7 +128,7 @@ class Connection:
         return left_s
 
 
-def ask(path: Path, question: AnyAsk, expected: type[_T], timeout_s: float) -> _T | Refused:
+def ask_process(path: Path, question: AnyAsk, expected: type[_T], timeout_s: float) -> _T | Refused:
     """Ask the process that listens there.
 
     Raises:

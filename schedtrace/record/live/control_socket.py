@@ -21,7 +21,7 @@ import msgspec
 from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskStatus, AskTimes, Done, Refused, Stacks
 from schedtrace.model.printable import json_of
-from schedtrace.record.live.control_client import AnswerError, ask, peer_of
+from schedtrace.record.live.control_client import AnswerError, ask_process, peer_of
 from schedtrace.record.log import logger
 from schedtrace.record.processes import process_state
 
@@ -223,7 +223,7 @@ def time_in_workers(*, on: bool) -> None:
     """
     for path in _worker_sockets():
         with contextlib.suppress(OSError, AnswerError):
-            ask(path, AskTimes(on=on), Done, MOST_S)
+            ask_process(path, AskTimes(on=on), Done, MOST_S)
 
 
 def worker_stacks() -> dict[str, list[str]]:
@@ -234,7 +234,7 @@ def worker_stacks() -> dict[str, list[str]]:
 def _stacks(path: Path) -> list[str]:
     pid = int(path.stem)
     try:
-        answer = ask(path, AskStacks(), Stacks, STACKS_S)
+        answer = ask_process(path, AskStacks(), Stacks, STACKS_S)
     except (OSError, AnswerError) as error:
         state = ""
         with contextlib.suppress(OSError):  # it is gone

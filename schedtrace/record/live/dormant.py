@@ -40,11 +40,11 @@ def _wrap_loops() -> None:
                 wrap(loop_class, name, around)
 
 
-def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
+def _engine_loop(original: Method, core: Any, *args: object, **kwargs: object) -> Any:
     return _listening("engine_loop")(original, core, *args, **kwargs)
 
 
-def _worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def _worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
     return _listening("worker_loop")(original, worker, *args, **kwargs)
 
 

@@ -164,7 +164,7 @@ class FlightRecorder:
         size, most = self._ring.size / 2**20, (bounds.max_bytes or 0) / 2**20
         return f"the last {bounds.max_s:g} s, {size:.1f} of at most {most:g} MiB"
 
-    def ask(self, folder: Path) -> Asked:
+    def request_snapshot(self, folder: Path) -> Asked:
         """Have a snapshot written; any thread."""
         future = Asked()
         self._asked.append((folder, future))
@@ -180,7 +180,7 @@ class FlightRecorder:
                 _, future = self._asked.popleft()
                 future.set_exception(RuntimeError("the recording has ended"))
 
-    def snapshot(self, reason: str, *, always: bool = False) -> str:
+    def snapshot_event(self, reason: str, *, always: bool = False) -> str:
         """Write one that nobody asked for, and say so in vLLM's log; any thread but the writer's.
 
         Args:
@@ -194,7 +194,7 @@ class FlightRecorder:
         if isinstance(folder, str):
             return folder
         try:
-            return f"what happened before: {self.ask(folder).result(WAIT_S)}"
+            return f"what happened before: {self.request_snapshot(folder).result(WAIT_S)}"
         except Exception as error:
             return f"no snapshot: {error}"
 
@@ -234,7 +234,7 @@ class FlightRecorder:
                 return f"preemptions>{most}/{within_s:g}s"
         return None
 
-    def answer(self, end: Callable[[], End]) -> None:
+    def write_snapshots(self, end: Callable[[], End]) -> None:
         """Write what was asked for, or what happened is worth; the writer's thread, after each round.
 
         Args:
@@ -244,7 +244,7 @@ class FlightRecorder:
         if reason is not None:
             folder = self._folder(reason, always=False)
             if isinstance(folder, Path):
-                self.ask(folder)
+                self.request_snapshot(folder)
             elif self._refused_after_s != self._latest_s:
                 self._refused_after_s = self._latest_s  # once for each that was written
                 logger.warning("schedtrace: {}: {}", reason, folder)
@@ -252,7 +252,7 @@ class FlightRecorder:
             folder, future = self._asked.popleft()
             try:
                 end_line = end()
-                self._parts.flush()
+                self._parts.end_frame()
                 end_frame = self._parts.frame(json_of(end_line) + b"\n")
                 path = self._ring.write_to(folder, end_frame, self._header)
             except Exception as error:

@@ -15,8 +15,8 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.live import MOST_ENTRIES, EngineQueue, QueueEntry
 from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import arrival_facts, queues
-from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
-from schedtrace.record.header import engine_rank
+from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks
+from schedtrace.record.header import data_parallel_rank
 from schedtrace.record.live.between_steps import BetweenSteps, NotReachedError
 from schedtrace.record.step_lines import WrittenIds
 
@@ -55,10 +55,10 @@ class QueueCopy(NamedTuple):
     waiting: queues.Waiting
     in_flight: bool
 
-    def in_order(self) -> list[CopiedRequest]:
+    def ordered_requests(self) -> list[CopiedRequest]:
         """Return everybody who runs or waits, those that run first, in the scheduler's order where known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
-        order = (*self.running, *queues.in_order(self.waiting), *self.requests)
+        order = (*self.running, *queues.queued_requests(self.waiting), *self.requests)
         numbers = dict.fromkeys(place[id(request)] for request in order if id(request) in place)
         copied = (self._copied(number) for number in numbers)
         return [request for request in copied if request is not None]
@@ -123,7 +123,9 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     )
 
 
-def present(seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
+def present_entry(
+    seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int
+) -> Present:
     """Return the entry of a request, without its prefix.
 
     Args:
@@ -205,7 +207,7 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
         copy()  # on this thread: each list is copied in one go
     [(copy_, held, free)] = copied
     now = time.time()
-    running, waiting = _parted(copy_.in_order())
+    running, waiting = _parted(copy_.ordered_requests())
     entries = [
         (request, _entry(request, now, held, ids))
         for request in (*running[:MOST_ENTRIES], *waiting[:MOST_ENTRIES])
@@ -213,16 +215,16 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
     _refusals(entries, latest)
     pause = queues.pause_name(scheduler)
     return EngineQueue(
-        rank=engine_rank(engine.vllm_config.parallel_config),
+        rank=data_parallel_rank(engine.vllm_config.parallel_config),
         pid=os.getpid(),
         model=str(engine.vllm_config.model_config.model),
         unix_s=now,
         held_us=held_us,
         between_steps=reached,
         policy=queues.policy(scheduler),
-        seats=queues.seats(scheduler),
+        seats=queues.max_running_requests(scheduler),
         token_budget=int(scheduler.max_num_scheduled_tokens),
-        blocks_usable=usable_blocks(manager),
+        blocks_usable=blocks_without_null(manager),
         blocks_free=free,
         pause=None if pause == "UNPAUSED" else pause,  # type: ignore[arg-type]  # one of vLLM's three words
         running=[entry for request, entry in entries if request.state == "running"],

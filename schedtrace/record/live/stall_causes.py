@@ -22,7 +22,7 @@ from schedtrace.model.kv_need import KvNeed
 from schedtrace.model.printable import counted
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
-from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
+from schedtrace.record.allocation import blocks_without_null, free_blocks, held_blocks
 from schedtrace.record.header import cache_groups
 from schedtrace.record.step_lines import WrittenIds
 
@@ -154,7 +154,7 @@ def is_paused(engine: Any) -> bool:
     return asleep or pause == "PAUSED_ALL" or (pause == "PAUSED_NEW" and not engine.scheduler.running)
 
 
-def stall(
+def stall_cause(
     engine: Any,
     places: Sequence[ThreadPlace],
     *,
@@ -237,7 +237,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
     """Return what is certain of the next request without a look into a call."""
     first = usable = needed = None
     with suppress(Exception):  # a user's scheduler, or another release's cache groups
-        first, usable = queues.head(engine.scheduler), usable_blocks(engine.scheduler.kv_cache_manager)
+        first, usable = queues.head(engine.scheduler), blocks_without_null(engine.scheduler.kv_cache_manager)
         needed = None if first is None else _whole(engine, first.request_id)
     if first is None or needed is None or usable is None or needed <= usable:
         return "which limit it was, is not known"
@@ -266,7 +266,9 @@ def _reason(scheduler: Any, exit_: Exit) -> str:
     active = getattr(scheduler.scheduler_config, "max_num_active_seqs", 0)
     setting = "max_num_active_seqs" if active else "max_num_seqs"
     budget = scheduler.max_num_scheduled_tokens
-    return text.format(seats=queues.seats(scheduler), seats_setting=setting, token_budget=budget)
+    return text.format(
+        seats=queues.max_running_requests(scheduler), seats_setting=setting, token_budget=budget
+    )
 
 
 def _need(engine: Any, exit_: Exit) -> str:
@@ -274,7 +276,7 @@ def _need(engine: Any, exit_: Exit) -> str:
     if exit_.cause != Cause.KV_BLOCKS:
         return ""
     manager = engine.scheduler.kv_cache_manager
-    needed, usable = exit_.blocks_needed or _whole(engine, exit_.request_id), usable_blocks(manager)
+    needed, usable = exit_.blocks_needed or _whole(engine, exit_.request_id), blocks_without_null(manager)
     if usable is None or needed is None:
         return ""
     need = f"; it needs {counted(needed, 'KV block')}, {free_blocks(manager):,} are free"
@@ -297,7 +299,9 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
     """Return the lines about seats, the queue and the KV cache: who holds how much, and in what state."""
     scheduler = engine.scheduler
     running = [ids[request.request_id] for request in list(scheduler.running)]
-    lines = [f"running: {len(running):,} of {queues.seats(scheduler):,} seats{_after(running)}"]
+    lines = [
+        f"running: {len(running):,} of {queues.max_running_requests(scheduler):,} seats{_after(running)}"
+    ]
     if inputs := queues.num_in_input_queue(engine):
         lines.append(
             f"in the engine's input queue: {counted(inputs, 'request')} that its thread has not taken"
@@ -306,7 +310,7 @@ def holders(engine: Any, ids: WrittenIds) -> list[str]:
     for request in _waiting(scheduler):
         by_status.setdefault(request.status.name, []).append(ids[request.request_id])
     lines += [f"{_worded(name)}: {len(waiting):,}{_after(waiting)}" for name, waiting in by_status.items()]
-    held, usable = held_blocks(scheduler.kv_cache_manager), usable_blocks(scheduler.kv_cache_manager)
+    held, usable = held_blocks(scheduler.kv_cache_manager), blocks_without_null(scheduler.kv_cache_manager)
     if usable is None:
         return lines
     free = f"KV blocks: {free_blocks(scheduler.kv_cache_manager):,} of {usable:,} free"
@@ -328,7 +332,7 @@ def _worded(status: str) -> str:
 
 
 def _waiting(scheduler: Any) -> list[Any]:
-    return queues.in_order(queues.waiting_now(scheduler))
+    return queues.queued_requests(queues.waiting_now(scheduler))
 
 
 def _after(names: Collection[str]) -> str:

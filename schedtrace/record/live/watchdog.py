@@ -29,14 +29,14 @@ from schedtrace.record.live.stall_causes import (
     holders,
     is_paused,
     stacks_here,
-    stall,
+    stall_cause,
     thread_place,
 )
 from schedtrace.record.log import logger
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import hides_ids
 from schedtrace.record.step_lines import WrittenIds
-from schedtrace.record.switches import NO, YES, value
+from schedtrace.record.switches import NO, YES, environment_value
 
 VARIABLE = "SCHEDTRACE_WATCHDOG"
 EXPLAIN = "explain"
@@ -97,7 +97,7 @@ def explains() -> bool:
 
 
 def _asked() -> list[str]:
-    return [part.strip() for part in value(VARIABLE).lower().split(",") if part.strip()]
+    return [part.strip() for part in environment_value(VARIABLE).lower().split(",") if part.strip()]
 
 
 class Watchdog:
@@ -162,7 +162,7 @@ class Watchdog:
         failed = 0
         while not self._closed.wait(EVERY_S):
             try:
-                self.look(time.monotonic())
+                self.check(time.monotonic())
                 failed = 0
             except Exception as error:  # a container changed while it was read, or this vLLM is another
                 failed += 1
@@ -189,7 +189,7 @@ class Watchdog:
         """Why, in a sentence."""
         return None if self.stalled_s is None or self._reported is None else self._reported.sentence
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Compare with the last look; say what has begun or ended since.
 
         Args:
@@ -197,15 +197,15 @@ class Watchdog:
         """
         scheduler = self._engine.scheduler
         paused = is_paused(self._engine)
-        moved = self._movement.look(scheduler, now_s) or paused != self._paused
+        moved = self._movement.has_progressed(scheduler, now_s) or paused != self._paused
         self._paused = paused
         working = has_work(self._engine, self._queues)
         absent_s = now_s - self._looked_s - EVERY_S
         self._looked_s = now_s
-        self._calls.look(scheduler, now_s)
+        self._calls.count_calls(scheduler, now_s)
         if moved or not working or self._moved_s is None:
             self._moved_s = now_s
-            self._calls.progress()
+            self._calls.note_progress()
             self._places.clear()
         else:
             self._moved_s += absent_s if absent_s > ABSENT_S else 0.0
@@ -235,7 +235,7 @@ class Watchdog:
             except Exception as error:
                 logger.trace("schedtrace: the causes of a stall are not known: {!r}", error)
         self._unexplained = steps and not exits
-        return stall(
+        return stall_cause(
             self._engine,
             self._places,
             calls=calls.since_progress if steps else None,
@@ -369,7 +369,7 @@ class Calls:
         self._looks_without = 0
         self._moved_s = 0.0
 
-    def look(self, scheduler: Any, now_s: float) -> None:
+    def count_calls(self, scheduler: Any, now_s: float) -> None:
         """Compare with the look before."""
         number = getattr(scheduler, "current_step", None)
         self._looks_without = 0 if number != self.number else self._looks_without + 1
@@ -377,7 +377,7 @@ class Calls:
             self._moved_s = now_s
         self.number = number
 
-    def progress(self) -> None:
+    def note_progress(self) -> None:
         """Count from here on."""
         self._at_progress = self.number
 
@@ -459,7 +459,7 @@ class Movement:
         """Requests that ran then, while some may go round in a circle: each tells whether it has ended."""
         self.circles: dict[str, Circle] = {}
 
-    def look(self, scheduler: Any, now_s: float) -> bool:
+    def has_progressed(self, scheduler: Any, now_s: float) -> bool:
         """Return whether a step has made progress since the last look: tokens of who runs, or an admission.
 
         Preempting and starting again is progress here; ``circling`` tells those who gain nothing by it.

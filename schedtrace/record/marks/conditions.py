@@ -112,7 +112,7 @@ class DecidedCondition:
         return chosen
 
 
-def held(part: ast.expr, *, holds: bool) -> ast.expr:
+def as_true(part: ast.expr, *, holds: bool) -> ast.expr:
     """Return what was true of a part that was true, or false: without a ``not`` too many."""
     inner, negated = _without_not(part)
     return ast.UnaryOp(ast.Not(), inner) if negated is holds else inner
@@ -167,7 +167,7 @@ def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]
         return []
     parameters = frozenset(part for part in ast.walk(function.args) if isinstance(part, ast.arg))
     flow = _Flow(flag, test)
-    flow.block(function.body, frozenset(part for part in parameters if part.arg == flag))
+    flow.state_after(function.body, frozenset(part for part in parameters if part.arg == flag))
     if any(map(_makes_container, flow.seen)):
         return []
     places = sorted(flow.seen, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]  # statements have places
@@ -206,7 +206,7 @@ class _Flow:
         self._breaks: list[list[_State]] = []
         self._continues: list[list[_State]] = []
 
-    def block(self, statements: list[ast.stmt], state: _State) -> _State:
+    def state_after(self, statements: list[ast.stmt], state: _State) -> _State:
         """Return the state behind these statements."""
         for node in statements:
             state = self._statement(node, state)
@@ -218,16 +218,16 @@ class _Flow:
         match node:
             case ast.If():
                 state = self._condition(node.test, state)
-                behind = _either(self.block(node.body, state), self.block(node.orelse, state))
+                behind = _either(self.state_after(node.body, state), self.state_after(node.orelse, state))
             case ast.While() | ast.For():
                 behind = self._loop(node, state)
             case ast.With():
-                behind = self.block(node.body, self._simple(node, node.items, state))
+                behind = self.state_after(node.body, self._simple(node, node.items, state))
             case ast.Try() | ast.TryStar():
                 behind = self._try(node, state)
             case ast.Match(cases=cases):
                 branches = [
-                    self.block(case.body, self._simple(case, [case.pattern], state)) for case in cases
+                    self.state_after(case.body, self._simple(case, [case.pattern], state)) for case in cases
                 ]
                 behind = _either(state, *branches)
             case _:
@@ -274,20 +274,20 @@ class _Flow:
                 entered = self._condition(node.test, head)
             else:
                 entered = self._simple(node, [node.target], head)
-            out = self.block(node.body, entered)
+            out = self.state_after(node.body, entered)
             breaks = self._breaks.pop()
             head = _either(head, out, *self._continues.pop()) or head
         endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
-        return _either(self.block(node.orelse, None if endless else head), *breaks)
+        return _either(self.state_after(node.orelse, None if endless else head), *breaks)
 
     def _try(self, node: ast.Try | ast.TryStar, state: frozenset[ast.AST]) -> _State:
         assigning = (part for statement in node.body for part in syntax.own_nodes(statement))
         touched = [*node.body, *(part for part in assigning if isinstance(part, ast.stmt))]
         anywhere = state | {part for part in touched if self._name in syntax.rebinds(part)}
-        ways = [self.block(node.orelse, self.block(node.body, state))]
-        ways += [self.block(handler.body, anywhere) for handler in node.handlers]
+        ways = [self.state_after(node.orelse, self.state_after(node.body, state))]
+        ways += [self.state_after(handler.body, anywhere) for handler in node.handlers]
         after = _either(*ways)
-        behind = self.block(node.finalbody, anywhere if after is None else after)
+        behind = self.state_after(node.finalbody, anywhere if after is None else after)
         return None if after is None else behind
 
 

@@ -91,7 +91,8 @@ def to_lines(
             counts[alike] <= MOST_PER_SITE
             and exits
             and exits[-1] is latest.get(alike)
-            and _has_no_more(event, cause)
+            and event.refusal is None
+            and cause not in {Cause.OTHER, Cause.KV_BLOCKS}  # the event adds its request and budget only
         ):
             exits[-1].also.append(AlsoSkipped(event.request_id, _budget_left(event, remaining_budget)))
             continue
@@ -111,11 +112,6 @@ def to_lines(
             line.blocks_needed, line.blocks_free = event.refusal.needed, event.refusal.free
         exits.append(line)
     return exits, caps
-
-
-def _has_no_more(event: Event, cause: str) -> bool:
-    """Return whether request and budget are all that the event adds to its site, cause and detail."""
-    return event.refusal is None and cause not in {Cause.OTHER, Cause.KV_BLOCKS}
 
 
 def _budget_left(event: Event, remaining_budget: int) -> int:
@@ -162,12 +158,14 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
         case Cause.MAX_NUM_SEQS if event.held_back:
             cause_and_detail = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
-            cause_and_detail = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
+            # Before vLLM 0.22 a method of its own checked the whole sequence.
+            whole = "full_sequence" if "can_fit_full_sequence" in site.guard else None
+            cause_and_detail = cause, event.refusal.limit if event.refusal else whole
     return cause_and_detail
 
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:
-    """Return the queue that is looked at holds nobody, or says so."""
+    """Return cause and detail of an exit at a queue that holds no request, or claims so."""
     if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
         return Cause.PAUSED, event.pause_word  # somebody waits, in a queue that is closed
     return Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
@@ -179,11 +177,6 @@ def _values(event: Event, site: Site) -> str | None:
         return f"{event.queued} waiting requests"
     pairs = zip(site.compared(event.part), event.values, strict=False)
     return "; ".join(f"{text} = {value}" for text, value in pairs) or None
-
-
-def _limit_in(guard: str) -> str | None:
-    """Return the limit: before vLLM 0.22 a method of its own checked the whole sequence."""
-    return "full_sequence" if "can_fit_full_sequence" in guard else None
 
 
 def unknown_guards(sites: Iterable[int]) -> list[str]:

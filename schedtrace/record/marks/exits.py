@@ -187,7 +187,7 @@ class Marks:
         events.append(event or Event(site, budget, part))
 
     @staticmethod
-    def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
+    def allocation_refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
         """Note that ``allocate_slots`` has returned None, and the loop is about to be left."""
         _note_refusal(scheduler, site, budget, request, arguments)
         recorder = recorder_by_id(id(scheduler))
@@ -267,7 +267,7 @@ class Marks:
             recorder.request_preempted(scheduler, victim)
 
     @staticmethod
-    def preempted(scheduler: Any) -> None:
+    def victim_preempted(scheduler: Any) -> None:
         """Note that ``schedule()`` has freed the victim's blocks."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and recorder.events is not None:

@@ -88,7 +88,7 @@ class _Rule:
         self._allowed = self._decisive | frozenset(f"self request len bool min {also}".split())
         self._within = frozenset(within.split())
 
-    def holds(self, loop: Loop, names: Names, enclosing: Names) -> bool:
+    def applies(self, loop: Loop, names: Names, enclosing: Names) -> bool:
         return (
             self._loop in (None, loop)
             and not self._decisive.isdisjoint(names)
@@ -264,4 +264,4 @@ def registered(module: str, names: Names) -> str | None:
 
 
 def _first(rules: Iterable[_Rule], loop: Loop, names: Names, enclosing: Names) -> str:
-    return next((rule.cause for rule in rules if rule.holds(loop, names, enclosing)), Cause.OTHER)
+    return next((rule.cause for rule in rules if rule.applies(loop, names, enclosing)), Cause.OTHER)

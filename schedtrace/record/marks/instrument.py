@@ -89,7 +89,7 @@ def _with_marks(owner: type) -> tuple[type | None, range]:
     copied = copy_of(original, _with_constant(proven.compiled(), MARK, Marks))
     numbers = range(len(SITES), len(SITES) + len(marker.sites))
 
-    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def schedule(self: Any, *args: object, **kwargs: object) -> Any:
         if owner.__dict__.get("schedule") is original and original.__code__ is code:
             return copied(self, *args, **kwargs)
         # Somebody replaced the method, or its code, after this copy was made: theirs is the one that counts.

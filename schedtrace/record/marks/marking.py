@@ -2,7 +2,33 @@
 
 A mark is a call on the string ``MARK``, which ``instrument.py`` replaces by an object: no name of ours enters
 the function but ``BEFORE``, which holds a number of tokens while a limit is applied to it. A mark gets only
-what is surely bound where it stands. Exits by which a request succeeds are not marked.
+what is surely bound where it stands. Exits by which a request succeeds are not marked. A worked example, in
+which the first site has number 5 and ``mark`` stands for the object::
+
+    while self.waiting and token_budget > 0:
+        if len(self.running) == self.max_num_running_reqs:
+            break
+        request = self.waiting.peek_request()
+        num_new_tokens = min(request.num_tokens, token_budget)
+        new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens)
+        if new_blocks is None:
+            break
+
+====================================  ================================================================
+statement                             marked copy
+====================================  ================================================================
+``while self.waiting and ...:``       ``while self.waiting:`` with ``if token_budget > 0:`` around the body;
+                                      ``mark.end(self, 7, token_budget, None, None, 1)`` in the ``else`` of
+                                      the ``if``, ``..., 0)`` in that of the ``while``
+``break``                             ``mark.exit(self, 5, token_budget, None, None)`` before it
+``num_new_tokens = min(...)``         no mark where the number is bound first; a later ``min`` that makes it
+                                      smaller has ``BEFORE = num_new_tokens`` before it, and behind it
+                                      ``if num_new_tokens < BEFORE: mark.cap(...)``
+``break``, after a failed allocation  ``mark.allocation_refused(self, 6, token_budget, request, arguments)``
+                                      before it, with the arguments of ``allocate_slots``
+====================================  ================================================================
+
+What the object notes of each call stands in ``exits.py``.
 """
 
 import ast
@@ -12,7 +38,7 @@ from dataclasses import dataclass, replace
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
 from schedtrace.record.marks import guards, syntax
-from schedtrace.record.marks.conditions import DecidedCondition, explained, held
+from schedtrace.record.marks.conditions import DecidedCondition, as_true, explained
 from schedtrace.record.marks.exits import Site
 from schedtrace.record.marks.source import Proven, UnprovableError
 
@@ -47,21 +73,18 @@ class _Scope:
     allocation: ast.Call | None = None
     """The call of ``allocate_slots`` that surely came before in this turn, with the same arguments."""
 
-    def after(self, node: ast.stmt) -> "_Scope":
+    def scope_after(self, node: ast.stmt) -> "_Scope":
         names = syntax.binds(node)
-        return replace(
-            self, bound=self.bound | names, fresh=self.fresh | names, allocation=self._allocation(node)
-        )
-
-    def _allocation(self, node: ast.stmt) -> ast.Call | None:
         simple = isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)
         call = (simple and syntax.call_of(node, "allocate_slots")) or self.allocation
-        return call if call and syntax.rebinds(node).isdisjoint(syntax.names(call)) else None
+        if call and not syntax.rebinds(node).isdisjoint(syntax.names(call)):
+            call = None
+        return replace(self, bound=self.bound | names, fresh=self.fresh | names, allocation=call)
 
-    def within(self, test: ast.expr, *, negated: bool) -> "_Scope":
+    def with_test(self, test: ast.expr, *, negated: bool) -> "_Scope":
         return replace(self, tests=(*self.tests, (test, negated)))
 
-    def enter(self, node: ast.While | ast.For, loop: Loop) -> "_Scope":
+    def in_loop(self, node: ast.While | ast.For, loop: Loop) -> "_Scope":
         names = syntax.stores(node.target) if isinstance(node, ast.For) else frozenset[str]()
         if self.loop:
             return replace(self, nested=True, fresh=self.fresh | names)
@@ -91,7 +114,7 @@ class Marker:
         self._tokens = syntax.counted_tokens(function)
         self._request = syntax.allocated_request(function)
         self._blocks = syntax.allocated_blocks(function)
-        self._victims = syntax.preempted(function)
+        self._victims = syntax.victim_names(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
         self._decided: dict[int, DecidedCondition] = {}
         """Conditions whose parts are told apart, by their identity."""
@@ -115,7 +138,7 @@ class Marker:
                 marked += [*before, left[0], *after]
                 done = 1
             for statement in left[:done]:
-                scope = scope.after(statement)
+                scope = scope.scope_after(statement)
             left = left[done:]
         return marked
 
@@ -132,7 +155,7 @@ class Marker:
             limits.append(node)
             if not syntax.is_min_of(node, self._tokens):
                 break
-            scope = scope.after(node)
+            scope = scope.scope_after(node)
         if len(limits) > 1 and not syntax.is_min_of(limits[-1], self._tokens):
             limits.pop()
         return limits
@@ -149,7 +172,7 @@ class Marker:
                 node.body = self._block(node.body, scope)
             case ast.Match():
                 for case in node.cases:
-                    case.body = self._block(case.body, scope.within(node.subject, negated=False))
+                    case.body = self._block(case.body, scope.with_test(node.subject, negated=False))
             case ast.Try() | ast.TryStar():
                 self._try(node, scope)
             case ast.Break() | ast.Continue() | ast.Return() if loop:
@@ -165,8 +188,8 @@ class Marker:
         loop = None if scope.loop else syntax.first_loop(node.body)
         if loop == syntax.first_loop(node.orelse):
             loop = None  # one or the other is entered: neither way closes it
-        node.body = self._block(node.body, scope.within(node.test, negated=False))
-        node.orelse = self._block(node.orelse, scope.within(node.test, negated=True))
+        node.body = self._block(node.body, scope.with_test(node.test, negated=False))
+        node.orelse = self._block(node.orelse, scope.with_test(node.test, negated=True))
         if loop:
             node.orelse.insert(0, self._end(node, loop, "gate", scope, node.test))
         self._rewrite(node)
@@ -177,7 +200,7 @@ class Marker:
             return  # a helper's loop: leaving it early stops nothing
         if scope.loop:
             self._outcomes |= syntax.outcomes(self._function, node, self._blocks)
-        node.body = self._block(node.body, scope.enter(node, loop))
+        node.body = self._block(node.body, scope.in_loop(node, loop))
         if scope.loop:
             return
         if isinstance(node, ast.For):
@@ -202,16 +225,19 @@ class Marker:
         [first, *following] = self._ends(node, loop, "condition", scope, condition)
         decided = self._decided[id(condition)]
         for place, mark in reversed([*enumerate(following, start=1)]):
-            test, leave = syntax.at(condition, decided.tests[place]), syntax.at(condition, ast.Break())
-            node.body = [syntax.at(condition, ast.If(test, node.body, [mark, leave]))]
-        node.test, node.orelse = syntax.at(condition, decided.tests[0]), [first]
+            test, leave = (
+                syntax.on_line_of(condition, decided.tests[place]),
+                syntax.on_line_of(condition, ast.Break()),
+            )
+            node.body = [syntax.on_line_of(condition, ast.If(test, node.body, [mark, leave]))]
+        node.test, node.orelse = syntax.on_line_of(condition, decided.tests[0]), [first]
         self._conditions.discard(id(condition))
 
     def _rewrite(self, node: ast.If | ast.While) -> None:
         """Have the condition keep what its marks tell."""
         self._conditions.discard(id(node.test))
         if (decided := self._decided.get(id(node.test))) is not None:
-            node.test = syntax.at(node.test, decided.test)
+            node.test = syntax.on_line_of(node.test, decided.test)
 
     def _decide(self, condition: ast.expr, *, holds: bool) -> DecidedCondition | None:
         """Return its parts; None where it cannot be rewritten, or has been to tell the opposite."""
@@ -224,7 +250,7 @@ class Marker:
     def _try(self, node: ast.Try | ast.TryStar, scope: _Scope) -> None:
         node.body = self._block(node.body, scope)
         for handler in node.handlers:
-            caught = scope.within(handler.type or ast.Constant(value=True), negated=False)
+            caught = scope.with_test(handler.type or ast.Constant(value=True), negated=False)
             handler.body = self._block(handler.body, caught)
         node.orelse = self._block(node.orelse, scope)
         node.finalbody = self._block(node.finalbody, scope)
@@ -237,12 +263,12 @@ class Marker:
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
         budget, request = self._budget(scope), self._request_of(scope)
         cause = self._exit_cause(test, loop, scope)
-        guarded = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
+        guarded = Site(loop, kind, (cause,), ast.unparse(as_true(test, holds=not negated)), "", refuses_head)
         if cause == guards.NOT_ELIGIBLE:
             which = _mark_call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
             return [self._mark(node, guarded, "exit", budget, request, ast.Constant(None), which)]
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
-            return [self._mark(node, guarded, "refused", budget, request, arguments)]
+            return [self._mark(node, guarded, "allocation_refused", budget, request, arguments)]
         queue = self._name("request_queue", scope.fresh)
         site, details = self._with_part_causes(guarded, test, loop, scope, holds=not negated)
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
@@ -262,7 +288,7 @@ class Marker:
             return site, []
         decided = self._decide(test, holds=holds)
         if decided is None:
-            true = held(test, holds=holds)
+            true = as_true(test, holds=holds)
             guard = explained(self._function, test, true) if cause == Cause.OTHER else site.guard
             return replace(site, guard=guard), []
         whole = guards.registered(self._module, syntax.names(test))
@@ -280,7 +306,7 @@ class Marker:
         """Return the site with its parts' texts, and its mark's arguments: the deciding part, its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
-            true = held(part, holds=decided.holds)
+            true = as_true(part, holds=decided.holds)
             texts.append(ast.unparse(true) if cause != Cause.OTHER else explained(self._function, test, true))
             if cause == Cause.OTHER:
                 decided.keep_values(place)
@@ -350,7 +376,7 @@ class Marker:
         mark = self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)
         if victim is None:
             return [mark], []
-        return [mark, self._call(node, "preempting", victim)], [self._call(node, "preempted")]
+        return [mark, self._call(node, "preempting", victim)], [self._call(node, "victim_preempted")]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
         """Return whether this may make the number of tokens smaller; the old number is surely bound then."""
@@ -370,7 +396,7 @@ class Marker:
         for node, name in zip(limits, saved_names, strict=True):
             cause = guards.cap_of(self._module, loop, syntax.names(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
-            marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
+            marked += [syntax.on_line_of(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
         about = [self._budget(scope), self._name(self._request, scope.fresh)]
         counts = [*(ast.Name(name, ast.Load()) for name in saved_names), now]
         first, site = sites[0]
@@ -378,7 +404,7 @@ class Marker:
         for node, site in sites[1:]:
             self._add(node, site)
         check = ast.If(ast.Compare(now, [ast.Lt()], [counts[0]]), [mark], [])
-        return [*marked, syntax.at(limits[-1], check)]
+        return [*marked, syntax.on_line_of(limits[-1], check)]
 
     def _budget(self, scope: _Scope) -> ast.expr:
         return self._name("token_budget", scope.bound)
@@ -391,7 +417,9 @@ class Marker:
 
     def _call(self, node: ast.stmt, method: str, *arguments: ast.expr) -> ast.stmt:
         """Return a statement on the line of ``node`` that calls a mark with the scheduler and arguments."""
-        return syntax.at(node, ast.Expr(_mark_call(method, ast.Name(self._self, ast.Load()), *arguments)))
+        return syntax.on_line_of(
+            node, ast.Expr(_mark_call(method, ast.Name(self._self, ast.Load()), *arguments))
+        )
 
     def _add(self, node: ast.stmt, site: Site) -> int:
         """Return the number of a new site."""

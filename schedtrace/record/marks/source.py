@@ -151,12 +151,8 @@ def _same_constant(first: Any, second: Any) -> bool:
         return _same(first, second)
     # 0.0 equals -0.0, and equal sets may be written in different orders
     return type(first) is type(second) and (
-        repr(first) == repr(second) or (_is_set(first) and first == second)
+        repr(first) == repr(second) or (isinstance(first, frozenset) and first == second)
     )
-
-
-def _is_set(constant: Any) -> bool:
-    return isinstance(constant, frozenset)
 
 
 def _shown(function: FunctionType) -> str:

@@ -220,7 +220,7 @@ def stored_names(function: ast.FunctionDef) -> list[str]:
     return [part.id for part in names_in if not isinstance(part.ctx, ast.Load)]
 
 
-def at(place: ast.AST, node: _Node) -> _Node:
+def on_line_of(place: ast.AST, node: _Node) -> _Node:
     """Return ``node`` with the line of ``place`` throughout, so that tracebacks show vLLM's lines."""
     for part in ast.walk(node):
         if isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
@@ -321,7 +321,7 @@ def _flags_before_breaks(
                 pass
 
 
-def preempted(function: ast.FunctionDef) -> frozenset[str]:
+def victim_names(function: ast.FunctionDef) -> frozenset[str]:
     """Return the variables that hold a victim: their status becomes ``PREEMPTED`` here, not in a method."""
     victims = set()
     for node in own_nodes(function):

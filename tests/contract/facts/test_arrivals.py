@@ -144,7 +144,7 @@ def test_without_prefix_caching_salts_and_images_tell_prompts_apart_as_vllm_does
     requests[2].mm_features = [object()]
     prefixes = Prefixes(block_size=16)
     for request in requests:
-        prefixes.note(request)
+        prefixes.keep_prompt(request)
     plain, salted, image = (prefixes.hashes(request.request_id) for request in requests)
     assert len(plain) == len(salted) == 4 * 4
     assert plain[:4] != salted[:4]
@@ -156,7 +156,7 @@ def test_tokens_that_are_no_integers_have_no_hashes():
     prefixes = Prefixes(block_size=16)
     for odd in (1.5, None, 2**70):
         request.prompt_token_ids = [odd] * 64
-        prefixes.note(request)
+        prefixes.keep_prompt(request)
         assert prefixes.hashes("r") is None
 
 

@@ -122,7 +122,7 @@ def test_without_such_a_queue_an_abort_is_noted_when_the_engine_acts(engine, rec
 def test_requests_that_never_arrive_are_forgotten(engine):
     inputs = engine.scheduler._schedtrace_recorder.facts.inputs
     for number in range(MOST_KEPT + 5):
-        inputs.prepared(SimpleNamespace(request_id=str(number)), 0)
+        inputs.note_prepared(SimpleNamespace(request_id=str(number)), 0)
         inputs.abort_received([f"a{number}"])
     assert (len(inputs._received), len(inputs._aborts)) == (5, 5)
     engine.finish()

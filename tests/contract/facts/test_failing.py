@@ -19,11 +19,11 @@ def broken(*_args, **_options):
 @pytest.mark.parametrize(
     "place",
     [
-        f"{FACTS}.StateReader.read",
+        f"{FACTS}.StateReader.state_after_schedule",
         f"{FACTS}.admissions",
-        f"{FACTS}.Inputs.arrival",
+        f"{FACTS}.Inputs.input_times",
         f"{FACTS}.Inputs.abort_us",
-        "schedtrace.record.arrival_facts.Prefixes.note",
+        "schedtrace.record.arrival_facts.Prefixes.keep_prompt",
     ],
 )
 def test_recording_goes_on(place, recording, monkeypatch, warnings):

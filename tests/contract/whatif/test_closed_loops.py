@@ -26,7 +26,7 @@ def closed(folder, **options):
 
         def finished(request_id):
             send(engine.clock.now_us + 5_000)
-            engine.forget(request_id)
+            engine.drop_request(request_id)
 
         engine.finished = finished
         began = engine.clock.now_us

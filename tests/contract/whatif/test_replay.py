@@ -8,7 +8,7 @@ from schedtrace.errors import UsageError
 from schedtrace.model.what_if import OF_RANKS
 from schedtrace.read.run import read_run
 from schedtrace.simulate.engine_options import engine_options, require_known
-from schedtrace.simulate.replay import play
+from schedtrace.simulate.replay import play_loads
 from schedtrace.simulate.routing import ROUTERS
 from schedtrace.step_times.fitted import RecordedTimes
 from schedtrace.timeline.timeline import make_timeline
@@ -30,7 +30,7 @@ CHANGES = {
 
 
 def replayed(base, folder, times, changes=None, **how):
-    play(base.loads, engine_options(base.header, changes), times, folder, trial_ids=True, **how)
+    play_loads(base.loads, engine_options(base.header, changes), times, folder, trial_ids=True, **how)
     run = read_run(folder)
     return compositions([make_timeline(run.traces[0], run.manifest)])
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_set_is_told_in_one_line(given, told):
 )
 def test_what_vllm_refuses_has_its_whole_reason(changes, why, tmp_path):
     with pytest.raises(UsageError) as raised:
-        play([], changes, TIMES, tmp_path / "refused")
+        play_loads([], changes, TIMES, tmp_path / "refused")
     assert str(raised.value).startswith("vLLM refuses this configuration: ")
     assert why in str(raised.value)
     assert "validation error" not in str(raised.value)
@@ -114,4 +114,4 @@ def test_a_load_that_never_ends_with_a_setting_is_one_line(tmp_path):
     base = recorded(drive(tmp_path / "base", **LOADS["tight"]))
     options = engine_options(base.header, {"num_gpu_blocks_override": 4, "max_model_len": 64})
     with pytest.raises(UsageError, match=r"^with these settings the load never ends: \d+ requests"):
-        play(base.loads, options, base.times, tmp_path / "never")
+        play_loads(base.loads, options, base.times, tmp_path / "never")

@@ -92,7 +92,7 @@ def test_what_the_engine_refused_is_told_by_the_place_where_it_stands(cli, tmp_p
         msg = "unknown option --max-num-seqz"
         raise UsageError(msg)
 
-    monkeypatch.setattr(execute, "execute", refuses)
+    monkeypatch.setattr(execute, "execute_plans", refuses)
     typo = tmp_path / "typo.yaml"
     ended = cli("run", "--config", typo, "--output", tmp_path / "logs")
     assert ended == (2, "", f"schedtrace: --config {typo}: {SEQZ}\n")
@@ -141,7 +141,7 @@ def test_an_interrupted_run_names_what_there_is_to_read(cli, tmp_path, monkeypat
             run_folder(plans[0].folder, step(0), about=manifest())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execute, "execute", interrupted)
+    monkeypatch.setattr(execute, "execute_plans", interrupted)
     code, _, err = cli("run", "--model", "tiny", "--output", tmp_path, "--label", "x")
     rest = f"what was recorded: schedtrace analyze {tmp_path / 'x'}" if recorded else "nothing was recorded"
     assert (code, err) == (130, f"schedtrace: interrupted; {rest}\n")

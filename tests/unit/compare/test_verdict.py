@@ -2,7 +2,7 @@ import textwrap
 
 import pytest
 
-from schedtrace.compare.comparison_verdict import verdict
+from schedtrace.compare.comparison_verdict import comparison_verdict
 from schedtrace.compare.metric_changes import METRICS
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
@@ -47,7 +47,7 @@ def finding(state, code="blocked-budget", cause="kv_blocks", *, base=(0, []), ne
 def said(*changes, same_work=True, in_turn=True):
     metrics = [change for change in changes if isinstance(change, MetricChange)]
     findings = [change for change in changes if isinstance(change, FindingChange)]
-    return verdict(metrics, findings, same_work=same_work, most_tests=11, in_turn=in_turn)
+    return comparison_verdict(metrics, findings, same_work=same_work, most_tests=11, in_turn=in_turn)
 
 
 UP, ALIKE = metric("output", (10, 10), (20, 20)), metric("output", (10, 20), (10, 20))

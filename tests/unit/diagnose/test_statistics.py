@@ -17,7 +17,9 @@ def counted(view_of):
 
 
 def of_engines(*timelines):
-    return statistics([engine_sums(timeline) for timeline in timelines], RecordedRanks.of(timelines))
+    return statistics(
+        [engine_sums(timeline) for timeline in timelines], RecordedRanks.from_timelines(timelines)
+    )
 
 
 def done(name, first, last, **fields):

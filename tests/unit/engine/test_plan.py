@@ -20,7 +20,7 @@ def spec(*engine_args, **fields):
 
 def test_a_plan_begins_as_a_manifest_of_its_own(tmp_path):
     plan = Plan(spec(trials=3), tmp_path, "x", ["schedtrace", "run"])
-    plan.save("failed", "no memory")
+    plan.save_manifest("failed", "no memory")
     told = read_manifest(tmp_path)
     assert (told.status, told.error, told.label) == ("failed", "no memory", "x")
     assert (told.command, told.trials_asked, told.trials) == (["schedtrace", "run"], 3, [])
@@ -29,21 +29,21 @@ def test_a_plan_begins_as_a_manifest_of_its_own(tmp_path):
 def test_a_manifest_that_cannot_be_written_is_one_line_and_leaves_no_part(tmp_path):
     plan = Plan(spec(), tmp_path / "gone", "x", [])
     with pytest.raises(RecordingError) as raised:
-        plan.save("running")
+        plan.save_manifest("running")
     assert str(raised.value) == f"{tmp_path / 'gone'}: run.json cannot be written (No such file or directory)"
     assert raised.value.exit_code == 4
 
 
 def test_a_full_disk_keeps_the_manifest_that_was_there(tmp_path, monkeypatch):
     plan = Plan(spec(), tmp_path, "x", [])
-    plan.save("running")
+    plan.save_manifest("running")
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(RecordingError, match="No space left on device"):
-        plan.save("finished")
+        plan.save_manifest("finished")
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     assert read_manifest(tmp_path).status == "running"
 

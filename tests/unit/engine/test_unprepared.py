@@ -14,7 +14,7 @@ from schedtrace.engine import unprepared
 from schedtrace.errors import InputError
 from schedtrace.model import live
 from schedtrace.model.live import AskDetach, Detached, Refused
-from schedtrace.record.live.control_client import ask
+from schedtrace.record.live.control_client import ask_process
 
 TITLE = "VLLM::EngineCore_DP0"
 HERE = {"PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -78,7 +78,7 @@ def test_the_script_has_an_engine_listen_that_is_in_its_loop(tmp_path):
         while not socket.exists():
             assert time.monotonic() < until
             time.sleep(0.05)
-        assert ask(socket, AskDetach(), Detached, 20) == Refused(why="nothing is attached to it")
+        assert ask_process(socket, AskDetach(), Detached, 20) == Refused(why="nothing is attached to it")
         assert unprepared.unprepared_engines(str(pid)) == []
 
 

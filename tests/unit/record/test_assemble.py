@@ -116,7 +116,7 @@ def test_a_step_in_full(assembler):
         ),
         events=[],
     )
-    assert assembler().step(first, result(900, execution=("host", at(200), at(750) + 999))) == Step(
+    assert assembler().step_line(first, result(900, execution=("host", at(200), at(750) + 999))) == Step(
         step=0,
         start_us=0,
         schedule_us=150,
@@ -152,7 +152,7 @@ def test_a_step_in_full(assembler):
 def test_without_a_result_the_output_is_left_open_and_completed_by_a_line_of_its_own(assembler):
     engine = assembler()
     first = capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[])
-    line = engine.step(first, None)
+    line = engine.step_line(first, None)
     assert (line.output_us, line.update_us, line.output_tokens, line.execute_us) == (None, None, None, None)
     late = result(900, got=(["a"], [3]), execution=("host", at(200), at(750)))
     assert engine.output(first, late) == Output(
@@ -162,9 +162,9 @@ def test_without_a_result_the_output_is_left_open_and_completed_by_a_line_of_its
 
 def test_a_steady_step_is_a_delta_of_what_differs(assembler):
     engine = assembler()
-    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[]), result(900))
-    engine.step(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
-    assert engine.step(capture(2), result(20_900)) == {
+    engine.step_line(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[]), result(900))
+    engine.step_line(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
+    assert engine.step_line(capture(2), result(20_900)) == {
         "type": "delta",
         "step": 2,
         "start_us": 20_000,
@@ -178,10 +178,10 @@ def test_a_steady_step_is_a_delta_of_what_differs(assembler):
 
 def test_the_figures_of_steady_steps(assembler):
     engine = assembler(full_lines=True)
-    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[]), result(900))
-    engine.step(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
-    engine.step(capture(2), result(20_900))
-    line = engine.step(capture(3, full=True), result(30_900))
+    engine.step_line(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[]), result(900))
+    engine.step_line(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
+    engine.step_line(capture(2), result(20_900))
+    line = engine.step_line(capture(3, full=True), result(30_900))
     assert line.requests == [ScheduledRequest("a", 102, 1)]
     assert (line.num_new, line.num_continued, line.prefill_tokens, line.decode_tokens) == (0, 1, 0, 1)
     assert (line.remaining_budget, line.output_tokens, line.cached_tokens) == (999, 1, 0)
@@ -190,9 +190,9 @@ def test_the_figures_of_steady_steps(assembler):
 def test_changes_of_a_step_that_is_not_steady(assembler):
     engine = assembler()
     first = rows(new={"a": 100, "b": 60, "c": 9})
-    engine.step(capture(0, first, side_events=came(*map(arrival, "abcd")), events=[]), result(900))
+    engine.step_line(capture(0, first, side_events=came(*map(arrival, "abcd")), events=[]), result(900))
     second = rows({"b": 40, "c": 1}, new={"d": 5}, computed={"b": 60, "c": 9})
-    line = engine.step(capture(1, second, events=[]), None)
+    line = engine.step_line(capture(1, second, events=[]), None)
     assert line["changes"] == RowChanges(
         gone=[0], changed=[RowChange(0, 60, 40)], added=[ScheduledRequest("d", 0, 5, "new")]
     )
@@ -200,18 +200,18 @@ def test_changes_of_a_step_that_is_not_steady(assembler):
 
 def test_rows_that_no_changes_describe_are_written_in_full(assembler):
     engine = assembler()
-    engine.step(
+    engine.step_line(
         capture(0, rows(new={"a": 9, "b": 9}), side_events=came(*map(arrival, "ab")), events=[]), None
     )
-    line = engine.step(capture(1, rows({"b": 1, "a": 1}, computed={"a": 9, "b": 9}), events=[]), None)
+    line = engine.step_line(capture(1, rows({"b": 1, "a": 1}, computed={"a": 9, "b": 9}), events=[]), None)
     assert [request.request_id for request in line.requests] == ["b", "a"]
     assert line.changes is None
 
 
 def test_a_line_in_full_says_what_a_delta_would_have_said(assembler):
     engine = assembler()
-    engine.step(capture(0, rows(new={"a": 9}), side_events=came(arrival("a", 9)), events=[]), None)
-    line = engine.step(capture(1, rows({"a": 2}, computed={"a": 9}), events=[], full=True), None)
+    engine.step_line(capture(0, rows(new={"a": 9}), side_events=came(arrival("a", 9)), events=[]), None)
+    line = engine.step_line(capture(1, rows({"a": 2}, computed={"a": 9}), events=[], full=True), None)
     assert (line.requests, line.changes) == (
         [ScheduledRequest("a", 9, 2)],
         RowChanges(changed=[RowChange(0, 9, 2)]),
@@ -220,7 +220,7 @@ def test_a_line_in_full_says_what_a_delta_would_have_said(assembler):
 
 def test_a_chunk_over_the_end_of_the_prompt_is_part_prefill_part_decode(assembler):
     engine = assembler()
-    line = engine.step(
+    line = engine.step_line(
         capture(0, rows({"a": 30}, computed={"a": 80}), side_events=came(arrival("a")), events=[]), None
     )
     assert (line.prefill_tokens, line.decode_tokens, line.recomputed_tokens) == (20, 10, 0)
@@ -228,12 +228,14 @@ def test_a_chunk_over_the_end_of_the_prompt_is_part_prefill_part_decode(assemble
 
 def test_what_a_preemption_threw_away_is_recomputed_up_to_where_it_was(assembler):
     engine = assembler(full_lines=True)
-    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[], full=True), None)
+    engine.step_line(
+        capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[], full=True), None
+    )
     lost = capture(1, rows(), events=[], full=True, waiting=(0, 1))
     lost.preempted = [(Preemption("a", lost_tokens=120), 121)]
-    line = engine.step(lost, None)
+    line = engine.step_line(lost, None)
     assert (line.preempted, line.waiting_tokens_after) == ([Preemption("a", lost_tokens=120)], 121)
-    line = engine.step(
+    line = engine.step_line(
         capture(2, rows({"a": 89}, computed={"a": 32}, resumed={"a"}), events=[], full=True), None
     )
     assert (line.num_new, line.num_resumed, line.num_continued) == (0, 1, 0)
@@ -246,22 +248,24 @@ def test_a_smaller_second_loss_does_not_shrink_the_first(assembler):
     engine = assembler(full_lines=True)
     twice = capture(0, rows(), events=[], full=True, side_events=came(arrival("a")), waiting=(0, 1))
     twice.preempted = [(Preemption("a", lost_tokens=120), 121), (Preemption("a", lost_tokens=50), 121)]
-    engine.step(twice, None)
-    line = engine.step(capture(1, rows({"a": 121}, resumed={"a"}), events=[], full=True), None)
+    engine.step_line(twice, None)
+    line = engine.step_line(capture(1, rows({"a": 121}, resumed={"a"}), events=[], full=True), None)
     assert line.recomputed_tokens == 120
 
 
 def test_a_new_row_of_a_request_that_ran_before_is_resumed(assembler):
     """The V2 model runner gets resumed requests as new ones."""
     engine = assembler(full_lines=True)
-    engine.step(capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[], full=True), None)
-    line = engine.step(capture(1, rows(new={"a": 90}, computed={"a": 10}), events=[], full=True), None)
+    engine.step_line(
+        capture(0, rows(new={"a": 100}), side_events=came(arrival("a")), events=[], full=True), None
+    )
+    line = engine.step_line(capture(1, rows(new={"a": 90}, computed={"a": 10}), events=[], full=True), None)
     assert ([row.phase for row in line.requests], line.num_new, line.num_resumed) == (["resumed"], 0, 1)
 
 
 def test_drafts_are_counted(assembler):
     engine = assembler(drafts=True)
-    line = engine.step(
+    line = engine.step_line(
         capture(
             0,
             rows({"a": 4, "b": 3}, computed={"a": 9, "b": 9}, drafts={"a": 3, "b": 2}),
@@ -273,12 +277,12 @@ def test_drafts_are_counted(assembler):
     assert (line.draft_tokens, line.output_tokens) == (5, 5)
     assert [row.draft_tokens for row in line.requests] == [3, 2]
     end = Finish("a", "STOPPED", 1, 1, 1)
-    engine.events(came(finished=[end]))
+    engine.note_events(came(finished=[end]))
     assert (end.drafts, end.drafts_accepted, end.drafts_invalid) == (3, 1, None)
 
 
 def test_waiting_tokens_are_unknown_where_vllm_counts_other_requests(assembler):
-    line = assembler().step(
+    line = assembler().step_line(
         capture(0, rows(), side_events=came(arrival("a")), waiting=(1, 2), events=[]), None
     )
     assert line.waiting_tokens_after is None
@@ -286,13 +290,13 @@ def test_waiting_tokens_are_unknown_where_vllm_counts_other_requests(assembler):
 
 def test_a_request_that_leaves_gets_the_times_of_its_life(assembler):
     engine = assembler()
-    engine.step(
+    engine.step_line(
         capture(0, rows(new={"a": 84}, computed={"a": 16}), side_events=came(arrival("a")), events=[]),
         result(900),
     )
-    engine.step(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
+    engine.step_line(capture(1, rows({"a": 1}, computed={"a": 100}), events=[]), result(10_900))
     end = Finish("a", "LENGTH_CAPPED", 11_000, 100, 2)
-    line = engine.step(capture(2, rows(), side_events=came(finished=[end]), events=[]), None)
+    line = engine.step_line(capture(2, rows(), side_events=came(finished=[end]), events=[]), None)
     assert line["finished"] == [
         Finish(
             "a",
@@ -322,18 +326,20 @@ def test_a_request_that_leaves_gets_the_times_of_its_life(assembler):
 )
 def test_the_trial_is_in_the_ids_of_schedtrace_run(assembler, trial_ids, name, trial):
     engine = assembler(trial_ids=trial_ids)
-    assert engine.step(capture(0, rows(), side_events=came(arrival(name)), events=[]), None).trial == trial
+    assert (
+        engine.step_line(capture(0, rows(), side_events=came(arrival(name)), events=[]), None).trial == trial
+    )
 
 
 def test_ids_are_hashed_wherever_they_stand(assembler):
     engine = assembler(hash_ids=True)
-    engine.step(capture(0, rows(new={"v": 9}), side_events=came(*map(arrival, "avf")), events=[]), None)
+    engine.step_line(capture(0, rows(new={"v": 9}), side_events=came(*map(arrival, "avf")), events=[]), None)
     inferred = [Exit("waiting", "break", "kv_blocks", "a", 5), Exit("waiting", "break", "kv_blocks", None)]
     happened = Happened([Admission("a")], [RefusedHead("a", [2], 1, [(["v", "f"], [3, 2])], ["f"])])
     taken = capture(1, rows(new={"a": 5}), full=True, events=[], inferred=inferred, happened=happened)
     taken.preempted = [(Preemption("v", 9, "a"), 9)]
     taken.side_events = came(finished=[Finish("f", "ABORTED", 1, 1, 1)])
-    line = engine.step(taken, None)
+    line = engine.step_line(taken, None)
     a, v, f = (assemble.WrittenIds(hash_ids=True)[name] for name in "avf")
     assert len({a, v, f, *"avf"}) == 6
     assert [row.request_id for row in line.requests] == [a]
@@ -350,7 +356,7 @@ def test_ids_are_hashed_wherever_they_stand(assembler):
 def test_what_clients_chose_is_written_within_bounds(assembler):
     huge = 10**30
     wide = arrival("a", priority=-huge, max_tokens=huge, min_tokens=huge, logprobs=huge, lora="l" * 300)
-    [written] = assembler().step(capture(0, rows(), side_events=came(wide), events=[]), None).arrived
+    [written] = assembler().step_line(capture(0, rows(), side_events=came(wide), events=[]), None).arrived
     limit = 10**18 - 1
     assert (written.priority, written.max_tokens, written.min_tokens, written.logprobs) == (
         -limit, limit, limit, limit,
@@ -362,17 +368,17 @@ def test_what_clients_chose_is_written_within_bounds(assembler):
 def test_facts_of_the_state_are_fields_of_the_step(assembler):
     engine = assembler()
     state = tuple(range(len(FIELDS)))
-    line = engine.step(capture(0, rows(), state=state, events=[]), None)
+    line = engine.step_line(capture(0, rows(), state=state, events=[]), None)
     assert [getattr(line, name) for name in FIELDS] == list(state)
     other = tuple(range(1, len(FIELDS) + 1))
-    line = engine.step(capture(1, rows(), state=other, events=[], full=True), None)
+    line = engine.step_line(capture(1, rows(), state=other, events=[], full=True), None)
     assert [getattr(line, name) for name in FIELDS] == list(other)
 
 
 def test_every_request_that_shares_an_exit_is_written_as_a_hash(assembler, monkeypatch):
     shared = Exit("running", "continue", "output_in_flight", "a", 9, also=[AlsoSkipped("b", 8)])
     monkeypatch.setattr(assemble, "to_lines", lambda *_: ([shared], []))
-    line = assembler(hash_ids=True).step(capture(0, rows(), events=["any"]), None)
+    line = assembler(hash_ids=True).step_line(capture(0, rows(), events=["any"]), None)
     assert [line.exits[0].request_id, line.exits[0].also] == [hashed("a"), [AlsoSkipped(hashed("b"), 8)]]
 
 
@@ -385,9 +391,9 @@ def test_exits_stay_while_nothing_else_is_noted_and_the_budget_is_the_same(assem
 
     monkeypatch.setattr(assemble, "to_lines", to_lines)
     engine = assembler(long_prefill_threshold=77)
-    first = engine.step(capture(0, rows(new={"a": 5}), events=["kv_blocks"]), None)
+    first = engine.step_line(capture(0, rows(new={"a": 5}), events=["kv_blocks"]), None)
     assert first.exits == [Exit("waiting", "break", "kv_blocks", "a", 995)]
     assert first.caps == [ChunkCap("a", "lora", 9, 5)]
-    engine.step(capture(1, rows({"a": 1}, computed={"a": 5}), events=["kv_blocks"]), None)
-    assert "exits" not in engine.step(capture(2), None)
+    engine.step_line(capture(1, rows({"a": 1}, computed={"a": 5}), events=["kv_blocks"]), None)
+    assert "exits" not in engine.step_line(capture(2), None)
     assert noted == [(["kv_blocks"], 995, 77), (["kv_blocks"], 999, 77)]

@@ -47,7 +47,7 @@ def test_a_request_is_prepared_where_nobody_records(monkeypatch, recorder):
 def test_a_request_that_is_prepared_is_noted(monkeypatch):
     noted = []
     facts = SimpleNamespace(
-        inputs=SimpleNamespace(prepared=lambda request, _: noted.append(request)), engine_is=noted.append
+        inputs=SimpleNamespace(note_prepared=lambda request, _: noted.append(request)), engine_is=noted.append
     )
     recorder = SimpleNamespace(active=True, facts=facts)
     monkeypatch.setattr(engine_hooks, "_recorder", lambda _: recorder)
@@ -105,12 +105,12 @@ def test_grammars_are_taken_once(clock, noted):
     clock(9_000)
     noted.grammar_compiled(SimpleNamespace(request_id="a"), 3_000, failed=False)
     noted.grammar_compiled(SimpleNamespace(request_id="b"), 4_000, failed=True)
-    assert noted.compiled is True
+    assert noted.has_grammars is True
     assert noted.grammars() == [
         Grammar("a", submitted_us=2, started_us=3, compiled_us=9),
         Grammar("b", submitted_us=None, started_us=4, compiled_us=9, failed=True),
     ]
-    assert (noted.grammars(), noted.compiled) == ([], False)
+    assert (noted.grammars(), noted.has_grammars) == ([], False)
 
 
 def test_of_grammars_that_nobody_takes_the_latest_are_kept(clock, noted):
@@ -131,6 +131,6 @@ def test_the_first_abort_counts_and_is_taken_once(clock, noted):
 
 def test_a_received_request(clock, noted):
     clock(5_000)
-    noted.prepared(SimpleNamespace(request_id="a", data_parallel_rank=1), 2_000)
-    assert noted.arrival("a") == {"received_us": 2, "input_queue_us": 5, "pinned_rank": 1}
-    assert noted.arrival("a") == {}
+    noted.note_prepared(SimpleNamespace(request_id="a", data_parallel_rank=1), 2_000)
+    assert noted.input_times("a") == {"received_us": 2, "input_queue_us": 5, "pinned_rank": 1}
+    assert noted.input_times("a") == {}

@@ -10,10 +10,10 @@ from schedtrace.record.request_lives import RequestLives
 def drafted(got, invalid=None):
     """``finish.drafts, .drafts_accepted, .drafts_invalid`` of request a, which had 3 drafts in one step."""
     lives = RequestLives(drafts=True, invalid=True)
-    lives.arrives(Arrival("a", 0, 0, 10))
+    lives.note_arrival(Arrival("a", 0, 0, 10))
     lives.got_drafts(Result(0, 0, got, invalid=invalid), {"a": 3, "gone": 2})
     finish = Finish("a", "STOPPED", 0, 10, 4)
-    lives.leaves(finish)
+    lives.note_finish(finish)
     return finish.drafts, finish.drafts_accepted, finish.drafts_invalid
 
 

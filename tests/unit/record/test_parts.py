@@ -51,7 +51,7 @@ def test_a_head_is_a_frame_and_then_every_second_is_one(clock, made_of, tmp_path
     made.write(b"head\n")
     for quarter in range(6):
         clock.now = quarter / 4
-        assert made.begins() is None
+        assert made.new_file_reason() is None
         made.write(b"%d\n" % quarter)
     made.close()
     assert content(tmp_path) == {0: [b"head\n", b"0\n1\n2\n3\n", b"4\n5\n"]}
@@ -71,7 +71,7 @@ def test_the_oldest_parts_go(bounds, kept, clock, made_of, tmp_path):
     made = made_of(**bounds)
     for number in range(4):
         clock.now = number * 1000.0
-        assert made.begins() == ("due" if number else None)
+        assert made.new_file_reason() == ("due" if number else None)
         made.write(bytes(range(40)))
         made.write(bytes(range(40)))
     made.close()
@@ -84,10 +84,10 @@ def test_a_small_part_goes_on_where_no_age_is_asked_for(clock, made_of, monkeypa
     made.write(b"head\n")
     made.write(b"work\n")
     clock.now = 6000.0
-    assert made.begins() is None
+    assert made.new_file_reason() is None
     made.write(os.urandom(2**18))
     clock.now = 6001.0
-    assert made.begins() == "due"
+    assert made.new_file_reason() == "due"
 
 
 def test_a_part_is_not_mostly_its_head(clock, made_of):
@@ -96,8 +96,8 @@ def test_a_part_is_not_mostly_its_head(clock, made_of):
     found = []
     for clock.now in range(1, 5):
         made.write(os.urandom(2**15))
-        made.flush()
-        found.append(made.begins())
+        made.end_frame()
+        found.append(made.new_file_reason())
     assert found == [None, None, None, "due"]
 
 
@@ -109,12 +109,12 @@ def test_nobody_begins_a_part_while_nothing_happens_and_the_old_ones_go_neverthe
     made.write(b"work\n")
     found = []
     for clock.now in (1000.0, 2000.0, 3000.0, 4000.0):
-        if made.begins() == "due":
+        if made.new_file_reason() == "due":
             made.write(b"head\n")
         found.append(sorted(content(tmp_path)))
     made.write(b"work\n")
     clock.now = 4001.0
-    assert (found, made.begins()) == ([[0, 1], [0, 1], [1], [1]], "due")
+    assert (found, made.new_file_reason()) == ([[0, 1], [0, 1], [1], [1]], "due")
 
 
 def truncate(path):
@@ -127,7 +127,7 @@ def test_a_part_that_is_lost_is_followed_by_another(accident, said, made_of, tmp
     made.write(b"head\n")
     made.write(b"lost with it\n")
     accident(tmp_path / "run" / "engine-0.000000.jsonl.zst")
-    assert made.begins() == said
+    assert made.new_file_reason() == said
     made.write(b"again\n")
     made.close()
     assert content(tmp_path)[1] == [b"again\n"]
@@ -139,7 +139,7 @@ def test_a_folder_that_is_moved_gets_the_next_parts(clock, made_of, tmp_path):
     made.write(b"work\n")
     (tmp_path / "run").rename(tmp_path / "moved")
     clock.now = 600.0
-    assert made.begins() == "due"
+    assert made.new_file_reason() == "due"
     made.write(b"next\n")
     made.close()
     names = sorted(path.name for path in (tmp_path / "moved").iterdir())
@@ -152,7 +152,7 @@ def test_a_folder_that_is_gone_is_an_error(made_of, tmp_path):
     (tmp_path / "run" / "engine-0.000000.jsonl.zst").unlink()
     (tmp_path / "run").rmdir()
     with pytest.raises(FileNotFoundError):
-        made.begins()
+        made.new_file_reason()
 
 
 KILLED = """
@@ -173,7 +173,7 @@ def killed(number):
     os.kill(os.getpid(), signal.SIGKILL)
 
 made._store.begin = killed
-made.begins()
+made.new_file_reason()
 """
 
 

@@ -30,7 +30,7 @@ class Writer:
         self.side_events = NOBODY
         self.closed = 0
 
-    def put(self, capture):
+    def put_step(self, capture):
         self.captures.append(capture)
         return self.takes
 

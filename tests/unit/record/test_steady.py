@@ -25,7 +25,7 @@ def output(ids="ab", computed=(10, 20), tokens=(1, 1), new=(), drafts=None, resu
 def steps():
     """Two steps have been seen: a full one, and one that is not due."""
     found = SteadySteps()
-    assert found.rows(output(computed=(9, 19)), FULL_EVERY_NS)[1] is True
+    assert found.changed_rows(output(computed=(9, 19)), FULL_EVERY_NS)[1] is True
     return found
 
 
@@ -46,7 +46,7 @@ NOT_STEADY = {
 
 @pytest.mark.parametrize("other", NOT_STEADY.values(), ids=NOT_STEADY)
 def test_any_difference_is_kept(other, steps):
-    rows, full = steps.rows(other, FULL_EVERY_NS + 1)
+    rows, full = steps.changed_rows(other, FULL_EVERY_NS + 1)
     assert (rows.ids, rows.computed) == (
         other.scheduled_cached_reqs.req_ids, other.scheduled_cached_reqs.num_computed_tokens
     )  # fmt: skip
@@ -55,49 +55,57 @@ def test_any_difference_is_kept(other, steps):
 
 def test_steady_steps_follow_each_other(steps):
     for further in range(3):
-        assert steps.rows(output(computed=(10 + further, 20 + further)), FULL_EVERY_NS + 1) == (None, False)
-    rows, _ = steps.rows(output(computed=(12, 22)), FULL_EVERY_NS + 1)
+        assert steps.changed_rows(output(computed=(10 + further, 20 + further)), FULL_EVERY_NS + 1) == (
+            None,
+            False,
+        )
+    rows, _ = steps.changed_rows(output(computed=(12, 22)), FULL_EVERY_NS + 1)
     assert rows.computed == [12, 22]
 
 
 def test_after_a_while_a_step_is_kept_in_full(steps):
-    assert steps.rows(output(), 2 * FULL_EVERY_NS - 1) == (None, False)
-    rows, full = steps.rows(output(computed=(11, 21)), 2 * FULL_EVERY_NS)
+    assert steps.changed_rows(output(), 2 * FULL_EVERY_NS - 1) == (None, False)
+    rows, full = steps.changed_rows(output(computed=(11, 21)), 2 * FULL_EVERY_NS)
     assert (rows.computed, full) == ([11, 21], True)
 
 
 def test_a_chunk_is_never_followed_by_a_steady_step(steps):
-    assert steps.rows(output(tokens=(1, 7)), FULL_EVERY_NS + 1)[0] is not None
-    assert steps.rows(output(computed=(11, 27)), FULL_EVERY_NS + 1)[0] is not None
-    assert steps.rows(output(computed=(12, 28)), FULL_EVERY_NS + 1) == (None, False)
+    assert steps.changed_rows(output(tokens=(1, 7)), FULL_EVERY_NS + 1)[0] is not None
+    assert steps.changed_rows(output(computed=(11, 27)), FULL_EVERY_NS + 1)[0] is not None
+    assert steps.changed_rows(output(computed=(12, 28)), FULL_EVERY_NS + 1) == (None, False)
 
 
 def test_new_requests_with_one_token_may_be_followed_by_a_steady_step(steps):
-    assert steps.rows(output(new=[("c", 5)], tokens=(1, 1, 1)), FULL_EVERY_NS + 1)[0].new == [("c", 5)]
+    assert steps.changed_rows(output(new=[("c", 5)], tokens=(1, 1, 1)), FULL_EVERY_NS + 1)[0].new == [
+        ("c", 5)
+    ]
     following = output("abc", (11, 21, 6), (1, 1, 1))
-    assert steps.rows(following, FULL_EVERY_NS + 1) == (None, False)
+    assert steps.changed_rows(following, FULL_EVERY_NS + 1) == (None, False)
 
 
 def test_a_step_that_is_lost_is_followed_by_one_in_full(steps):
-    steps.forget()
-    rows, full = steps.rows(output(), FULL_EVERY_NS + 1)
+    steps.start_over()
+    rows, full = steps.changed_rows(output(), FULL_EVERY_NS + 1)
     assert (rows.ids, full) == (["a", "b"], True)
 
 
 def test_empty_steps_are_steady():
     steps = SteadySteps()
     nothing = output("", (), ())
-    assert steps.rows(nothing, FULL_EVERY_NS)[0].ids == []
-    assert steps.rows(nothing, FULL_EVERY_NS + 1) == (None, False)
+    assert steps.changed_rows(nothing, FULL_EVERY_NS)[0].ids == []
+    assert steps.changed_rows(nothing, FULL_EVERY_NS + 1) == (None, False)
 
 
 def test_more_tokens_than_are_packed_are_no_error(steps):
-    assert steps.rows(output(computed=(10, 2**32)), FULL_EVERY_NS + 1)[0].computed == [10, 2**32]
-    assert steps.rows(output(computed=(11, 2**32 + 1)), FULL_EVERY_NS + 1)[0].computed == [11, 2**32 + 1]
+    assert steps.changed_rows(output(computed=(10, 2**32)), FULL_EVERY_NS + 1)[0].computed == [10, 2**32]
+    assert steps.changed_rows(output(computed=(11, 2**32 + 1)), FULL_EVERY_NS + 1)[0].computed == [
+        11,
+        2**32 + 1,
+    ]
 
 
 def test_where_lines_are_full_no_step_is_steady():
     steps = SteadySteps(never=True)
     for further in range(3):
-        rows, full = steps.rows(output(computed=(10 + further, 20 + further)), further)
+        rows, full = steps.changed_rows(output(computed=(10 + further, 20 + further)), further)
         assert (rows.computed[0], full) == (10 + further, True)

@@ -64,7 +64,7 @@ def last(made):
 
 def work(made, *captures):
     """A round of the writer's thread after it was given these; whether each was taken."""
-    taken = [made.put(one) for one in captures]
+    taken = [made.put_step(one) for one in captures]
     made._work(last=False)
     return taken
 
@@ -123,8 +123,8 @@ def test_a_step_without_output_is_written_after_half_a_second_and_completed_late
 
 def test_closing_writes_what_has_no_output_yet_and_the_end(writer_of):
     made = writer_of(anchor_ns=time.monotonic_ns() - 10**9)
-    made.put(done(capture(0)))
-    made.put(capture(1))
+    made.put_step(done(capture(0)))
+    made.put_step(capture(1))
     made.close()
     assert lines(made) == [("step", 0), ("step", 1), "end"]
     end = last(made)
@@ -138,7 +138,7 @@ def test_closing_writes_what_has_no_output_yet_and_the_end(writer_of):
 def test_steps_beyond_what_is_held_are_dropped_and_counted(writer_of, monkeypatch):
     monkeypatch.setattr(writer, "MAX_PENDING", 2)
     made = writer_of()
-    assert [made.put(done(capture(number))) for number in range(4)] == [True, True, False, False]
+    assert [made.put_step(done(capture(number))) for number in range(4)] == [True, True, False, False]
     made.close()
     assert lines(made) == [("step", 0), ("step", 1), "events", "end"]
     assert (last(made)["steps"], last(made)["dropped_steps"]) == (4, 2)
@@ -158,9 +158,9 @@ def test_who_came_and_went_in_dropped_steps_is_written_before_the_next_step(writ
         SideEvents([Arrival(name, 5, 7, 40)], [Finish("g", "STOPPED", 9, 1, 1)] * at)
         for at, name in enumerate("abc")
     ]
-    assert made.put(done(capture(0, ids="g")))
+    assert made.put_step(done(capture(0, ids="g")))
     assert [
-        made.put(done(capture(1 + at, ended_ns=9_000_000 + at, side_events=one)))
+        made.put_step(done(capture(1 + at, ended_ns=9_000_000 + at, side_events=one)))
         for at, one in enumerate(arrivals)
     ] == [False] * 3
     work(made)
@@ -185,9 +185,9 @@ def test_of_dropped_steps_so_many_requests_are_kept_and_the_others_counted(write
     monkeypatch.setattr(capture_module, "MOST_KEPT", 2)
     made = writer_of()
     for at, name in enumerate("abcde"):
-        made.prefixes.note(SimpleNamespace(request_id=name, block_hashes=[b"x"]))
+        made.prefixes.keep_prompt(SimpleNamespace(request_id=name, block_hashes=[b"x"]))
         gone = Finish(name, "ABORTED", 0, 1, 0)
-        made.put(capture(at, side_events=SideEvents([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
+        made.put_step(capture(at, side_events=SideEvents([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
     made.close()
     _, events, end = decoded(made)
     assert [event["request_id"] for event in events["arrived"]] == ["a", "b"]
@@ -203,7 +203,7 @@ def test_what_dropped_steps_gave_is_unknown_and_what_is_known_stays(writer_of, m
     made = writer_of(anchor_ns=0)
     first = done(capture(0, ended_ns=2_000_000, side_events=SideEvents([Arrival("ran", 1, 1, 1)])))
     first.rows.new, first.rows.scheduled = [("ran", 0)], {"ran": 1}
-    made.put(first)
+    made.put_step(first)
     hidden = done(
         capture(
             1,
@@ -217,7 +217,7 @@ def test_what_dropped_steps_gave_is_unknown_and_what_is_known_stays(writer_of, m
     after = done(capture(2, ids=["ran", "new"], ended_ns=6_000_000))
     after.rows.new, after.rows.scheduled = [("waits", 0)], {"ran": 1, "new": 1, "waits": 9}
     work(made, after)
-    made.put(
+    made.put_step(
         capture(
             3,
             side_events=SideEvents(
@@ -242,8 +242,8 @@ def test_a_request_that_ended_in_dropped_steps_has_no_last_token(writer_of, monk
     made = writer_of(anchor_ns=0)
     first = done(capture(0, ended_ns=2_000_000, side_events=SideEvents([Arrival("a", 1, 1, 1)])))
     first.rows.new, first.rows.scheduled = [("a", 0)], {"a": 1}
-    made.put(first)
-    made.put(capture(1, side_events=SideEvents((), [Finish("a", "STOPPED", 3_000, 1, 2)])))
+    made.put_step(first)
+    made.put_step(capture(1, side_events=SideEvents((), [Finish("a", "STOPPED", 3_000, 1, 2)])))
     made.close()
     [finish] = decoded(made)[-2]["finished"]
     assert (finish["first_token_us"], finish.get("last_token_us")) == (2_000, None)
@@ -252,7 +252,7 @@ def test_a_request_that_ended_in_dropped_steps_has_no_last_token(writer_of, monk
 def test_dropped_steps_are_written_where_no_step_follows(writer_of, monkeypatch):
     monkeypatch.setattr(writer, "MAX_PENDING", 1)
     made = writer_of()
-    made.put(done(capture(0)))
+    made.put_step(done(capture(0)))
     work(made, capture(1, side_events=SideEvents([Arrival("a", 0, 0, 1)])))
     assert lines(made) == [("step", 0)]
     made._last_events_ns -= writer.WRITE_LATEST_NS
@@ -350,7 +350,7 @@ def test_what_no_step_takes_along_is_written_after_half_a_second(writer_of):
 def test_events_wait_for_steps_that_are_not_written_yet(writer_of):
     made = writer_of()
     made.arrived.append(Arrival("a", 0, 0, 1))
-    made.put(capture(0))
+    made.put_step(capture(0))
     made._last_events_ns -= 10 * writer.WRITE_LATEST_NS
     work(made)
     assert lines(made) == []
@@ -452,8 +452,8 @@ def test_a_file_that_is_lost_is_begun_anew_as_a_whole(accident, what, writer_of,
     first = done(capture(0, ids="a", side_events=SideEvents([Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)])))
     work(made, first, steady(1))
     accident(made.path)
-    made.put(steady(2))
-    made.put(steady(3))
+    made.put_step(steady(2))
+    made.put_step(steady(3))
     made.close()
     found = decoded(made)
     kinds = ["header", "events", "step", "delta", "end"]
@@ -482,7 +482,7 @@ def test_a_file_that_is_lost_again_is_begun_anew_again_and_the_log_says_so_once(
 def test_a_file_that_is_truncated_while_it_is_written_is_whole_at_the_next_flush(writer_of, monkeypatch):
     made = writer_of()
     keep = made._begin_if_needed
-    made.put(done(capture(0)))
+    made.put_step(done(capture(0)))
     monkeypatch.setattr(made, "_begin_if_needed", lambda: (keep(), truncate(made.path)))
     work(made)
     monkeypatch.setattr(made, "_begin_if_needed", keep)
@@ -510,7 +510,7 @@ def move_folder(path):
 def test_a_file_that_was_moved_is_written_on_where_it_is(accident, now, writer_of, tmp_path, warnings):
     made = writer_of()
     accident(made.path)
-    made.put(done(capture(0)))
+    made.put_step(done(capture(0)))
     made.close()
     found = [msgspec.json.decode(line)["type"] for line in (tmp_path / now).read_bytes().splitlines()]
     assert (found, warnings) == (["header", "step", "end"], [])
@@ -526,7 +526,7 @@ def test_no_line_goes_into_what_stands_in_the_place_of_a_removed_file(accident, 
     made = writer_of()
     accident(made.path)
     there = made.path.exists()
-    made.put(done(capture(0)))
+    made.put_step(done(capture(0)))
     made.close()
     [warning] = warnings
     assert "stopped: FileNotFoundError(2, 'the file was removed while it was written')" in warning
@@ -536,11 +536,11 @@ def test_no_line_goes_into_what_stands_in_the_place_of_a_removed_file(accident, 
 def test_a_forked_child_writes_nothing_into_its_parents_trace(writer_of):
     made = writer_of()
     made.arrived.append(Arrival("a", 0, 0, 1))
-    made.put(done(capture(0)))
+    made.put_step(done(capture(0)))
     if not (child := os.fork()):
         status = 1
         with contextlib.suppress(BaseException):
-            made.put(done(capture(1)))
+            made.put_step(done(capture(1)))
             made.close()
             status = int(made.working)
         os._exit(status)
@@ -553,7 +553,7 @@ def test_a_forked_child_writes_nothing_into_its_parents_trace(writer_of):
 
 def test_giving_up_is_told_in_the_trace_and_nothing_is_held_any_more(writer_of):
     made = writer_of()
-    made.put(capture(0))
+    made.put_step(capture(0))
     made._give_up(OSError(5, "broken"))
     assert (made.working, len(made._pending)) == (False, 0)
     assert last(made)["message"] == "recording stopped: OSError(5, 'broken')"
@@ -600,7 +600,7 @@ def test_the_thread_writes_without_being_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     monkeypatch.setattr(assemble, "reports_invalid_drafts", lambda: False)
     made = Writer(Settings(tmp_path / "run", trial_ids=False, hash_ids=False), HEADER, time.monotonic_ns())
-    made.put(done(capture(0)))
+    made.put_step(done(capture(0)))
     until = time.monotonic() + 20
     while ("step", 0) not in lines(made):
         assert time.monotonic() < until

@@ -11,8 +11,8 @@ def test_an_id_is_worked_out_once_until_it_is_forgotten(monkeypatch):
     written = WrittenIds(hash_ids=False)
     assert [written[HUGE], written[HUGE], written["a"]] == [capped(HUGE), capped(HUGE), "a"]
     assert asked == [HUGE, "a"]
-    written.forget(HUGE)
-    written.forget("never seen")
+    written.drop_id(HUGE)
+    written.drop_id("never seen")
     assert list(written) == ["a"]
     assert written[HUGE] == capped(HUGE)
     assert asked == [HUGE, "a", HUGE]

@@ -70,8 +70,8 @@ def test_a_column_that_never_changes_has_no_cost(constant):
     assert linear.base_us == pytest.approx(1000 + 3 * constant)
     assert [hidden.column for hidden in linear.unresolved] == ["decode"]
     usual = {"prefill": 10, "decode": constant, "context": 100}
-    assert not linear.outside(usual)
-    assert linear.outside({**usual, "decode": constant + 1})
+    assert not linear.is_outside_fit(usual)
+    assert linear.is_outside_fit({**usual, "decode": constant + 1})
 
 
 def test_a_column_that_follows_another_has_no_cost_and_may_not_part_from_it():
@@ -80,8 +80,8 @@ def test_a_column_that_follows_another_has_no_cost_and_may_not_part_from_it():
     assert (hidden.column, hidden.constant) == ("decode", pytest.approx(5))
     assert hidden.factors == pytest.approx({"prefill": 4})
     assert linear.factors == pytest.approx({"prefill": 2 + 3 * 4, "context": 0.01})
-    assert not linear.outside({"prefill": 100, "decode": 405, "context": 100})
-    assert linear.outside({"prefill": 100, "decode": 900, "context": 100})
+    assert not linear.is_outside_fit({"prefill": 100, "decode": 405, "context": 100})
+    assert linear.is_outside_fit({"prefill": 100, "decode": 900, "context": 100})
 
 
 def test_outside_the_recorded_range_but_for_a_twentieth_of_it():
@@ -89,8 +89,8 @@ def test_outside_the_recorded_range_but_for_a_twentieth_of_it():
     least, most = linear.ranges["decode"]
     assert (least, most) == (0, 63)
     inside, outside = 63 + 0.05 * 63 - 0.01, 63 + 0.05 * 63 + 0.01
-    assert not linear.outside({"prefill": 100, "decode": inside, "context": 100})
-    assert linear.outside({"prefill": 100, "decode": outside, "context": 100})
+    assert not linear.is_outside_fit({"prefill": 100, "decode": inside, "context": 100})
+    assert linear.is_outside_fit({"prefill": 100, "decode": outside, "context": 100})
 
 
 def test_counts_that_cannot_be_are_fitted_without_failing():
@@ -222,8 +222,8 @@ def test_a_fit_states_its_costs_error_and_source(run):
     assert model.description.startswith(
         "Fitted to 118 steps of base (tiny on cpu, vLLM 0.32.0): half of them within 0%"
     )
-    assert not model.outside(one)
-    assert model.outside(Batch(dict.fromkeys("ab", 1), 0, 2, 90, 0, 2, 90))
+    assert not model.extrapolates(one)
+    assert model.extrapolates(Batch(dict.fromkeys("ab", 1), 0, 2, 90, 0, 2, 90))
 
 
 def test_more_tokens_than_any_step_had_may_gain_nothing_by_being_together(run, tmp_path):

@@ -11,7 +11,7 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import MOST_BLOCKS, gpu, kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
-from schedtrace.step_times.shapes import OURS, SHAPES, config_of, shape, shape_folder
+from schedtrace.step_times.shapes import OURS, SHAPES, hf_config, shape, shape_folder
 from schedtrace.step_times.simulated_device import Noisy, SimulatedDevice, simulated_device
 
 DECODE = Batch({"a": 1}, 0, 1, 100, decode_requests=1, decode_context_tokens=100)
@@ -55,7 +55,7 @@ def test_noise_that_is_none_is_refused(deviation):
 def test_a_device_is_read_from_vllms_configuration():
     asked = simulated_device({"other": 1, "schedtrace": {"gpu": "h100", "noise": 0.03}})
     assert asked == SimulatedDevice(gpu="h100", noise=0.03)
-    assert asked.name() == "simulated NVIDIA H100 SXM"
+    assert asked.trace_name() == "simulated NVIDIA H100 SXM"
     assert simulated_device({}) == SimulatedDevice()
 
 
@@ -84,13 +84,13 @@ def test_steps_take_what_the_roofline_says():
 
 def test_blocks_are_those_of_the_memory_and_not_too_many():
     folder, device = str(shape_folder(SHAPES["Qwen3-8B"])), SimulatedDevice(gpu="h100")
-    assert device.blocks(folder, block_size=32) == kv_cache_blocks(
+    assert device.kv_blocks(folder, block_size=32) == kv_cache_blocks(
         SHAPES["Qwen3-8B"], gpu("h100"), block_size=32
     )
-    assert device.blocks("examples/tiny-qwen3") == MOST_BLOCKS
-    assert device.blocks(folder, pipeline_parallel_size=2) > 2 * device.blocks(folder)
+    assert device.kv_blocks("examples/tiny-qwen3") == MOST_BLOCKS
+    assert device.kv_blocks(folder, pipeline_parallel_size=2) > 2 * device.kv_blocks(folder)
     with pytest.raises(UsageError, match="without a GPU the KV cache's size is unknown"):
-        SimulatedDevice(step_times="x").blocks(folder)
+        SimulatedDevice(step_times="x").kv_blocks(folder)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -106,7 +106,7 @@ def test_a_shapes_folder_is_read_as_that_shape(cache, name):
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"DeepSeek-V3"}))
 def test_its_config_alone_says_the_same(name, tmp_path):
     """vLLM sees the ``config.json`` only; of DeepSeek-V3 it is not told the FP8 weights."""
-    config = config_of(SHAPES[name])
+    config = hf_config(SHAPES[name])
     del config[OURS]
     (tmp_path / name).mkdir()
     (tmp_path / name / "config.json").write_text(json.dumps(config))

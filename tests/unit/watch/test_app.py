@@ -27,7 +27,7 @@ def shown(session, *actions, size=(80, 24)):
         app = WatchApp(session, every_s=None, folder=session.target.path.parent)
         screens = []
         async with app.run_test(size=size) as pilot:
-            await app.look()
+            await app.refresh_seen()
             await pilot.pause()
             screens.append(screen_of(app))
             for action in actions:
@@ -35,7 +35,7 @@ def shown(session, *actions, size=(80, 24)):
                     await pilot.press(action)
                 else:
                     action()
-                    await app.look()
+                    await app.refresh_seen()
                 await app.workers.wait_for_complete()
                 await pilot.pause()
                 screens.append(screen_of(app))
@@ -58,7 +58,7 @@ def test_the_whole_screen(growing, session, size):
 def test_advice_is_cut_only_where_there_is_no_room_for_it(growing, session):
     growing.grow(100)
     ((*screen, _),) = shown(session)
-    advice = status_page(session.look()).splitlines()[1].partition("Try: ")[2]
+    advice = status_page(session.observe_engines()).splitlines()[1].partition("Try: ")[2]
     told = " ".join(" ".join(screen).split())
     assert told.count(f"Try: {advice}") == 2
     ((*screen, _),) = shown(session, size=(80, 16))
@@ -95,7 +95,7 @@ def test_keys_reach_the_requests_when_nothing_has_the_focus(growing, session):
     async def without_focus():
         app = WatchApp(session, every_s=None, folder=session.target.path.parent)
         async with app.run_test(size=(80, 24)) as pilot:
-            await app.look()
+            await app.refresh_seen()
             assert app.focused.id == "requests"
             app.screen.set_focus(None)
             await pilot.press("down", "enter")
@@ -114,7 +114,7 @@ def test_what_is_waited_for_is_on_the_screen(folder, growing, session):
 
 def test_an_old_verdict_is_dim(growing, session):
     growing.grow(30)
-    seen = session.look()
+    seen = session.observe_engines()
 
     def dim(at_s):
         return any(span.style == "dim" for span in view.verdicts(replace(seen, at_s=at_s), 80, 3).spans)

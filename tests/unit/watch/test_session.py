@@ -36,9 +36,9 @@ def make_costly(session):
 
 def test_a_look_has_the_figures_of_the_last_steps(growing, session):
     growing.grow(100)
-    session.look()
+    session.observe_engines()
     growing.grow(100)
-    seen = session.look()
+    seen = session.observe_engines()
     (engine,) = seen.engines
     assert (engine.rank, engine.state, engine.running, engine.seats, engine.waiting) == (0, "", 2, 2, 1)
     assert engine.waiting_for == {"max_num_seqs": 1}
@@ -59,7 +59,7 @@ def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anythin
     idle = [step(number, start=number * 100_000, running=2, waiting=1) for number in range(205, 255)]
     growing.append(*idle)
     growing.at = 255
-    (engine,) = session.look().engines
+    (engine,) = session.observe_engines().engines
     assert (engine.steps_per_s, engine.budget_frac) == (10.0, 0.002)
 
 
@@ -73,7 +73,7 @@ def test_throughput_is_over_the_time_with_requests_of_all_engines(folder):
         growing.append(step(steps, start=at_us, back=0, output_tokens=0, finished=done))
         growing.append(step(steps + 1, start=9_000_000, back=0, output_tokens=0))
         growing.at = 100
-    seen = session_of(folder, growing).look()
+    seen = session_of(folder, growing).observe_engines()
     assert [engine.output_tokens for engine in seen.engines] == [80, 40]
     # the requests came 0.4 ms before the first step
     assert [engine.output_per_s for engine in seen.engines] == pytest.approx([80 / 4.0004, 40 / 4.0004])
@@ -84,28 +84,28 @@ def test_the_verdicts_are_those_of_analyze(folder, cli, growing, session):
     import json
 
     growing.grow(200)
-    short, long = session.look().verdicts
+    short, long = session.observe_engines().verdicts
     assert (short.span_s, long.span_s) == (10, 60)
     code, out, _ = cli("analyze", folder, "--last", "60s", "--format", "json")
     assert code == 0
     (run,) = json.loads(out)["runs"]
     advice = run["findings"][0]["advice"][0]["message"]["text"]
     sentences = [*(sentence["text"] for sentence in run["verdict"]), f"Try: {advice}."]
-    assert f"last 1 min (now): {' '.join(sentences)}" in status_page(session.look()).splitlines()
+    assert f"last 1 min (now): {' '.join(sentences)}" in status_page(session.observe_engines()).splitlines()
 
 
 def test_verdicts_keep_their_pace(growing, session):
     growing.grow(20)
     make_costly(session)
-    first = session.look().verdicts
+    first = session.observe_engines().verdicts
     growing.grow(51)
-    second = session.look().verdicts
+    second = session.observe_engines().verdicts
     assert second[0] is not first[0]  # the first one is not counted: it imports
     assert second[1] is first[1]
     growing.grow(100)
-    assert session.look().verdicts[0] is second[0]
+    assert session.observe_engines().verdicts[0] is second[0]
     growing.grow(2000)
-    assert session.look().verdicts[0] is not second[0]
+    assert session.observe_engines().verdicts[0] is not second[0]
 
 
 def test_a_verdict_is_renewed_when_what_is_seen_differs_in_kind(folder):
@@ -113,26 +113,26 @@ def test_a_verdict_is_renewed_when_what_is_seen_differs_in_kind(folder):
     growing.grow(100)
     session = session_of(folder, growing)
     make_costly(session)
-    session.look()
+    session.observe_engines()
     growing.grow(150)
-    calm = session.look().verdicts
+    calm = session.observe_engines().verdicts
     growing.waiting = ("c",)
     came = growing.one(growing.at, first=False)
     came.arrived = [arrival("c", growing.at * STEP_US - 500, growing.at * STEP_US - 400)]
     growing.append(growing.deltas.line_of(came))
     growing.at += 1
     growing.grow(30)
-    short, long = session.look().verdicts
+    short, long = session.observe_engines().verdicts
     assert (short.sentences, short.changed) == (calm[0].sentences, "requests waited")
-    assert age(short, session.look().at_s) == "3 s ago, before requests waited"
+    assert age(short, session.observe_engines().at_s) == "3 s ago, before requests waited"
     assert short.old(growing.now_s)
     assert not calm[0].old(growing.now_s)
     growing.grow(20)
-    short, long = session.look().verdicts
+    short, long = session.observe_engines().verdicts
     assert (short.at_s, short.changed) == (growing.now_s, "")
     assert (long.at_s, long.changed) == (calm[1].at_s, "requests waited")
     growing.grow(100)
-    again = session.look().verdicts
+    again = session.observe_engines().verdicts
     assert again[0] is short  # nothing changed since: the usual pace
     assert (again[1].at_s, again[1].changed) == (growing.now_s, "")
 
@@ -150,7 +150,7 @@ def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended
     last.num_running_after = 0
     growing.append(growing.deltas.line_of(last))
     growing.at = 100
-    cells = session.look().cells[None]
+    cells = session.observe_engines().cells[None]
     assert [cell.waiting for cell in cells[-9:-7]] == [{"max_num_seqs": 1.0}, {"max_num_seqs": 0.9}]
     assert [cell.waiting for cell in cells[-7:]] == [{}] * 7
 
@@ -158,23 +158,25 @@ def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended
 def test_who_waits_during_a_long_step_is_carried(growing, session):
     growing.grow(20)
     growing.at = 50
-    assert [cell.waiting for cell in session.look().cells[None][-3:]] == [{"max_num_seqs": 1.0}] * 3
+    assert [cell.waiting for cell in session.observe_engines().cells[None][-3:]] == [
+        {"max_num_seqs": 1.0}
+    ] * 3
 
 
 def test_what_had_no_step_is_judged_again_at_the_next_look(growing, session, recorded_words):
-    recorded_words(session.look().verdicts[1].sentences[0])
+    recorded_words(session.observe_engines().verdicts[1].sentences[0])
     growing.grow(3)
-    recorded_words(session.look().verdicts[1].sentences[0])
+    recorded_words(session.observe_engines().verdicts[1].sentences[0])
 
 
 def test_a_verdict_says_that_lines_of_its_time_were_lost(growing, session):
     growing.grow(20)
     growing.append(b"no line")
     growing.grow(20)
-    short, long = session.look().verdicts
+    short, long = session.observe_engines().verdicts
     assert short.sentences[0] == LINES_LOST
     growing.grow(300)
-    short, long = session.look().verdicts
+    short, long = session.observe_engines().verdicts
     assert short.sentences[0] != LINES_LOST
     assert long.sentences[0] == LINES_LOST
 
@@ -184,7 +186,7 @@ def test_two_ranks_have_a_row_each_and_their_sum(folder):
     session = session_of(folder, one)
     one.grow(30)
     two.grow(30)
-    seen = session.look()
+    seen = session.observe_engines()
     total = seen.total()
     assert [engine.rank for engine in seen.engines] == [0, 1]
     assert (total.running, total.seats, total.waiting, total.kv_total) == (4, 4, 1, 200)
@@ -197,7 +199,7 @@ def test_of_several_engines_the_one_that_stands_still_is_named(folder, recorded_
     runs, stands = Growing(folder, 0), Growing(folder, 1)
     runs.grow(100)
     stands.grow(30)
-    [first, *_] = session_of(folder, runs).look().verdicts[0].sentences
+    [first, *_] = session_of(folder, runs).observe_engines().verdicts[0].sentences
     recorded_words(first)
 
 
@@ -205,16 +207,16 @@ def test_a_rank_that_begins_later_is_found(folder):
     one = Growing(folder, 0)
     session = session_of(folder, one)
     one.grow(3)
-    assert len(session.look().engines) == 1
+    assert len(session.observe_engines().engines) == 1
     Growing(folder, 1).grow(3)
-    assert len(session.look().engines) == 2
+    assert len(session.observe_engines().engines) == 2
 
 
 def test_an_engine_that_ends_is_over(growing, session):
     growing.grow(30)
-    assert not session.look().over
+    assert not session.observe_engines().over
     growing.append(End(at_us=3_000_000, steps=30))
-    seen = session.look()
+    seen = session.observe_engines()
     assert seen.over
     assert seen.engines[0].state == "ended"
     assert notes(seen) == ["the engine ended"]
@@ -229,12 +231,12 @@ def test_idle_long_steps_and_silence_are_told_apart(folder, growing):
     def state(after_s, written_s):
         later[0] = growing.now_s + after_s
         os.utime(growing.path, (later[0] - written_s,) * 2)
-        return session.look().engines[0].state
+        return session.observe_engines().engines[0].state
 
     assert state(2, 0) == ""
     assert state(21.5, 0) == "no step for 20 s"
     assert state(21.5, 15) == "silent for 15 s"
-    assert notes(session.look())[-1].startswith("nothing is written any more")
+    assert notes(session.observe_engines())[-1].startswith("nothing is written any more")
     growing.waiting = ()
     last = growing.one(30, first=False)
     last.num_running_after = 0
@@ -247,7 +249,7 @@ def test_a_killed_engine_is_over(folder):
 
     growing = Growing(folder, host=socket.gethostname(), pid=2**22 + 1)  # above what Linux hands out
     growing.grow(3)
-    seen = session_of(folder, growing).look()
+    seen = session_of(folder, growing).observe_engines()
     assert seen.over
     assert seen.engines[0].state == "killed"
     assert notes(seen) == ["the engine's process is gone, and its trace has no end: killed?"]
@@ -255,9 +257,9 @@ def test_a_killed_engine_is_over(folder):
 
 def test_a_removed_trace_is_noted_and_over(folder, growing, session):
     growing.grow(3)
-    session.look()
+    session.observe_engines()
     shutil.rmtree(folder)
-    seen = session.look()
+    seen = session.observe_engines()
     assert notes(seen) == [f"{growing.path}: removed while it was followed"]
     assert seen.over
     assert status_line(seen).endswith(f"waiting for {folder} to appear: no such file or folder yet")
@@ -265,29 +267,31 @@ def test_a_removed_trace_is_noted_and_over(folder, growing, session):
 
 def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder, growing, session):
     growing.grow(30)
-    session.look()
+    session.observe_engines()
     growing.path.rename(growing.path.with_suffix(".1"))
     Growing(folder).grow(5)
-    assert notes(session.look()) == [f"{growing.path}: replaced by another file while it was followed"]
-    seen = session.look()
+    assert notes(session.observe_engines()) == [
+        f"{growing.path}: replaced by another file while it was followed"
+    ]
+    seen = session.observe_engines()
     assert not seen.over
     assert [slow.request_id for slow in seen.slowest] == ["c", "a", "b"]
 
 
 def test_a_cut_trace_is_noted_and_read_from_its_begin(folder, growing, session):
     growing.grow(30)
-    session.look()
+    session.observe_engines()
     Growing(folder)  # truncates
-    assert notes(session.look()) == [f"{growing.path}: cut while it was followed"]
-    assert len(session.look().engines) == 1
+    assert notes(session.observe_engines()) == [f"{growing.path}: cut while it was followed"]
+    assert len(session.observe_engines().engines) == 1
 
 
 def test_what_is_no_trace_is_noted_once(folder):
     folder.mkdir()
     (folder / "engine-0.jsonl").write_bytes(b"hello\n")
     session = WatchSession(Target(folder, only=True))
-    session.look()
-    assert notes(session.look()) == [
+    session.observe_engines()
+    assert notes(session.observe_engines()) == [
         f"{folder}/engine-0.jsonl:1: not a schedtrace trace, the first line is no header"
     ]
 
@@ -298,27 +302,27 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     later = [first.now_s]
     session = WatchSession(Target(tmp_path, only=False), lambda: later[0])
     os.utime(first.path, (later[0], later[0]))
-    assert session.look().name == "first"
+    assert session.observe_engines().name == "first"
     second = Growing(tmp_path / "second")
     second.grow(5)
     os.utime(second.path, (LATER_S, LATER_S))  # by the real clock, however slow this machine: it grows
-    seen = session.look()
+    seen = session.observe_engines()
     assert (seen.name, notes(seen)) == ("first", ["a newer run began, second; the one shown still runs"])
     first.append(End(at_us=400_000, steps=3))
-    session.look()
+    session.observe_engines()
     os.utime(first.path, (ANCHOR_S, ANCHOR_S))
-    seen = session.look()
+    seen = session.observe_engines()
     assert (seen.name, notes(seen)) == ("second", ["a newer run began: second"])
     assert not seen.over
     second.append(End(at_us=600_000, steps=5))
     os.utime(second.path, (LATER_S, LATER_S))
-    assert notes(session.look()) == ["a newer run began: second", "the engine ended"]
+    assert notes(session.observe_engines()) == ["a newer run began: second", "the engine ended"]
 
 
 def test_a_saved_window_is_a_run(tmp_path, growing, session):
     growing.grow(30)
-    session.look()
-    saved = session.saved(tmp_path / "saved")
+    session.observe_engines()
+    saved = session.save_last_minute(tmp_path / "saved")
     (trace,) = read_run(saved).traces
     assert trace.steps.height == 30
     assert saved.stat().st_mode & 0o777 == 0o700
@@ -329,11 +333,11 @@ def test_a_saved_window_is_no_newer_run(tmp_path):
     growing = Growing(tmp_path / "first")
     growing.grow(3)
     session = session_of(tmp_path, growing, only=False)
-    session.look()
+    session.observe_engines()
     growing.append(End(at_us=300_000, steps=3))
-    session.look()
-    session.saved(tmp_path / "watch-1")
-    seen = session.look()
+    session.observe_engines()
+    session.save_last_minute(tmp_path / "watch-1")
+    seen = session.observe_engines()
     assert seen.name == "first"
     assert notes(seen) == ["the engine ended"]
 
@@ -343,16 +347,16 @@ def test_hostile_ids_are_text(folder):
     growing = Growing(folder, waiting=(hostile,))
     growing.grow(5)
     session = session_of(folder, growing)
-    text = status_page(session.look())
+    text = status_page(session.observe_engines())
     assert r"\x1b[31m[bold]<script>\u202e" in text
     assert text.isascii()
-    assert "\x1b" not in session.life(session.look().slowest[0], 80)
+    assert "\x1b" not in session.life(session.observe_engines().slowest[0], 80)
 
 
 def test_a_page_for_one_screen_counts_the_requests_that_it_leaves_out(folder):
     growing = Growing(folder, waiting=tuple(f"w{number}" for number in range(15)))
     growing.grow(5)
-    seen = session_of(folder, growing).look()
+    seen = session_of(folder, growing).observe_engines()
     rows = status_page(seen, SCREENFUL).splitlines()
     begin = rows.index("requests (age, state): the longest waits, then the oldest")
     more = len(seen.slowest) - SCREENFUL
@@ -367,7 +371,7 @@ def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_pa
     twin.write_bytes(growing.path.read_bytes())
     session = session_of(tmp_path, growing)
     for _ in range(2):
-        seen = session.look()
+        seen = session.observe_engines()
         assert [figures.rank for figures in seen.engines] == [0]
         assert [note.text for note in seen.notes] == [
             f"{twin} is of rank 0, as is {growing.path}, which alone is shown"
@@ -376,7 +380,7 @@ def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_pa
 
 def test_a_pipe_in_the_place_of_a_trace_is_named_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "engine-0.jsonl")
-    seen = WatchSession(Target(tmp_path, only=True)).look()
+    seen = WatchSession(Target(tmp_path, only=True)).observe_engines()
     assert seen.engines == []
     [note] = seen.notes
     assert note.text == f"{tmp_path / 'engine-0.jsonl'}: cannot be read (not a regular file)"
@@ -384,12 +388,12 @@ def test_a_pipe_in_the_place_of_a_trace_is_named_and_not_waited_for(tmp_path):
 
 def test_missing_steps_are_noted_once_with_their_reason(growing, session):
     growing.grow(3)
-    assert notes(session.look()) == []
+    assert notes(session.observe_engines()) == []
     growing.append(Events(at_us=0, dropped_steps=4), growing.one(7, first=False), growing.one(8, first=False))
     slow = "steps are missing: the disk was too slow"
-    assert [notes(session.look()) for _ in range(2)] == [[slow]] * 2
+    assert [notes(session.observe_engines()) for _ in range(2)] == [[slow]] * 2
     growing.append(growing.one(10, first=False))
-    assert notes(session.look()) == [
+    assert notes(session.observe_engines()) == [
         slow,
         "steps are missing, and so is any request that arrived or ended in them",
     ]
@@ -400,12 +404,12 @@ def test_a_request_of_a_trace_in_parts_has_its_life(growing, folder):
     (folder / part_name(0, 0)).write_bytes(ZstdCompressor().compress(growing.path.read_bytes()))
     growing.path.unlink()
     session = session_of(folder, growing)
-    assert "Request c " in session.life(session.look().slowest[0], 80)
+    assert "Request c " in session.life(session.observe_engines().slowest[0], 80)
 
 
 def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session, monkeypatch):
     growing.grow(5)
-    session.look()
+    session.observe_engines()
     (engine,) = session.engines.values()
 
     class Engine:
@@ -425,13 +429,13 @@ def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session
 
     found(Engine(2), Engine(1), silent=[3])
     assert engine.header.pid == 1
-    shown = session.queue(80)
+    shown = session.queue_text(80)
     assert "Engine 0 (pid 1): tiny" in shown
     assert "waiting for kv_blocks (1)" in shown
     assert "pid 2" not in shown
     found(silent=[1])
     with pytest.raises(EngineError, match="engine process 1 has not answered for 2 s"):
-        session.queue(80)
+        session.queue_text(80)
     found()
     with pytest.raises(InputError, match="no engine of this run listens on this machine"):
-        session.queue(80)
+        session.queue_text(80)

@@ -13,7 +13,7 @@ from tests.unit.whatif.conftest import a_load, an_outcome
 
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch):
-    monkeypatch.setattr(sweep, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(sweep, "required_vllm_version", lambda: "0.32.0")
 
 
 def test_outcomes_are_read_back(tmp_path):

@@ -21,7 +21,7 @@ from loguru import logger
 from schedtrace.model import live
 from schedtrace.model.live import AskStatus, AskTimes, Done, Refused, SquattedError
 from schedtrace.record.live import control_answers, control_client, control_socket
-from schedtrace.record.live.control_client import ask
+from schedtrace.record.live.control_client import ask_process
 from schedtrace.record.live.control_socket import ControlSocket
 
 
@@ -63,26 +63,26 @@ def test_only_its_user_can_enter_the_folder(listener, folder):
 
 
 def test_questions_are_answered_one_after_the_other(listener):
-    assert [ask(listener.path, AskTimes(on=on), Done, 60) for on in (True, False)] == [Done(), Done()]
+    assert [ask_process(listener.path, AskTimes(on=on), Done, 60) for on in (True, False)] == [Done(), Done()]
     assert listener.asked == [AskTimes(on=True), AskTimes(on=False)]
 
 
 def test_what_an_answer_raises_is_a_refusal(listener):
-    assert ask(listener.path, AskStatus(), Done, 60) == Refused(why="not now")
+    assert ask_process(listener.path, AskStatus(), Done, 60) == Refused(why="not now")
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b'{"ask":"burn"}\n', b"\xff\n", b'{"ask":"times"}\n'])
 def test_what_is_no_question_is_refused_and_the_next_one_answered(listener, line):
     answer = msgspec.json.decode(sent(listener.path, line), type=Refused)
     assert answer.why.startswith("this schedtrace does not understand the question")
-    assert ask(listener.path, AskTimes(on=True), Done, 60) == Done()
+    assert ask_process(listener.path, AskTimes(on=True), Done, 60) == Done()
 
 
 @pytest.mark.parametrize("data", [b"", b"no newline", b"x" * (control_socket.LONGEST_ASK + 1)])
 def test_who_says_no_line_gets_no_answer_and_the_next_one_does(listener, data):
     with contextlib.suppress(ConnectionResetError):
         assert sent(listener.path, data) == b""
-    assert ask(listener.path, AskTimes(on=True), Done, 60) == Done()
+    assert ask_process(listener.path, AskTimes(on=True), Done, 60) == Done()
 
 
 @pytest.mark.parametrize(("user", "may"), [(os.geteuid(), True), (0, True), (os.geteuid() + 12345, False)])
@@ -92,7 +92,7 @@ def test_another_user_may_not_ask(listener, monkeypatch, user, may):
             return 1, user, 1
 
     monkeypatch.setattr(control_client, "CREDENTIALS", Credentials("3i"))
-    answer = ask(listener.path, AskTimes(on=True), Done, 60)
+    answer = ask_process(listener.path, AskTimes(on=True), Done, 60)
     refused = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
     assert answer == (Done() if may else refused)
     assert listener.asked == ([AskTimes(on=True)] if may else [])
@@ -117,7 +117,7 @@ def test_nothing_is_left_once_it_is_closed(listener):
     listener._thread.join(60)
     assert not listener._thread.is_alive()
     with pytest.raises(FileNotFoundError):
-        ask(listener.path, AskStatus(), Done, 1)
+        ask_process(listener.path, AskStatus(), Done, 1)
 
 
 def test_the_socket_of_a_killed_process_of_this_number_is_replaced(folder):
@@ -125,7 +125,7 @@ def test_the_socket_of_a_killed_process_of_this_number_is_replaced(folder):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / f"{os.getpid()}.sock"))
     made = ControlSocket(lambda _: Done())
-    assert ask(made.path, AskTimes(on=True), Done, 60) == Done()
+    assert ask_process(made.path, AskTimes(on=True), Done, 60) == Done()
     made.close()
 
 
@@ -149,10 +149,12 @@ def busy():
 
 def test_the_status_is_answered_while_another_question_is(busy):
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(ask(busy.path, AskTimes(on=True), Done, 60)))
+    thread = threading.Thread(
+        target=lambda: answers.append(ask_process(busy.path, AskTimes(on=True), Done, 60))
+    )
     thread.start()
     assert busy.begun.wait(60)
-    assert ask(busy.path, AskStatus(), Done, 60) == Done()
+    assert ask_process(busy.path, AskStatus(), Done, 60) == Done()
     assert answers == []
     busy.goes_on.set()
     thread.join()
@@ -164,8 +166,8 @@ def test_no_more_than_a_few_are_listened_to_at_once(listener):
         for _ in range(control_socket.MOST_AT_ONCE):
             stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(listener.path))
         with pytest.raises(TimeoutError):
-            ask(listener.path, AskTimes(on=True), Done, 0.1)
-    assert ask(listener.path, AskTimes(on=True), Done, 60) == Done()
+            ask_process(listener.path, AskTimes(on=True), Done, 0.1)
+    assert ask_process(listener.path, AskTimes(on=True), Done, 60) == Done()
 
 
 def trickle(connection):
@@ -217,14 +219,14 @@ def test_a_forked_child_that_closes_it_leaves_it_to_its_parent(listener):
         listener.close()
         os._exit(0)
     os.waitpid(child, 0)
-    assert ask(listener.path, AskTimes(on=True), Done, 60) == Done()
+    assert ask_process(listener.path, AskTimes(on=True), Done, 60) == Done()
 
 
 def test_a_process_of_the_same_number_that_listens_is_left_alone(listener):
     with pytest.raises(OSError, match="somebody listens there already") as raised:
         ControlSocket(lambda _: Done())
     assert raised.value.errno == errno.EADDRINUSE
-    assert ask(listener.path, AskTimes(on=True), Done, 60) == Done()
+    assert ask_process(listener.path, AskTimes(on=True), Done, 60) == Done()
     assert list(listener.path.parent.iterdir()) == [listener.path]
 
 
@@ -232,7 +234,7 @@ def test_a_socket_that_has_taken_its_place_stays(listener, monkeypatch):
     monkeypatch.setattr(control_socket, "_is_alive", lambda _path: False)  # as if both began at once
     other = ControlSocket(lambda _: Done())
     listener.close()
-    assert ask(other.path, AskTimes(on=True), Done, 60) == Done()
+    assert ask_process(other.path, AskTimes(on=True), Done, 60) == Done()
     other.close()
     assert not other.path.exists()
 
@@ -278,7 +280,7 @@ def test_it_listens_again_after_it_could_not(monkeypatch, warnings):
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     made = ControlSocket(lambda question: asked.put(question) or Done())
-    assert ask(made.path, AskTimes(on=True), Done, 60) == Done()
+    assert ask_process(made.path, AskTimes(on=True), Done, 60) == Done()
     made.close()
     assert not made._thread.is_alive()
     said = f"schedtrace: nobody can ask process {os.getpid()} for now: [Errno 23] Too many open files"
@@ -287,7 +289,7 @@ def test_it_listens_again_after_it_could_not(monkeypatch, warnings):
 
 def test_an_answer_with_a_lone_surrogate_is_sent():
     made = ControlSocket(lambda _: Refused(why="no \udcff"))
-    assert ask(made.path, AskTimes(on=True), Done, 60) == Refused(why="no \\udcff")
+    assert ask_process(made.path, AskTimes(on=True), Done, 60) == Refused(why="no \\udcff")
     made.close()
 
 

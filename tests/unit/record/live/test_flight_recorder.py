@@ -30,8 +30,8 @@ def made(writer_of):  # noqa: F811  # it is asked for here
 
 
 def asked(made, folder):
-    future = made.flight.ask(folder)
-    made.flight.answer(made._end)
+    future = made.flight.request_snapshot(folder)
+    made.flight.write_snapshots(made._end)
     return future
 
 
@@ -76,10 +76,10 @@ def test_what_is_worth_a_snapshot(came_us, first_us, finished_us, preempted, rea
     taken = done(capture(0, ids="a", side_events=SideEvents([Arrival("a", came_us, 0, 5)])))
     taken.preempted = [(Preemption("a", 1), 5)] * preempted
     work(made, taken)
-    life = made._assembler._lives.get("a")
+    life = made._assembler._lives.life_by_id("a")
     life.first_token_us = first_us
     work(made, done(capture(1, side_events=SideEvents([], [Finish("a", "STOPPED", finished_us, 5, 1)]))))
-    made.flight.answer(made._end)
+    made.flight.write_snapshots(made._end)
     names = [path.name for path in tmp_path.iterdir()]
     assert (len(names), reason is None) in {(0, True), (1, False)}
     assert all(name.startswith("run-") and name.endswith(reason) for name in names)
@@ -94,18 +94,18 @@ def test_preemptions_of_the_last_seconds_count(later_us, reason, made):
 def test_snapshots_that_nobody_asked_for_are_few(made, monkeypatch):
     over = threading.Event()
     rounds = iter(lambda: over.wait(0.001), True)
-    answering = threading.Thread(target=lambda: [made.flight.answer(made._end) for _ in rounds])
+    answering = threading.Thread(target=lambda: [made.flight.write_snapshots(made._end) for _ in rounds])
     answering.start()
     monkeypatch.setattr(flight_recorder.time, "strftime", lambda *_: next(hours))
     hours = map(str, range(100))
-    assert made.flight.snapshot("first").startswith("what happened before: ")
-    assert made.flight.snapshot("too soon") == (
+    assert made.flight.snapshot_event("first").startswith("what happened before: ")
+    assert made.flight.snapshot_event("too soon") == (
         "no snapshot: the latest was written 0 s ago, and at most one in 5 minutes is; schedtrace snapshot "
         "writes one"
     )
-    assert made.flight.snapshot("the end", always=True).startswith("what happened before: ")
+    assert made.flight.snapshot_event("the end", always=True).startswith("what happened before: ")
     monkeypatch.setattr(flight_recorder, "EVERY_S", 0)
-    written = [made.flight.snapshot("again") for _ in range(20)]
+    written = [made.flight.snapshot_event("again") for _ in range(20)]
     over.set()
     assert sum("before" in line for line in written) == flight_recorder.MOST - 2
     assert written[-1] == "no snapshot: 10 have been written by themselves; schedtrace snapshot writes one"
@@ -114,7 +114,7 @@ def test_snapshots_that_nobody_asked_for_are_few(made, monkeypatch):
 def test_a_snapshot_that_is_one_too_many_is_said_once(made, warnings):
     for _ in range(3):
         made.flight._reason = "ttft>5s"
-        made.flight.answer(made._end)
+        made.flight.write_snapshots(made._end)
     written, refused = warnings
     assert "snapshot of the last seconds in" in written
     assert refused.startswith("schedtrace: ttft>5s: no snapshot: the latest was written 0 s ago")
@@ -125,7 +125,7 @@ def test_a_stall_that_was_noticed_right_before_a_snapshot_is_in_it(made, tmp_pat
     seen = Stalled(
         kind="engine", since_us=made._anchor_ns // 1000 + 5, sentence="it stands", stacks=["a", "b"]
     )
-    made.stalled(seen)
+    made.put_stall(seen)
     asked(made, tmp_path / "hung").result()
     [trace] = read_run(tmp_path / "hung").traces
     assert trace.stalls.select("kind", "since_us", "until_us", "sentence", "stacks").rows() == [
@@ -211,18 +211,18 @@ def test_two_snapshots_of_one_second_are_two_folders(made, tmp_path):
 
 
 def test_a_disk_that_is_slow_is_no_disk_that_refuses(made, tmp_path):
-    late = made.flight.ask(tmp_path / "late")
+    late = made.flight.request_snapshot(tmp_path / "late")
     with pytest.raises(RuntimeError, match="not written within 0 s: the disk is slow"):
         late.result(0)
-    made.flight.answer(made._end)
+    made.flight.write_snapshots(made._end)
     assert late.result(0).parent.name == "late"
 
 
 def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811  # a fixture
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     made = writer_of(**KEPT)
-    made.put(done(capture(0)))
-    line = made.flight.snapshot("a stall of 10 s: no step")
+    made.put_step(done(capture(0)))
+    line = made.flight.snapshot_event("a stall of 10 s: no step")
     assert line.startswith("what happened before: ")
     assert Path(line).parent.name.endswith("-a-stall-of-10-s-no-step")
 
@@ -231,6 +231,6 @@ def test_who_asks_a_recording_that_has_ended_does_not_wait(writer_of, tmp_path, 
     monkeypatch.setattr(flight_recorder, "WAIT_S", 1e6)
     made = writer_of(**KEPT)
     made.close()
-    assert made.flight.snapshot("engine ended", always=True) == "no snapshot: the recording has ended"
+    assert made.flight.snapshot_event("engine ended", always=True) == "no snapshot: the recording has ended"
     with pytest.raises(RuntimeError, match="the recording has ended"):
-        made.flight.ask(tmp_path / "late").result()
+        made.flight.request_snapshot(tmp_path / "late").result()

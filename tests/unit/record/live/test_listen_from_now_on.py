@@ -34,7 +34,7 @@ def listeners(monkeypatch):
             found.append((core, thread))
 
         @contextmanager
-        def listening(self):
+        def answering(self):
             yield True
 
     monkeypatch.setattr(control_answers, "_Engine", Engine)

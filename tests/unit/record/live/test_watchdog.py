@@ -82,7 +82,7 @@ class Watched:
             each()
             self.caplog.clear()
             self.now += 1
-            self.watchdog.look(self.now)
+            self.watchdog.check(self.now)
             said += [(second, record.levelname, record.getMessage()) for record in self.caplog.records]
         return said
 
@@ -413,7 +413,7 @@ def test_a_variable_that_says_nothing(monkeypatch, text):
 
 def looking(look):
     watchdog = Watchdog(Engine(), None, list)
-    watchdog.look = look
+    watchdog.check = look
     watchdog.start()
     return watchdog
 
@@ -511,4 +511,4 @@ def test_while_requests_run_a_look_reads_the_state_of_no_waiting_request(watched
     waiting = [Untouched(request_id=f"w{number}", num_preemptions=0) for number in range(3)]
     seen = watched(Engine([request("a", 10)], waiting))  # a deque is a queue of nobody's
     works(seen.engine)
-    seen.watchdog.look(seen.now + 1)
+    seen.watchdog.check(seen.now + 1)
