@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from schedtrace.read.run import read_run
-from schedtrace.timeline.engine_ranks import Ranks, offset
+from schedtrace.timeline.engine_ranks import RecordedRanks, offset
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
 from tests.rank_traces import prefills, write_ranks
@@ -18,7 +18,7 @@ def ranks_of(tmp_path):
 
     def read(passes, **fields):
         run = read_run(write_ranks(tmp_path / "run", passes, **fields))
-        return Ranks.of([make_timeline(trace, run.manifest) for trace in run.traces])
+        return RecordedRanks.of([make_timeline(trace, run.manifest) for trace in run.traces])
 
     return read
 
@@ -80,7 +80,7 @@ def test_clocks_are_lined_up(tmp_path):
             step(0, start=1000, back=100, got={"a": 1}, wave=0, step_counter=0),
         )
     run = read_run(tmp_path)
-    ranks = Ranks.of([make_timeline(trace) for trace in run.traces])
+    ranks = RecordedRanks.of([make_timeline(trace) for trace in run.traces])
     assert ranks.turns["start_us"].to_list() == [1000, 1700]
     assert ranks.passes.select("begin_us", "end_us").rows() == [(1000, 1800)]
 
