@@ -20,9 +20,14 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def runs(home):
     """The runs read from relative paths, so that no text depends on where the tests are run."""
-    with contextlib.chdir(tmp_path_factory.mktemp("runs")):
+    with contextlib.chdir(home):
         return {
             "small-kv": read_run(hand_made.small_kv(Path("small-kv"))),
             "enough": read_run(hand_made.enough(Path("enough"))),
@@ -31,9 +36,15 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def report_of(runs):
+def report_of(home, runs):
     """``report_of(name)``: the report of a run, analyzed once."""
-    return cache(lambda name: analyze([runs[name]]))
+
+    @cache
+    def report(name):
+        with contextlib.chdir(home):
+            return analyze([runs[name]])
+
+    return report
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,14 @@ MAY_PRINT = {
     "present/progress.py": {"print"},
 }
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
+OF_MARKUP = {"markup", "emoji", "highlight"}
 MAY_USE_STREAMS = {"cli/options.py", "cli/main.py"}
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """The syntax tree of every module, by its path in the package."""
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
 
 
 def calls(tree):
@@ -44,14 +51,13 @@ def breaks(where, tree):
         )
         yield from (stream for stream in streams if stream.startswith("sys."))
     for name, call in calls(tree):
-        said = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        said = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg in OF_MARKUP}
         must = {"TextColumn": ("markup",), "Console": ("markup", "emoji", "highlight")}.get(name, ())
         wrong = [word for word in ("markup", "emoji") if said.get(word, "False") != "False"]
         yield from (f"{name}({word})" for word in (*wrong, *must) if said.get(word) != "False")
 
 
-def test_no_module_parses_markup_or_prints_by_itself():
-    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+def test_no_module_parses_markup_or_prints_by_itself(trees):
     assert {where: broken for where, tree in trees.items() if (broken := list(breaks(where, tree)))} == {}
 
 
@@ -70,10 +76,10 @@ def test_a_break(source, broken):
     assert list(breaks("present/pages/x.py", ast.parse(source))) == broken
 
 
-def test_only_these_modules_of_rich_are_used():
+def test_only_these_modules_of_rich_are_used(trees):
     used = set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for tree in trees.values():
+        for node in ast.walk(tree):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             used |= {name for name in names if name and name.split(".")[0] == "rich"}
