@@ -75,17 +75,6 @@ def plain() -> Any:
     return decisions(*LOAD)
 
 
-@pytest.fixture(scope="session")
-def plays(tmp_path_factory: Any) -> Any:
-    """``plays(name)``: what a witness saw of a family's load, and the trace (``plays.py``)."""
-    from tests.contract.plays import witnessed
-
-    home = tmp_path_factory.getbasetemp()
-    home = home.parent if home.name.startswith("popen-") else home
-    (home / "plays").mkdir(exist_ok=True)
-    return lambda name, seed=1: witnessed(home / "plays", name, seed)
-
-
 def _switch_off() -> None:
     for name in [name for name in os.environ if name.startswith("SCHEDTRACE")]:
         del os.environ[name]

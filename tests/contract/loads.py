@@ -13,10 +13,11 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from schedtrace.simulate import Driver as Engine
 from tests.contract.families import FAMILIES, Family
 
-__all__ = ["FAMILIES", "SEEDS", "STEPS", "make_script", "play", "under_load"]
+__all__ = ["BUSY_STEPS", "FAMILIES", "SEEDS", "STEPS", "make_script", "play", "under_load"]
 
 SEEDS = [1, 2, 3][: int(os.environ.get("LOAD_SEEDS", "1"))]
-STEPS = 150 if len(SEEDS) == 1 else 300
+BUSY_STEPS = 300
+STEPS = 150 if len(SEEDS) == 1 else BUSY_STEPS
 """Short loads of one seed keep ``make test`` within CI's time; ``make compat`` plays three long ones each."""
 structured_outputs = getattr(
     vllm.sampling_params,

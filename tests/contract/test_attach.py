@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections import UserDict
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,14 +25,15 @@ from schedtrace.record.live import attachment
 from schedtrace.record.live.attachment import Attachment
 from schedtrace.record.live.between_steps import NotReachedError
 from schedtrace.record.live.class_swap import RefusedError
+from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import waiting_after
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import FAMILIES, SEEDS, STEPS, under_load
+from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script
 
 pytestmark = pytest.mark.vllm
 
-WINDOWS = [(STEPS * begin // 30, STEPS * end // 30) for begin, end in ((4, 12), (15, 22), (24, 29))]
+WINDOWS = [(40, 120), (150, 220), (240, 290)]
 """First step that is recorded, and the first one that is not any more."""
 SESSIONS = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
@@ -255,35 +255,47 @@ def test_an_engine_that_ends_while_it_is_attached_to_closes_the_trace(idle, tmp_
     assert is_plain(idle)
 
 
+def play_on(engine, script):
+    """Play a script and leave open what is not done: every window is over by then."""
+    for turn in script:
+        for event in turn.events:
+            event(engine)
+        engine.step(*[True] * turn.throttled)
+    return engine
+
+
 @pytest.fixture(params=LOADS, scope="module")
-def played(request, plays, tmp_path_factory):
-    """A load attached to in some windows, and the play of it that is traced from its start."""
+def played(request, tmp_path_factory):
     name, seed = request.param.rsplit("-", 1)
+    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), BUSY_STEPS)
     folder = tmp_path_factory.mktemp("runs")
-    whole = plays(name, int(seed))
-    visited = under_load(partial(Visited, folder), name, int(seed))
+    plain = play_on(Deciding(**engine), script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "whole"))
+        traced = play_on(Deciding(traced_class, **engine), script)
+        traced.scheduler._schedtrace_recorder.close()
+    visited = play_on(Visited(folder, **engine), script)
+    whole = read_run(folder / "whole").traces[0]
     windows = [read_run(folder / str(number)).traces[0] for number in range(len(WINDOWS))]
     return SimpleNamespace(
+        plain=plain,
         visited=visited,
-        whole=whole.trace,
-        decisions=whole.decisions,
+        whole=whole,
         windows=windows,
-        timeline=whole.timeline,
+        timeline=make_timeline(whole),
         attached=[make_timeline(window) for window in windows],
         name=name,
     )
 
 
 def test_the_scheduler_decides_as_if_nobody_had_come(played):
-    """As where it is traced from the start; ``test_oracle.py`` shows that this is how nobody's decides."""
-    assert first_difference(played.decisions, played.visited.decisions) is None
+    assert first_difference(played.plain.decisions, played.visited.decisions) is None
 
 
 def test_nothing_is_left(played):
     scheduler = played.visited.scheduler
-    plain = Deciding(**FAMILIES[played.name].engine).scheduler
-    assert type(scheduler) is type(plain)
-    assert vars(scheduler).keys() == vars(plain).keys()
+    assert type(scheduler) is type(played.plain.scheduler)
+    assert vars(scheduler).keys() == vars(played.plain.scheduler).keys()
     assert [name for name in vars(played.visited.core) if name.startswith("_")] == []
 
 
@@ -381,7 +393,7 @@ def test_who_was_there_is_no_arrival_and_has_only_figures_that_are_known(played)
         assert not came_at_once(attached)
 
 
-@pytest.mark.parametrize("played", ["async_mixed-1"], indirect=True)
+@pytest.mark.parametrize("played", ["mixed-1", "async_tight-1"], indirect=True)
 def test_every_command_takes_an_attached_trace(played, tmp_path):
     folder, other = (str(window.path.parent) for window in played.windows[:2])
     name = played.windows[0].present["request_id"][0]

@@ -1,6 +1,6 @@
 """A timeline has the queue, the states and the counts that vLLM's own objects show, step by step."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import polars as pl
 import pytest
@@ -13,6 +13,8 @@ from schedtrace.diagnose.run_statistics import engine_sums, statistics
 from schedtrace.diagnose.time_split import request_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
+from schedtrace.record.traced import traced_class
+from schedtrace.simulate import Driver
 from schedtrace.timeline.engine_ranks import RecordedRanks
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.queue_waits import waiting_after
@@ -20,7 +22,6 @@ from schedtrace.timeline.request_states import refused
 from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES, under_load
-from tests.contract.plays import Witness
 
 pytestmark = pytest.mark.vllm
 
@@ -32,11 +33,62 @@ ONE_BY_ONE = (*IN_ORDER, "aborts", "async")
 """Loads in which every token counts as an output of its own."""
 
 
+class Witness(Driver):
+    """Looks at vLLM's own queues after each ``schedule()``, and at what comes back: nothing of the trace."""
+
+    def __init__(self, **options):
+        super().__init__(traced_class, **options)
+        self.seen = []
+        """Of each step: request to what it is in."""
+        self.queues = []
+        """Of each step: who waits after it, in order."""
+        self.outputs = Counter()
+        """Of each request: how often tokens of it came back."""
+        self.fresh = set()
+        """Admitted to compute more than its next token, and no token has come back since."""
+        self.had = {}
+        """Tokens that each had computed when it was last seen running."""
+
+    def schedule(self, *args):
+        output = super().schedule(*args)
+        got = output.num_scheduled_tokens
+        self.fresh |= {request.req_id for request in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        found = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        self.fresh |= {
+            name
+            for name in cached.resumed_req_ids
+            if found[name] < max(self.had.get(name, 0), self.requests[name].num_prompt_tokens)
+        }
+        queued = {r.request_id: r for r in (*self.scheduler.kv_holding_waiting, *self.scheduler.waiting)}
+        now = {name: "preempted" if r.num_preemptions else "waiting" for name, r in queued.items()}
+        for request in self.scheduler.running:
+            name = request.request_id
+            busy = "computing" if name in self.fresh else "decode"
+            now[name] = busy if name in got else "nothing"
+        self.seen.append(now)
+        self.queues.append(list(queued))
+        return output
+
+    def update(self):
+        told = super().update()
+        self.had |= {request.request_id: request.num_computed_tokens for request in self.scheduler.running}
+        for outputs in told.values():
+            returned = [one.request_id for one in outputs.outputs if one.new_token_ids]
+            self.fresh.difference_update(returned)
+            self.outputs.update(returned)
+        return told
+
+
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
-def case(request, plays):
-    """A family's name, what its witness saw, and the timeline of its trace."""
-    play = plays(request.param)
-    return play.name, play, play.timeline
+def case(request, tmp_path_factory):
+    """A family's name, its witness and the timeline of its trace."""
+    folder = tmp_path_factory.mktemp("timeline") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+        engine = under_load(Witness, request.param)
+    [trace] = read_run(folder).traces
+    return request.param, engine, make_timeline(trace)
 
 
 @pytest.fixture
