@@ -37,10 +37,7 @@ LONGEST = (
     "tests/contract/test_recorded_facts.py",
     *("tests/e2e/test_front_ends.py", "tests/e2e/test_ends.py", "tests/e2e/test_faults.py"),
 )
-"""Files that take most of the time: begun last, one of them would leave the other workers without work.
-
-Not ``test_timeline.py``: beside ``test_attach.py`` it would wait for the plays that both look at.
-"""
+"""Files that take most of the time: begun last, one of them would leave the other workers without work."""
 
 
 def pytest_collection_modifyitems(items):
