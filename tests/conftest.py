@@ -31,6 +31,7 @@ LONGEST = (
     "tests/contract/whatif/test_random_loads.py",
     "tests/contract/test_oracle.py",
     "tests/contract/whatif/test_prediction.py",
+    "tests/contract/whatif/test_closed_loops.py",
     "tests/exam/test_cases.py",
     "tests/browser/test_report.py",
     "tests/contract/test_lines.py",
