@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit coverage lint types wheel check mutants lock bench compat docs clean
+.PHONY: help setup bytecode demo test unit coverage lint types wheel check mutants lock bench compat docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -20,6 +20,15 @@ setup: $(VENV)/.ready ## Make .venv with vLLM's CPU build and everything else
 
 $(VENV)/.ready: requirements/lock.txt pyproject.toml scripts/setup.sh
 	@scripts/setup.sh "$(PYTHON)" "$(VENV)"
+
+# Once: or the workers of the tests each compile the same 5,000 modules at the same time.
+bytecode: $(VENV)/.compiled ## Compile what the tests import (CI does it while lint and types run)
+
+$(VENV)/.compiled: $(VENV)/.ready
+	@echo "== bytecode =="
+	@$(BIN)/python -c 'import hypothesis, jsonschema, polars, pytest, rich.progress, scipy.optimize, scipy.stats, textual.pilot, \
+		typer, vllm.v1.engine.async_llm, vllm.v1.worker.cpu_worker' 2>/dev/null || true
+	@touch $@
 
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
@@ -31,23 +40,18 @@ UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot)
 test unit coverage: export POLARS_MAX_THREADS ?= 1
 test unit coverage: export OMP_NUM_THREADS ?= 1
 
-test: setup ## Run all tests: unit, browser, contract (real scheduler), end to end (real CPU engine)
-	@echo "== tests: unit (on all cores) =="
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/docs
-	@echo "== tests: the report page in a real browser =="
-	@$(BIN)/python -m pytest -q tests/browser
-	@echo "== tests: contract (vLLM's real scheduler) =="
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not e2e" \
-		tests --ignore tests/unit --ignore tests/docs --ignore tests/browser --ignore tests/e2e
+test: unit ## Run all tests: unit, contract (real scheduler), browser, end to end (real CPU engine)
 	@echo "== tests: end to end (real engine) =="
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m e2e tests/e2e $(UNDER_LOAD:%=--ignore %)
 	@echo "== tests: engines under load, which leave no processor to others =="
 	@$(BIN)/python -m pytest -q -n 1 $(UNDER_LOAD)
 
-unit: setup ## Run the tests that need no engine (seconds)
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"
+# In one call, so that no core waits for another between two of them; the longest files first (tests/conftest.py).
+unit: bytecode ## Run the tests that need no engine: unit, contract (vLLM's real scheduler), the report page in a browser
+	@echo "== tests: unit, contract (vLLM's real scheduler), the report page in a real browser =="
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --ignore tests/e2e
 
-coverage: setup ## Run the unit tests and see that they run 90 % of the lines (a third slower, so not in CI)
+coverage: bytecode ## Run the unit tests and see that they run 90 % of the lines (a third slower, so not in CI)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/docs --cov --cov-report= --cov-fail-under=$(COVERAGE)
 
 lint: setup ## ruff, import layers, generated docs

@@ -31,7 +31,12 @@ LONGEST = (
     "tests/contract/whatif/test_random_loads.py",
     "tests/contract/test_oracle.py",
     "tests/contract/whatif/test_prediction.py",
-    *("tests/e2e/test_front_ends.py", "tests/e2e/test_printed_commands.py", "tests/e2e/test_ends.py"),
+    "tests/contract/whatif/test_closed_loops.py",
+    "tests/exam/test_cases.py",
+    "tests/browser/test_report.py",
+    "tests/contract/test_lines.py",
+    "tests/contract/test_recorded_facts.py",
+    *("tests/e2e/test_front_ends.py", "tests/e2e/test_ends.py", "tests/e2e/test_faults.py"),
 )
 """Files that take most of the time: begun last, one of them would leave the other workers without work."""
 

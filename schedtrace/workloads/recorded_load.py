@@ -13,6 +13,7 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.frames import make_gone
 from schedtrace.timeline.timeline import WARMUP_TRIAL, make_timeline
 from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere, identities, prefix_block

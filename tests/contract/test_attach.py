@@ -393,7 +393,7 @@ def test_who_was_there_is_no_arrival_and_has_only_figures_that_are_known(played)
         assert not came_at_once(attached)
 
 
-@pytest.mark.parametrize("played", ["mixed-1", "async_tight-1"], indirect=True)
+@pytest.mark.parametrize("played", ["async_mixed-1"], indirect=True)
 def test_every_command_takes_an_attached_trace(played, tmp_path):
     folder, other = (str(window.path.parent) for window in played.windows[:2])
     name = played.windows[0].present["request_id"][0]

@@ -1,11 +1,10 @@
 """Every refusal that a configuration can force on the real engine, told by its cause."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import MODEL, Command, findings, schedtrace
+from tests.e2e.conftest import MODEL, findings, schedtrace
 
 BATCH = {"input_len": 256, "output_len": 16, "num-prompts": 16}
 
@@ -63,21 +62,3 @@ def test_chunked_prefill_off_blocks_a_prompt_larger_than_the_budget_left(workpla
     assert example["request_id"].startswith("t1-3-")
     assert example["budget_left"] == 2048 - 300
     assert findings(run, "arrival-limited") == []
-
-
-def test_preemptions_equal_vllms_own_counter_with_a_small_kv_cache(workplace, analyzed):
-    """Also the in-process engine, recorded through the plugin alone."""
-    variables = {"SCHEDTRACE_DIR": str(workplace / "attached"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    script = Path(__file__).with_name("preempting.py")
-    ended = Command(script, MODEL, cwd=workplace, **variables).ended()
-    assert ended.code == 0, ended.err[-3000:]
-    counted = json.loads(ended.out.splitlines()[-1])["vllm:num_preemptions"]
-    assert counted > 0
-    (folder,) = (workplace / "attached").iterdir()
-    run = analyzed(folder)
-    assert run["problems"] == []
-    (preemption,) = findings(run, "preemption")
-    assert preemption["count"] == counted == run["trials"][0]["preemptions"]
-    assert preemption["evidence"]["for_itself"] <= counted
-    assert "kv_blocks" in {finding["cause"] for finding in findings(run, "blocked-budget")}
-    assert run["trials"][0]["requests_finished"] == 12

@@ -1,7 +1,9 @@
 """What a person reads, character by character; UPDATE_GOLDENS=1 writes the files again (then read them)."""
 
+import contextlib
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,38 @@ from tests.unit.present import hand_made
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-@pytest.fixture
-def runs(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def runs(home):
     """The runs read from relative paths, so that no text depends on where the tests are run."""
-    monkeypatch.chdir(tmp_path)
-    return {
-        "small-kv": read_run(hand_made.small_kv(Path("small-kv"))),
-        "enough": read_run(hand_made.enough(Path("enough"))),
-        "two-engines": read_run(hand_made.two_bare_engines(Path("two-engines"))),
-    }
+    with contextlib.chdir(home):
+        return {
+            "small-kv": read_run(hand_made.small_kv(Path("small-kv"))),
+            "enough": read_run(hand_made.enough(Path("enough"))),
+            "two-engines": read_run(hand_made.two_bare_engines(Path("two-engines"))),
+        }
+
+
+@pytest.fixture(scope="module")
+def report_of(home, runs):
+    """``report_of(name)``: the report of a run, analyzed once."""
+
+    @cache
+    def report(name):
+        with contextlib.chdir(home):
+            return analyze([runs[name]])
+
+    return report
+
+
+@pytest.fixture(scope="module")
+def comparison_of(runs):
+    """``comparison_of(base, new)``: the comparison of two runs, made once."""
+    return cache(lambda base, new: compare(base=runs[base], new=runs[new]))
 
 
 def text_of(page, width=80, output_format=Format.TEXT):
@@ -40,36 +65,36 @@ def check(name, text):
 
 
 @pytest.mark.parametrize("name", ["small-kv", "enough", "two-engines"])
-def test_analyze(runs, name):
-    check(f"analyze-{name}", text_of(report_page(analyze([runs[name]]))))
+def test_analyze(report_of, name):
+    check(f"analyze-{name}", text_of(report_page(report_of(name))))
 
 
-def test_analyze_details(runs):
-    check("analyze-details", text_of(report_page(analyze([runs["small-kv"]]), full=True)))
+def test_analyze_details(report_of):
+    check("analyze-details", text_of(report_page(report_of("small-kv"), full=True)))
 
 
-def test_analyze_of_several_runs_is_each_of_them_with_a_blank_line_between(runs):
+def test_analyze_of_several_runs_is_each_of_them_with_a_blank_line_between(runs, report_of):
     both = text_of(report_page(analyze([runs["small-kv"], runs["enough"]])))
-    first, second = (text_of(report_page(analyze([runs[name]]))) for name in ("small-kv", "enough"))
+    first, second = (text_of(report_page(report_of(name))) for name in ("small-kv", "enough"))
     assert both == f"{first}\n{second}"
 
 
 @pytest.mark.parametrize(
     ("base", "new"), [("small-kv", "enough"), ("enough", "small-kv"), ("enough", "enough")]
 )
-def test_diff(runs, base, new):
-    check(f"diff-{base}-{new}", text_of(comparison_page(compare(base=runs[base], new=runs[new]))))
+def test_diff(comparison_of, base, new):
+    check(f"diff-{base}-{new}", text_of(comparison_page(comparison_of(base, new))))
 
 
-def test_markdown(runs):
-    diff = comparison_page(compare(base=runs["enough"], new=runs["small-kv"]))
+def test_markdown(report_of, comparison_of):
+    diff = comparison_page(comparison_of("enough", "small-kv"))
     check("diff-markdown", text_of(diff, output_format=Format.MARKDOWN))
-    report = report_page(analyze([runs["small-kv"]]))
+    report = report_page(report_of("small-kv"))
     check("analyze-markdown", text_of(report, output_format=Format.MARKDOWN))
 
 
-def test_colour_is_for_terminals_and_changes_no_character(runs, monkeypatch):
-    page = report_page(analyze([runs["small-kv"]]))
+def test_colour_is_for_terminals_and_changes_no_character(report_of, monkeypatch):
+    page = report_page(report_of("small-kv"))
     plain = text_of(page)
     monkeypatch.delenv("NO_COLOR")
     for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm-256color")):

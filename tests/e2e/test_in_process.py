@@ -1,8 +1,9 @@
-"""Exports lie on the clock of a torch profile of the same run."""
+"""The in-process engine, recorded through the plugin alone: its preemptions, and a torch profile's clock."""
 
 import gzip
 import json
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -13,23 +14,43 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from schedtrace.export import ExportKind
 from schedtrace.export.exports import export
 from schedtrace.read.run import read_run
-from tests.e2e.conftest import MODEL, Command
+from tests.e2e.conftest import MODEL, Command, findings
 
 NEAR_US = 1000
 EXECUTED = re.compile(r"execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)")
 """What vLLM names a step in the profile: tokens of prompts, and of generation."""
 
 
+@dataclass
+class InProcess:
+    """The run of ``in_process.py``: its folder, the torch profile of its last steps, and what it printed."""
+
+    folder: Path
+    profile: dict
+    preemptions: int
+
+
 @pytest.fixture(scope="module")
-def profiled(workplace):
-    """A recorded run, and the torch profile of its last steps."""
+def in_process(workplace):
     variables = {"SCHEDTRACE_DIR": str(workplace / "recorded"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    script = Path(__file__).with_name("profiled.py")
+    script = Path(__file__).with_name("in_process.py")
     ended = Command(script, MODEL, workplace / "profile", cwd=workplace, **variables).ended()
-    assert ended.code == 0, ended.err
+    assert ended.code == 0, ended.err[-3000:]
+    [counted] = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"vllm:')]
     [folder] = (workplace / "recorded").iterdir()
     [file] = (workplace / "profile").glob("*.json.gz")
-    return read_run(folder), json.loads(gzip.decompress(file.read_bytes()))
+    profile = json.loads(gzip.decompress(file.read_bytes()))
+    return InProcess(folder, profile, counted["vllm:num_preemptions"])
+
+
+def test_preemptions_equal_vllms_own_counter_with_a_small_kv_cache(in_process, analyzed):
+    run = analyzed(in_process.folder)
+    assert run["problems"] == []
+    (preemption,) = findings(run, "preemption")
+    assert preemption["count"] == in_process.preemptions == run["trials"][0]["preemptions"] > 0
+    assert preemption["evidence"]["for_itself"] <= in_process.preemptions
+    assert "kv_blocks" in {finding["cause"] for finding in findings(run, "blocked-budget")}
+    assert run["trials"][0]["requests_finished"] == 12 + 4
 
 
 def executed(document):
@@ -52,8 +73,8 @@ def assert_on_one_clock(slices, profile):
     assert abs(median(late)) < NEAR_US
 
 
-def test_chrome_json_has_the_times_of_a_torch_profile(profiled, tmp_path):
-    run, profile = profiled
+def test_chrome_json_has_the_times_of_a_torch_profile(in_process, tmp_path):
+    run, profile = read_run(in_process.folder), in_process.profile
     [file] = export(run, tmp_path, kind=ExportKind.CHROME)
     document = json.loads(gzip.decompress(file.read_bytes()))
     assert document["baseTimeNanoseconds"] == profile["baseTimeNanoseconds"]
@@ -65,8 +86,8 @@ def test_chrome_json_has_the_times_of_a_torch_profile(profiled, tmp_path):
     assert_on_one_clock(slices, executed(profile))
 
 
-def test_a_perfetto_trace_has_the_times_of_a_torch_profile(profiled, tmp_path):
-    run, profile = profiled
+def test_a_perfetto_trace_has_the_times_of_a_torch_profile(in_process, tmp_path):
+    run, profile = read_run(in_process.folder), in_process.profile
     [file] = export(run, tmp_path, kind=ExportKind.PERFETTO)
     packets = pb.Trace.FromString(file.read_bytes()).packet
     names = {name.iid: name.name for one in packets for name in one.interned_data.debug_annotation_names}
