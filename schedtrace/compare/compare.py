@@ -156,7 +156,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
     """Compare two runs.
 
     Raises:
-        InputError: they have nothing in common that could be compared.
+        InputError: If they have nothing in common that could be compared.
     """
     reports = {"base": analyze_run(base), "new": analyze_run(new)}
     alike = same_work(**reports)

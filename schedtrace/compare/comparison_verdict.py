@@ -27,7 +27,7 @@ def verdict(
         findings: Findings of both runs.
         same_work: Whether both runs had the same to do.
         most_tests: Metrics that may vary once there are more trials.
-        in_turn: Whether the machine was the same for both; None: unknown.
+        in_turn: Whether the machine was the same for both; None if unknown.
         whole: Whether both records show all that is compared.
     """
     parts = [] if same_work else [say("different workloads: the figures say little")]

@@ -72,7 +72,7 @@ class Plan:
         """Write the manifest with a new status.
 
         Raises:
-            RecordingError: it cannot be written; the one before stays.
+            RecordingError: If it cannot be written; the one before stays.
         """
         self.manifest.status = status
         self.manifest.error = error and hide_in_text(error)
@@ -91,7 +91,7 @@ def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
         own: Our options, one of which may have been meant.
 
     Raises:
-        UsageError: an argument is wrong.
+        UsageError: If an argument is wrong.
     """
     options = read_options()
     for part in parts if options else ():
@@ -147,7 +147,7 @@ def folder_of(output: Path, name: str) -> Path:
     """Return the run folder for a label.
 
     Raises:
-        UsageError: nothing of the label can stand in a folder's name.
+        UsageError: If nothing of the label can stand in a folder's name.
     """
     folder = output / re.sub(r"[^\w.+=-]+", "_", name).lstrip(".")
     if folder == output:
@@ -160,7 +160,7 @@ def make_folders(folders: list[Path], *, force: bool) -> None:
     """Make empty run folders; all are checked before the first is touched.
 
     Raises:
-        UsageError: one holds something already and ``force`` is not given, or it cannot be made.
+        UsageError: If one holds something already and ``force`` is not given, or it cannot be made.
     """
     for prepare in (partial(_require_empty, force=force), _make):
         for folder in folders:

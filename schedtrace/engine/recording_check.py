@@ -135,7 +135,7 @@ def _last_step(path: Path) -> tuple[int | None, int | None]:
 
 
 def _trace(path: Path) -> "Trace | None":
-    """Return the trace, as far as it can be read; None: not at all."""
+    """Return the trace, as far as it can be read; None if not at all."""
     from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 

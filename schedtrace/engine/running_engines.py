@@ -62,8 +62,8 @@ class RunningEngine:
             timeout_s: Deadline for the whole answer (default: ``ACT_S``).
 
         Raises:
-            EngineError: it refuses.
-            NoAnswerError: it does not answer, or what it says is no answer.
+            EngineError: If it refuses.
+            NoAnswerError: If it does not answer, or what it says is no answer.
         """
         timeout_s = ACT_S if timeout_s is None else timeout_s
         try:
@@ -171,7 +171,7 @@ def _fault(answer: Status | Refused | Exception) -> str:
 
 
 def _stranger(path: Path, peer: Peer) -> str | None:
-    """Return why the process that listens is not the one that the socket is named after; None: it is.
+    """Return why the process that listens is not the one that the socket is named after; None if it is.
 
     In another PID namespace it has another number there, or none here.
     """
@@ -213,7 +213,7 @@ def chosen(target: str | None) -> list[RunningEngine]:
     """Return the engines that a person means.
 
     Raises:
-        EngineError: one of them does not answer.
+        EngineError: If one of them does not answer.
         UsageError: as ``find_engines``.
         InputError: as ``find_engines``.
     """
@@ -230,8 +230,8 @@ def find_engines(target: str | None) -> Listening:
             the only server there is.
 
     Raises:
-        UsageError: it is no process id, or nothing was said and there are several servers.
-        InputError: there is no such engine.
+        UsageError: If it is no process id, or nothing was said and there are several servers.
+        InputError: If there is no such engine.
     """
     all_engines = listening()
     engines, silent, notes = all_engines

@@ -168,7 +168,7 @@ def foreign_engine_message(pid: int, user: int) -> str:
 
 
 def _listens(pid: int) -> bool | None:
-    """Return whether a process has a socket; None: this user may not look."""
+    """Return whether a process has a socket; None if this user may not look."""
     user = _user(pid)
     try:
         live.socket_of(pid, user).lstat()

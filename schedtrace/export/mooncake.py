@@ -27,7 +27,7 @@ def mooncake_loads(run: Run) -> dict[str, Workload]:
     """Return each trial's load by file name; a server, which has no trials, has a single load.
 
     Raises:
-        InputError: no requests are recorded.
+        InputError: If no requests are recorded.
     """
     loads = loads_of_run(run.traces, manifest=run.manifest)
     names = (
@@ -42,7 +42,7 @@ def write_mooncake(load: Workload, file: Path) -> int:
     """Write a load, and give how many requests there are in it.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: If the file cannot be written.
     """
     ids = _HashIds(load.prefix_block)
     requests = sorted(load, key=lambda request: request.arrived_us)

@@ -25,7 +25,7 @@ def write_perfetto(run: Run, file: Path) -> int:
     time of a torch profile (``TraceClock.torch_base_ns``).
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: If the file cannot be written.
     """
     with safe_files.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))

@@ -66,7 +66,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
     name: str
     unit: str
     higher_is_better: bool | None
-    """Direction of improvement; None: neither direction is better."""
+    """Direction of improvement; None if neither direction is better."""
     base: Sample
     new: Sample
     change_frac: float | None
@@ -78,13 +78,13 @@ class MetricChange(msgspec.Struct, kw_only=True):
     significant: bool | None
     """Whether the sides differ beyond chance; None: too few trials for any difference to be so."""
     p: float | None
-    """Two-sided Mann-Whitney U test, of servers Student's t of a block bootstrap; None: not tested."""
+    """Two-sided Mann-Whitney U test, of servers Student's t of a block bootstrap; None if not tested."""
     p_corrected: float | None
     """After Holm's correction for all ``tests``; significant at 0.05 and below."""
     effect: float | None
     """Cliff's delta, -1 to 1: share of the pairs of trials in which new is higher, minus that of lower."""
     ci_low_frac: float | None
-    """Lower end of the 95 % bootstrap interval of ``change_frac``; None: not to be told from these."""
+    """Lower end of the 95 % bootstrap interval of ``change_frac``; None if not to be told from these."""
     ci_high_frac: float | None
     """Upper end."""
     noise_floor_frac: float | None
@@ -165,7 +165,7 @@ class Divergence(msgspec.Struct, kw_only=True):
     at: int
     """Steps that both sides had decided alike before; those in which nothing could be decided left out."""
     base: DecidedStep | None
-    """Step of the base; None: the base had no further step."""
+    """Step of the base; None if the base had no further step."""
     new: DecidedStep | None
     decided: list[str]
     """What of the decision differs: ``scheduled``, ``preempted``, ``causes``."""

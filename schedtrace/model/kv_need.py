@@ -33,7 +33,7 @@ class KvNeed:
     max_model_len: int | None = None
 
     def held(self, computed: int, tokens: int) -> list[int] | None:
-        """Return the blocks that a request holds after a step, by group, null blocks aside; None: unknown.
+        """Return the blocks that a request holds after a step, by group, null blocks aside; None if unknown.
 
         For a request with nothing computed, these are what vLLM asks for its first chunk. A block that only
         rejected drafts had needed is not counted, nor one that a batch in flight still reads.
@@ -58,7 +58,7 @@ class KvNeed:
         return _known(_sequence_blocks(group, tokens) for group in self.groups)
 
     def most(self, tokens: int) -> list[int] | None:
-        """Return the most blocks that a request ever holds until it has so many tokens; None: unknown.
+        """Return the most blocks that a request ever holds until it has so many tokens; None if unknown.
 
         An aligned Mamba group has a state more than at its begin while a block is begun.
         """

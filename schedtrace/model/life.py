@@ -25,7 +25,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     from_ms: float
     to_ms: float
     first_step: int | None
-    """The first of the steps that refused or scheduled it; None: no step knew of it."""
+    """The first of the steps that refused or scheduled it; None if no step knew of it."""
     last_step: int | None
     tokens: int
     """Tokens scheduled for the request in these steps."""
@@ -89,9 +89,9 @@ class Life(msgspec.Struct, kw_only=True):
     num_cache_resets: int
     """Preemptions by a reset of the prefix cache, counted apart."""
     status: str | None
-    """``RequestStatus`` name without ``FINISHED_``; None: it did not leave while the trace was recorded."""
+    """``RequestStatus`` name without ``FINISHED_``; None if it did not leave while the trace was recorded."""
     e2e_ms: float | None
-    """Time from arrival to leaving the scheduler: the sum of ``states``. None: it did not leave."""
+    """Time from arrival to leaving the scheduler: the sum of ``states``. None if it did not leave."""
     ttft_ms: float | None
     """Time from arrival to first output."""
     states: list[LifeState]

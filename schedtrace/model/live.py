@@ -27,7 +27,7 @@ def socket_folder(user: int) -> Path:
 
 
 def squatted(folder: Path, user: int) -> str | None:
-    """Return why a folder of sockets is not used; None: it is its user's alone, or is not there."""
+    """Return why a folder of sockets is not used; None if it is its user's alone, or is not there."""
     try:
         about = folder.lstat()
     except FileNotFoundError:
@@ -56,8 +56,8 @@ def own_folder() -> Path:
     """Return the folder of this user's sockets; make it if it does not exist.
 
     Raises:
-        SquattedError: something else stands in its place.
-        OSError: it cannot be made.
+        SquattedError: If something else stands in its place.
+        OSError: If it cannot be made.
     """
     user = os.geteuid()
     folder = socket_folder(user)

@@ -59,7 +59,7 @@ class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     input_tokens: int
     output_tokens: int
     prefix_cache_reset: bool | None = None
-    """Whether the cache was emptied before this trial; None: not asked for."""
+    """Whether the cache was emptied before this trial; None if not asked for."""
 
 
 class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -97,7 +97,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``run.json`` so that a reader sees the old or the new one, never a part.
 
     Raises:
-        OSError: the disk is full, or the folder gone or read-only; the old one stays.
+        OSError: If the disk is full, or the folder gone or read-only; the old one stays.
     """
     safe_files.replace(folder / FILE_NAME, msgspec.json.format(json_of(manifest), indent=2) + b"\n")
 
@@ -106,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a run folder; None if there is none.
 
     Raises:
-        InputError: it is there but cannot be understood.
+        InputError: If it is there but cannot be understood.
     """
     path = folder / FILE_NAME
     try:

@@ -170,7 +170,7 @@ def filled(template: Message, values: "dict[str, Value]") -> Message:
     """Return a sentence with values in its slots.
 
     Raises:
-        KeyError: a slot has no value.
+        KeyError: If a slot has no value.
     """
 
     def filled_argument(argument: Any) -> Any:

@@ -50,7 +50,7 @@ def json_of(document: Any) -> bytes:
     A lone surrogate, which JSON cannot carry, becomes its escape as text: ``\udcff``.
 
     Raises:
-        TypeError: msgspec cannot encode it.
+        TypeError: If msgspec cannot encode it.
     """
     try:
         encoded = msgspec.json.encode(document)

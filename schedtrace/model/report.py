@@ -56,7 +56,7 @@ class Advice(msgspec.Struct, kw_only=True):
     message: Message
     """The setting with its present value, or what else to do."""
     setting: str | None = None
-    """Field of vLLM's ``EngineArgs``; None: it is no setting."""
+    """Field of vLLM's ``EngineArgs``; None if it is no setting."""
     value: int | float | bool | str | None = None
     """The proposed value, which vLLM accepts in this configuration; None: no particular one."""
     costs: Message = NOTHING
@@ -76,7 +76,7 @@ class Gain(msgspec.Struct, kw_only=True):
     """Relative change of the metric: 0.86 is 86 % more."""
     low_frac: float | None = None
     high_frac: float | None = None
-    """The interval that it lies in; None: not known."""
+    """The interval that it lies in; None if not known."""
     before: float | None = None
     after: float | None = None
     """The metric itself, in its unit."""
@@ -99,7 +99,7 @@ class Finding(msgspec.Struct, kw_only=True):
     verdict: Message = NOTHING
     """First sentence about the run if this finding leads: what limited it, and by how much."""
     share_frac: float | None = None
-    """Share of the requests' time on all engines that it explains; None: it is about something else."""
+    """Share of the requests' time on all engines that it explains; None if it is about something else."""
     holder: Message = NOTHING
     """Holder of the resource."""
     gain: Gain | None = None
@@ -188,13 +188,13 @@ class TrialReport(msgspec.Struct, kw_only=True):
     first_step_tokens: int | None
     """Requests and tokens of the first step that scheduled anything."""
     new_per_step: list[int] | None
-    """Requests newly scheduled in each successive step that scheduled any; None: not recorded."""
+    """Requests newly scheduled in each successive step that scheduled any; None if not recorded."""
     budget_use_frac: float | None
     """Mean share of the token budget used, over steps that scheduled anything."""
     budget_use_waiting_frac: float | None
     """The same over steps after which requests still waited; None if there were none."""
     preemptions: int | None
-    """Preemptions; None: this scheduler cannot be asked for them."""
+    """Preemptions; None if this scheduler cannot be asked for them."""
     requests_finished: int | None
     requests_aborted: int | None
     """Requests that ended otherwise: aborted, ignored, in error."""
@@ -231,7 +231,7 @@ class StripCell(msgspec.Struct):
     use_frac: float
     """Highest share of the budget used by a step of it."""
     waiting_frac: float | None
-    """Share of its steps after which requests waited; None: not recorded."""
+    """Share of its steps after which requests waited; None if not recorded."""
 
 
 class CauseRow(msgspec.Struct, kw_only=True):
@@ -282,7 +282,7 @@ class RequestTime(msgspec.Struct, kw_only=True):
     ``stalled`` or ``interrupted``."""
     cause: str | None
     """A word of ``docs/causes.md``, or ``next_step``: no step could see them yet; of ``interrupted`` the
-    event's kind. None: not kept from it."""
+    event's kind. None if not kept from it."""
     time_ms: float
     """Added up over the requests."""
     share_frac: float

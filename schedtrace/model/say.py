@@ -81,8 +81,8 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
         values: By the names in the template.
 
     Raises:
-        ValueError: the template is none, a place has no value, or a value that was given by name no place.
-        TypeError: a plain number stands where no kind says what it is.
+        ValueError: If the template is none, a place has no value, or a value that was given by name no place.
+        TypeError: If a plain number stands where no kind says what it is.
     """
     pieces = parsed(template)
     unplaced = values.keys() - set(argument_names(pieces))
@@ -151,7 +151,7 @@ def parsed(template: str) -> Pieces:
     """Return a template, taken apart.
 
     Raises:
-        ValueError: a bracket has no partner, or a kind is not known.
+        ValueError: If a bracket has no partner, or a kind is not known.
     """
     parts: list[list[str | TemplatePlace | TemplatePart]] = [[]]
     at = 0

@@ -122,13 +122,13 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     steps: int
     """``schedule()`` calls, those without tokens included."""
     requests_finished: int | None
-    """Requests that finished with what they asked for; None: not recorded."""
+    """Requests that finished with what they asked for; None if not recorded."""
     output_tokens_per_s: float | None
     """Output tokens by the trace, over the ``throughput_s`` of all trials and of all engines together."""
     total_tokens_per_s: float | None
     """Prompt and output tokens per second."""
     preemptions: int | None
-    """Preemptions; None: this scheduler does not report them."""
+    """Preemptions; None if this scheduler does not report them."""
     mean_running: float | None
     """Requests that ran at a time, over the engine's busy time; of several engines over the time in which any
     of them had a request."""
@@ -140,10 +140,10 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     dummy_ms: float | None
     """Time that dummy batches took."""
     kv_used_frac: float | None = None
-    """Mean share of the KV blocks in use after a step, over all engines' steps; None: not recorded."""
+    """Mean share of the KV blocks in use after a step, over all engines' steps; None if not recorded."""
     stalled_ms: float | None = None
     """Time that it only decoded and waited for prefills of other ranks in lock-step; of all ranks: added up.
-    None: not in lock-step, or not known."""
+    None if not in lock-step, or not known."""
 
 
 class Statistics(msgspec.Struct, kw_only=True):
@@ -156,7 +156,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     drafts: DraftUse | None
     """Use of drafts; None: no speculative decoding, or not recorded."""
     outcomes: Outcomes | None
-    """Numbers of requests by how they ended; None: not recorded."""
+    """Numbers of requests by how they ended; None if not recorded."""
     durations: Durations
     """Durations of steps, and times between tokens."""
     engines: list[EngineFigures]

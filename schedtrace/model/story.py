@@ -37,7 +37,7 @@ class Scheduled(msgspec.Struct, kw_only=True):
     computed_tokens: int
     scheduled_tokens: int
     prompt_tokens: int | None
-    """Length of the prompt; None: the trace began after the request had arrived."""
+    """Length of the prompt; None if the trace began after the request had arrived."""
     draft_tokens: int
     wanted_tokens: int | None
     """Tokens wanted before the first cap; None: no cap made its chunk smaller."""
@@ -97,9 +97,9 @@ class RankTurn(msgspec.Struct, kw_only=True):
 
     engine_rank: int
     step: int | None
-    """Its own step; None: it called no ``schedule()``, or the trace lacks it."""
+    """Its own step; None if it called no ``schedule()``, or the trace lacks it."""
     dummy: bool | None
-    """Whether it had nothing to compute and ran a dummy batch; None: not recorded."""
+    """Whether it had nothing to compute and ran a dummy batch; None if not recorded."""
     requests: int
     prefill_tokens: int
     """Prefill tokens, including those recomputed after a preemption."""
@@ -108,7 +108,7 @@ class RankTurn(msgspec.Struct, kw_only=True):
     num_waiting: int | None
     """Requests waiting after its step; None: no step."""
     back_us: int | None
-    """Time from the first rank's start to its output, or to the end of its dummy batch; None: not known."""
+    """Time from the first rank's start to its output, or to the end of its dummy batch; None if not known."""
 
 
 class WhatIf(msgspec.Struct, kw_only=True):

@@ -44,11 +44,11 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     steps: int = 0
     """``schedule()`` calls."""
     preemptions: int | None = None
-    """Preemptions in ``schedule()``; None: not recorded."""
+    """Preemptions in ``schedule()``; None if not recorded."""
     extrapolated_steps: int | None = None
-    """Steps outside the range that the step times were fitted to; None: they were not fitted."""
+    """Steps outside the range that the step times were fitted to; None if they were not fitted."""
     fitted_max_model_len: int | None = None
-    """Tokens that the KV cache holds, where that decided ``max_model_len``; None: it did not."""
+    """Tokens that the KV cache holds, where that decided ``max_model_len``; None if it did not."""
     duration_s: float = 0.0
     """Time from first arrival to last token, summed over trials."""
     counted_s: float | None = None

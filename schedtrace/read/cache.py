@@ -62,7 +62,7 @@ class Fingerprint(msgspec.Struct):
     sampled: str
     """BLAKE2b of its first block, its last block and blocks between."""
     stamp: list[int] | None
-    """Times of the last change (no program can set ``ctime``), inode and device; None: not settled yet."""
+    """Times of the last change (no program can set ``ctime``), inode and device; None if not settled yet."""
 
 
 class CacheNote(msgspec.Struct):
@@ -84,7 +84,7 @@ def read_by_files(path: Path, options: ReadOptions) -> Cached:
     """Read a trace whose tables do not fit memory.
 
     Raises:
-        InputError: it cannot be read, is no trace, or there is no room for the files.
+        InputError: If it cannot be read, is no trace, or there is no room for the files.
     """
     if options.cache:
         cached = _find(path, options)
@@ -194,7 +194,7 @@ def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fin
     """Return the fingerprints of a trace's files as they are now; None if their content is another one.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: If one cannot be read.
     """
     if [file.name for file in files] != list(read):
         return None
@@ -224,7 +224,7 @@ def building(path: Path) -> Iterator[Path]:
     """Make a new cache folder for this trace; remove it if building it fails.
 
     Raises:
-        CannotWriteError: the user's cache cannot be written to, or the disk is full.
+        CannotWriteError: If the user's cache cannot be written to, or the disk is full.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=safe_files.own_cache_folder(FOLDER)))
@@ -268,7 +268,7 @@ def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
     A file with another stamp, such as a copy, is hashed as a whole.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If it cannot be read.
     """
     stamp = stamp_of(path)
     if path.stat().st_size != fingerprint.size:
@@ -296,7 +296,7 @@ def digests(folder: Path) -> dict[str, str]:
     """Return the name of each Parquet file to the digest of its content.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: If one cannot be read.
     """
     return {file.name: digest_of(file) for file in sorted(folder.glob("*.parquet"))}
 
@@ -305,7 +305,7 @@ def digest_of(path: Path) -> str:
     """Return the BLAKE2b hash of a whole file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If it cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -128,7 +128,7 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
         path: A trace that ``read_trace`` accepts.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     outputs: dict[int, Any] = {}
     for _, read in _lines(path):

@@ -101,13 +101,13 @@ class Following:
         keep_us: At least the steps of so many microseconds before the last one are kept.
 
     Raises:
-        InputError: it cannot be opened.
+        InputError: If it cannot be opened.
     """
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self.path, self._keep_us = path, keep_us
         self.header: Header | None = None
-        """Header of the trace; None: its first line is not there yet."""
+        """Header of the trace; None if its first line is not there yet."""
         self.notices: list[str] = []
         self.end: End | None = None
         """The engine was shut down in order."""
@@ -153,7 +153,7 @@ class Following:
 
     @property
     def stalled(self) -> Any:
-        """The stall that lasts, as its line has it; None: there is none."""
+        """The stall that lasts, as its line has it; None if there is none."""
         latest = self._stalls[-1].stalled if self._stalls else None
         return None if latest is None or latest.until_us is not None else latest
 
@@ -161,8 +161,8 @@ class Following:
         """Read what is new, in chunks; those that are too old by now are left out.
 
         Raises:
-            LostError: the file was removed, replaced or cut.
-            InputError: it is no trace, or cannot be read.
+            LostError: If the file was removed, replaced or cut.
+            InputError: If it is no trace, or cannot be read.
         """
         with reading(self.path):
             if self.header is None and not self._begin():

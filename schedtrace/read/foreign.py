@@ -69,7 +69,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number (from 1) and text of every line, without terminal colours.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: If the file cannot be read.
     """
     number = 0
     with reading(path), opened(path) as file:

@@ -34,7 +34,7 @@ class Growing(ABC):
         keep_us: What is older than so many microseconds before the last step may be left out.
 
     Raises:
-        InputError: it cannot be opened.
+        InputError: If it cannot be opened.
     """
 
     _file: int
@@ -44,7 +44,7 @@ class Growing(ABC):
 
     @abstractmethod
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Return the header's line, and notices of what is too old to be read; None: it is not whole yet.
+        """Return the header's line, and notices of what is too old to be read; None if it is not whole yet.
 
         Args:
             lives: Gets who came and went in what is too old.
@@ -55,8 +55,8 @@ class Growing(ABC):
         """Yield the lines that are new, up to the last newline.
 
         Raises:
-            LostError: the file was removed, replaced or cut.
-            OSError: it cannot be read.
+            LostError: If the file was removed, replaced or cut.
+            OSError: If it cannot be read.
         """
 
     @abstractmethod
@@ -140,8 +140,8 @@ class GrowingParts(Growing):
         """Leave the part that is read for this one.
 
         Raises:
-            InputError: it cannot be opened; the other one is not left.
-            FileNotFoundError: it went meanwhile.
+            InputError: If it cannot be opened; the other one is not left.
+            FileNotFoundError: If it went meanwhile.
         """
         with reading(part, missing=True):
             file = descriptor(part)
@@ -238,7 +238,7 @@ def first_trace_line(path: Path) -> tuple[bytes, bool]:
     """Return the first line of a trace, as far as it is there, and whether it is whole.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If it cannot be read.
     """
     parts = files_of(path)
     file = descriptor(parts[-1] if parts else path)

@@ -54,7 +54,7 @@ def read_iteration_log(path: Path) -> list[Trace]:
     iteration's own, which is mostly waiting for the model's result.
 
     Raises:
-        InputError: it cannot be read, or not one of its lines can.
+        InputError: If it cannot be read, or not one of its lines can.
     """
     problems = Problems()
     engines: dict[int, _Engine] = {}

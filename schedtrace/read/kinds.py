@@ -270,7 +270,7 @@ def kind_of(path: Path) -> FileKind | None:
     Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records.
 
     Raises:
-        InputError: it cannot be read, or is of two kinds that are read.
+        InputError: If it cannot be read, or is of two kinds that are read.
     """
     if is_in_parts(path):
         return TRACE
@@ -287,7 +287,7 @@ def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = 
     """Return the first kind that matches.
 
     Raises:
-        InputError: two kinds of logs match.
+        InputError: If two kinds of logs match.
     """
     kind = next((kind for kind in kinds if kind.matches(sample)), None)
     if kind is None or kind.reader is None:

@@ -64,8 +64,8 @@ def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
         missing: It may be gone: that is for the caller.
 
     Raises:
-        InputError: it cannot be.
-        FileNotFoundError: it is ``missing``.
+        InputError: If it cannot be.
+        FileNotFoundError: If it is ``missing``.
     """
     try:
         yield
@@ -129,7 +129,7 @@ class WholeLines:
         """Read the file, or part after part.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: If it cannot be read.
         """
         parts = parts_of(self.path)
         files = last_of(parts.files, self.options.last_us)
@@ -151,7 +151,7 @@ class WholeLines:
         """Yield the lines of one file, in chunks.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: If it cannot be read.
         """
         for path in files:
             with reading(path):
@@ -163,7 +163,7 @@ class WholeLines:
         """Yield the lines of one part after the other, in chunks of several small ones.
 
         Raises:
-            InputError: the last one cannot be read.
+            InputError: If the last one cannot be read.
         """
         joint, gathered, size = Joint(parts), list[bytes](), 0
         oversized = []
@@ -195,8 +195,8 @@ class WholeLines:
         """Yield the whole lines of one file, in chunks.
 
         Raises:
-            FileNotFoundError: it is gone.
-            InputError: it cannot be read.
+            FileNotFoundError: If it is gone.
+            InputError: If it cannot be read.
         """
         begun, size = [b""], 0
         with reading(path, missing=True):
@@ -430,7 +430,7 @@ def read_header(path: Path, lines: list[bytes]) -> Header:
     """Return the first line.
 
     Raises:
-        InputError: it is no header, broken, or of a newer schema.
+        InputError: If it is no header, broken, or of a newer schema.
     """
     try:
         raw = msgspec.json.decode(lines[0])

@@ -25,13 +25,13 @@ class Live:
     entry: Any
     """Its ``Arrival`` as read; of one that was there when the trace began its ``Present``."""
     waits_since_us: int | None
-    """Time at which it entered the waiting queue, as far as recorded; None: it runs."""
+    """Time at which it entered the waiting queue, as far as recorded; None if it runs."""
     preempted: int = 0
     """Number of preemptions."""
     lost_tokens: int = 0
     """The most that a preemption threw away."""
     there_us: int | None = None
-    """Time at which the trace began with it; None: it came later."""
+    """Time at which the trace began with it; None if it came later."""
 
 
 class LiveRequests:

@@ -220,7 +220,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
     (milliseconds by default). Durations are unknown.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     problems, steps, prose = Problems(), _Steps(), 0
 

@@ -118,7 +118,7 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
 
     Raises:
         InputError: empty, no schedtrace trace, or of a newer schema.
-        CannotWriteError: ``tables`` cannot.
+        CannotWriteError: If ``tables`` cannot.
     """
     with _uncollected():
         return _parse(lines, tables)

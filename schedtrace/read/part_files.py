@@ -150,7 +150,7 @@ class Begins(msgspec.Struct, tag="header", frozen=True):
 
 
 def decode_head(line: bytes) -> Begins | None:
-    """Decode the first line of a part; None: it is no header."""
+    """Decode the first line of a part; None if it is no header."""
     try:
         return msgspec.json.decode(line, type=Begins)
     except (ValueError, RecursionError):
@@ -158,7 +158,7 @@ def decode_head(line: bytes) -> Begins | None:
 
 
 def began_us(line: bytes) -> int | None:
-    """Decode the time in the second line of a part, which says who was there; None: there is none."""
+    """Decode the time in the second line of a part, which says who was there; None if there is none."""
     try:
         return msgspec.json.decode(line, type=_Begin).at_us
     except (ValueError, RecursionError):

@@ -59,7 +59,7 @@ class FrontEndRecord:
     """What the front ends of one run wrote."""
 
     configured: Configured | None = None
-    """The configuration that the engines run with; None: not recorded."""
+    """The configuration that the engines run with; None if not recorded."""
     refused: list[RequestRefusal] = field(default_factory=list)
     """In order of time."""
     arrived: int = 0
@@ -148,7 +148,7 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
     """Return the run folders and files in ``paths``; a folder of runs or logs stands for all that recorded.
 
     Raises:
-        InputError: a path is missing or holds no trace.
+        InputError: If a path is missing or holds no trace.
     """
     runs_found = FoundRuns()
     for path in paths:
@@ -194,7 +194,7 @@ def _inside(folder: Path) -> FoundRuns:
 
 
 def _why_skipped(file: Path) -> str | None:
-    """Return why a file in a folder of runs is no run; None: it is one."""
+    """Return why a file in a folder of runs is no run; None if it is one."""
     try:
         kind = kind_of(file)
     except (InputError, OSError) as error:
@@ -231,7 +231,7 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
     """Read a run folder, a single trace file with the manifest beside it, or a foreign log.
 
     Raises:
-        InputError: nothing was recorded, or it cannot be understood.
+        InputError: If nothing was recorded, or it cannot be understood.
     """
     if path.is_file() and (reader := foreign_reader(path)):
         traces = Traces(reader(path))

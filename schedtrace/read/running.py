@@ -143,9 +143,9 @@ class Running:
         self._ended = EndedStretches(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
-        """Stretches that end if the request gets the expected token; None: not looked up yet."""
+        """Stretches that end if the request gets the expected token; None if not looked up yet."""
         self._at: tuple[int, int | None] | None = None
-        """Their step and trial; None: unknown."""
+        """Their step and trial; None if unknown."""
         self._line: Got | None = None
         """What a full line told of them, as far as the rows do not have it yet."""
         self._orders = 0

@@ -113,7 +113,7 @@ def first_sample(path: Path) -> FileSample:
     """Return a file's first block.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     with reading(path), opened(path) as file:
         content = file.read(HEAD)
@@ -124,7 +124,7 @@ def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample
     """Yield the blocks behind the first that have one of the markers; they begin and end with whole lines.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: If the file cannot be read.
     """
     with reading(path), opened(path) as file:
         rest = file.read(HEAD)

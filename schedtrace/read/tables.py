@@ -249,7 +249,7 @@ class Tables:
         """Add rows to tables.
 
         Raises:
-            CannotWriteError: the disk is full, for instance.
+            CannotWriteError: If the disk is full, for instance.
         """
         for name, rows in tables.items():
             self._frames[name].append(rows)
@@ -275,7 +275,7 @@ class Tables:
         """Write what is left: there are no more rows.
 
         Raises:
-            CannotWriteError: the disk is full, for instance.
+            CannotWriteError: If the disk is full, for instance.
         """
         for name in list(self._frames) if self._folder is not None else ():
             self._write(name)
@@ -296,7 +296,7 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
     """Write a Parquet file.
 
     Raises:
-        CannotWriteError: the disk is full, for instance.
+        CannotWriteError: If the disk is full, for instance.
     """
     try:
         safe_files.create(file)

@@ -17,7 +17,7 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
     """Read a file of any kind; one trace an engine.
 
     Raises:
-        InputError: it is of no kind that is read, or cannot be read.
+        InputError: If it is of no kind that is read, or cannot be read.
     """
     kind = kind_of(path)
     if kind is not None and kind.reader is not None:
@@ -32,7 +32,7 @@ def foreign_reader(path: Path) -> Reader | None:
     """Return what reads this file, if it is a foreign log.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     kind = kind_of(path)
     return None if kind is None else kind.reader
@@ -73,7 +73,7 @@ class Traces(Sequence[Trace]):
         """Return this trace without keeping it; asking for it again reads it again.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: If it cannot be read.
         """
         trace = self._traces[place]
         if isinstance(trace, Trace):
@@ -102,7 +102,7 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
     Of several that schedtrace wrote only the headers are read here.
 
     Raises:
-        InputError: nothing is understood of any of them, or two are of one rank.
+        InputError: If nothing is understood of any of them, or two are of one rank.
     """
     if len(files) == 1:
         return Traces(read_record(files[0], options)), []

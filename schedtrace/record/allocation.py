@@ -1,4 +1,4 @@
-"""Reasons why ``allocate_slots`` returned None: its own code is asked, up to where it would allocate.
+"""Reasons why ``allocate_slots`` returned None if its own code is asked, up to where it would allocate.
 
 The proven source of ``allocate_slots`` is cut behind its last ``return None``, and every statement that is
 there for its effect is left out. What remains is run once more, with the arguments of the call that failed,
@@ -192,7 +192,7 @@ def _ask(proven: Proven) -> Any:
     """Return the function cut behind its last ``return None``.
 
     Raises:
-        UnprovableError: there is no such line, or its closure cannot be kept.
+        UnprovableError: If there is no such line, or its closure cannot be kept.
     """
     body = proven.node.body
     failing = [n for n, statement in enumerate(body) if any(map(_fails, ast.walk(statement)))]

@@ -113,7 +113,7 @@ class _Prompt:
 
 
 def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
-    """Return what is kept of a prompt; None: it fills no block, or is more than tokens."""
+    """Return what is kept of a prompt; None if it fills no block, or is more than tokens."""
     token_ids = getattr(request, "prompt_token_ids", None)
     only_tokens = (
         not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None

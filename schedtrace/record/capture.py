@@ -143,7 +143,7 @@ class Capture:
     full: bool
     """Whether it is time for a line in full."""
     events: list[Event] | None
-    """Events that the marks noted; None: the same as in the step before, and the step is steady."""
+    """Events that the marks noted; None if the same as in the step before, and the step is steady."""
     side_events: SideEvents
     inferred: list[Exit] | None
     """Exits inferred where no mark has noted how the call ended."""
@@ -276,7 +276,7 @@ class SteadySteps:
     def __init__(self, *, never: bool = False) -> None:
         self._never = never
         self._ids: list[str] | None = None
-        """Requests of the latest step; None: the next step's must be kept, whatever they are."""
+        """Requests of the latest step; None if the next step's must be kept, whatever they are."""
         self._computed = 0
         """Computed tokens of each, in a number."""
         self._ones: list[int] = []

@@ -47,7 +47,7 @@ def make_header(
         attached: Whether the scheduler has run before.
 
     Raises:
-        AttributeError: ``scheduler`` lacks what every V1 scheduler of vLLM has.
+        AttributeError: If ``scheduler`` lacks what every V1 scheduler of vLLM has.
     """
     config = scheduler.vllm_config
     parallel = config.parallel_config

@@ -263,7 +263,7 @@ def pause_name(scheduler: Any) -> str:
 
 
 def num_in_input_queue(engine: Any) -> int | None:
-    """Return requests that the engine's process has received and its thread has not taken; None: not known.
+    """Return requests that the engine's process has received and its thread has not taken; None if not known.
 
     Reads a copy of what the queue keeps, without its lock, which the engine's thread may wait for. What is
     still in a socket before it is not counted.

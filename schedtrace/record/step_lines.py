@@ -179,10 +179,10 @@ class Deltas:
 
         Args:
             step: Step without its requests.
-            changes: Changes of the requests; None: there are none.
+            changes: Changes of the requests; None if there are none.
 
         Raises:
-            ValueError: no step came before.
+            ValueError: If no step came before.
         """
         before, carried_before = self._latest, self._carried
         if before is None:

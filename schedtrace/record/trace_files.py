@@ -39,7 +39,7 @@ class TraceOutput(Protocol):
         """Return, before lines are written, whether a file begins now, which has to be readable alone.
 
         Raises:
-            OSError: one has to, and cannot.
+            OSError: If one has to, and cannot.
         """
 
     def write(self, lines: bytes) -> None:
@@ -53,14 +53,14 @@ class TraceOutput(Protocol):
         """Write what is left.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: If it cannot be written.
         """
 
     def discard(self) -> None:
         """Close a trace that could not begin, and leave no file of it.
 
         Raises:
-            OSError: it cannot be removed.
+            OSError: If it cannot be removed.
         """
 
 
@@ -72,7 +72,7 @@ class PlainFile:
         rank: Of the engine.
 
     Raises:
-        OSError: the folder or the file cannot be made.
+        OSError: If the folder or the file cannot be made.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -132,7 +132,7 @@ class PartFiles:
         rank: Of the engine.
 
     Raises:
-        OSError: the folder or the first part cannot be made.
+        OSError: If the folder or the first part cannot be made.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -177,7 +177,7 @@ def append(file: int, content: bytes) -> None:
     """Write all of it: what a full disk cut off is taken back by truncating.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: If it cannot be written.
     """
     data = memoryview(content)
     start = os.lseek(file, 0, os.SEEK_END)
@@ -225,18 +225,18 @@ class Store(Protocol):
         """Begin this part: the next frames belong to it.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: If it cannot be made.
         """
 
     def append(self, frame: bytes) -> None:
         """Append a frame to the part that was begun last.
 
         Raises:
-            OSError: it cannot be written; nothing of it is.
+            OSError: If it cannot be written; nothing of it is.
         """
 
     def lost(self) -> Begins | None:
-        """Return what somebody did to that part; None: it is as it was written."""
+        """Return what somebody did to that part; None if it is as it was written."""
 
     def remove(self, number: int) -> None:
         """Remove a part."""
@@ -309,7 +309,7 @@ class PartedTrace:
         """End the frame.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: If it cannot be written.
         """
         lines, self._lines, self._waiting = self._lines, [], 0
         if lines:

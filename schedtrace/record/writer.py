@@ -73,7 +73,7 @@ class Writer:
         anchor_ns: Monotonic clock at which the trace's time is 0.
 
     Raises:
-        OSError: the run folder or file cannot be made.
+        OSError: If the run folder or file cannot be made.
     """
 
     def __init__(self, chosen: Settings, header: Header, anchor_ns: int) -> None:
@@ -217,7 +217,7 @@ class Writer:
 
     @property
     def stopped(self) -> str | None:
-        """Why the trace is not whole and what it lacks, in a sentence; None: it is, as far as is known."""
+        """Why the trace is not whole and what it lacks, in a sentence; None if it is, as far as is known."""
         if self._stopped is not None:
             why, at_ns, step = self._stopped
             ago = f"{(time.monotonic_ns() - at_ns) / 1e9:,.0f} s ago"
@@ -362,7 +362,7 @@ class Writer:
         The next step is written in full.
 
         Raises:
-            OSError: there can be no other file.
+            OSError: If there can be no other file.
         """
         why: Begins | None = self._output.begins()
         if why is None:

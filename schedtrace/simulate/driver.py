@@ -93,7 +93,7 @@ def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
     """Return the cache groups of a recorded engine; empty where there is only one of full attention.
 
     Raises:
-        UsageError: a kind of layers that cannot be built from what a trace says.
+        UsageError: If a kind of layers that cannot be built from what a trace says.
     """
     if {group.kind for group in groups} <= FULL and len(groups) <= 1:
         return []
@@ -123,7 +123,7 @@ class Engine:
             ``EngineArgs``.
 
     Raises:
-        ValueError: vLLM does not accept the options.
+        ValueError: If vLLM does not accept the options.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Driver(Engine):
         """Step until every request is done, then close.
 
         Raises:
-            RuntimeError: requests are left after so many steps.
+            RuntimeError: If requests are left after so many steps.
         """
         for _ in range(most_steps):
             if not self.scheduler.has_unfinished_requests():

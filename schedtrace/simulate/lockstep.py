@@ -191,7 +191,7 @@ class CommonPasses:
         stages: Of a pipeline; each takes an equal part of a pass.
 
     Raises:
-        UsageError: the ranks are not on one machine.
+        UsageError: If the ranks are not on one machine.
     """
 
     def __init__(self, parallel: Any, clock: EngineClock, stages: int) -> None:

@@ -194,7 +194,7 @@ class FeedByStep:
         """Play to the end.
 
         Raises:
-            NoProgressError: requests are left that never will be done.
+            NoProgressError: If requests are left that never will be done.
         """
         engine = self._engine
         engine.feed = self

@@ -69,7 +69,7 @@ class TimedEngine(Engine):
 
     @property
     def recorded_inputs(self) -> Any:
-        """What the recorder keeps of the input thread; None: nothing is recorded."""
+        """What the recorder keeps of the input thread; None if nothing is recorded."""
         return INPUTS.get(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
@@ -165,7 +165,7 @@ class VirtualEngines(ABC):
         """Run until every request is done, then close.
 
         Raises:
-            NoProgressError: requests are left that never will be done.
+            NoProgressError: If requests are left that never will be done.
         """
         self.run()
         self.close()
@@ -191,7 +191,7 @@ class VirtualEngines(ABC):
         """Work as engines do until nothing is left to do, or until a time.
 
         Raises:
-            NoProgressError: requests are left that never will be done.
+            NoProgressError: If requests are left that never will be done.
         """
 
     @abstractmethod

@@ -104,7 +104,7 @@ class Fitted:
         """Return a fit to as many steps, drawn anew: trials, and blocks of neighbouring steps in each.
 
         Raises:
-            UsageError: it was loaded, so its steps are not there.
+            UsageError: If it was loaded, so its steps are not there.
         """
         if self.rows is None:
             msg = "a saved fit cannot be resampled, since its steps are not saved: fit the trace again"
@@ -130,7 +130,7 @@ class Fitted:
         """Write the fit as JSON, without the steps.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: If it cannot be written.
         """
         try:
             safe_files.replace(path, msgspec.json.format(msgspec.json.encode(self.fit), indent=2) + b"\n")
@@ -164,10 +164,10 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     Args:
         timelines: Of one model on one device.
         runs: What to call where they came from, for instance the run folder's name.
-        gathering_us: Of ranks in lock-step (``fitting.gathering_us``); None: not known.
+        gathering_us: Of ranks in lock-step (``fitting.gathering_us``); None if not known.
 
     Raises:
-        InputError: too few steps have an output and requests that are known.
+        InputError: If too few steps have an output and requests that are known.
     """
     header = timelines[0].header
     rows = pl.concat(
@@ -292,7 +292,7 @@ class RecordedTimes:
         return self._fitted.wake_us() if recorded is None else recorded
 
     def gathering_us(self) -> float | None:
-        """Return what gathering a number of each rank adds to a loop, in microseconds; None: not known."""
+        """Return what gathering a number of each rank adds to a loop, in microseconds; None if not known."""
         return self._fitted.gathering_us()
 
 

@@ -78,11 +78,11 @@ class RankSummary:
     pinned: int
     """Arrivals for which the client asked for this rank."""
     mean_prompt_tokens: float | None
-    """Mean over the requests that arrived; None: no request did."""
+    """Mean over the requests that arrived; None if no request did."""
     mean_output_tokens: float | None
-    """Mean over the requests that ended; None: no request did."""
+    """Mean over the requests that ended; None if no request did."""
     kv_used_frac: float | None
-    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    """Mean share of the KV blocks in use after its steps; None if not recorded."""
     pace: Pace | None = None
     """Step times; None: too few steps have them."""
 
@@ -296,7 +296,7 @@ class Offset(NamedTuple):
 
     us: int
     uncertainty_us: int | None
-    """Largest error of it; None: not known, since a host's wall clock is not known to be right."""
+    """Largest error of it; None if not known, since a host's wall clock is not known to be right."""
 
 
 def offset(of: Header, to: Header) -> Offset:
@@ -334,7 +334,7 @@ class PassTime:
 
 
 def pass_time(passes: pl.DataFrame) -> PassTime | None:
-    """Fit the length of passes without prefill (``RecordedRanks.passes``); None: there are too few."""
+    """Fit the length of passes without prefill (``RecordedRanks.passes``); None if there are too few."""
     plain = passes.filter(pl.col("prefilling") == 0)
     if plain.height < FEWEST_PASSES:
         return None
@@ -452,7 +452,7 @@ class RecordedRanks:
 
     @cached_property
     def uncertainty_us(self) -> int | None:
-        """Microseconds that the clocks of two ranks may be off; None: not known."""
+        """Microseconds that the clocks of two ranks may be off; None if not known."""
         uncertainties_us = [
             offset.uncertainty_us for offset in self._offsets.values() if offset.uncertainty_us is not None
         ]
@@ -577,7 +577,7 @@ class RecordedRanks:
 
     @cached_property
     def prefill_stalls(self) -> PrefillStalls | None:
-        """What ranks in lock-step waited for prefills of others; None: not known."""
+        """What ranks in lock-step waited for prefills of others; None if not known."""
         return None if self.missing else prefill_stalls(self.passes, self.turns)
 
     @cached_property

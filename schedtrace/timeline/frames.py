@@ -38,7 +38,7 @@ class Demand:
 
     @property
     def blocks_each(self) -> float | None:
-        """KV blocks of a request on average; None: not known."""
+        """KV blocks of a request on average; None if not known."""
         return self.blocks / self.ended if self.blocks else None
 
 

@@ -67,7 +67,7 @@ class Listing(Widget, can_focus=True):
 
     @property
     def key(self) -> object:
-        """Key of the chosen line; None: there is no line, or its key is None."""
+        """Key of the chosen line; None if there is no line, or its key is None."""
         return self._lines[self._place()][0] if self._lines else None
 
     def render(self) -> Content:

@@ -54,7 +54,7 @@ class WatchSession:
 
     @property
     def folder(self) -> Path | None:
-        """The run folder; None: there is no run yet."""
+        """The run folder; None if there is no run yet."""
         return next((path.parent for path in self.engines), None)
 
     def look(self, *, judge_now: bool = False) -> Seen:
@@ -88,7 +88,7 @@ class WatchSession:
         """Write the last minute as a run folder that every command reads.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: If it cannot be written.
         """
         safe_files.make_folder(folder)
         self._saved.add(folder.absolute())
@@ -102,8 +102,8 @@ class WatchSession:
         """Return a request's life so far, as ``schedtrace request`` shows it.
 
         Raises:
-            InputError: the trace cannot be read, or is too large to be read beside the watch.
-            UsageError: it is not in the trace.
+            InputError: If the trace cannot be read, or is too large to be read beside the watch.
+            UsageError: If it is not in the trace.
         """
         path = next(path for path, engine in self.engines.items() if engine.rank == slow.rank)
         packed = COMPRESSED if is_in_parts(path) else 1
@@ -121,8 +121,8 @@ class WatchSession:
         """Show the queues of the run's engines now, as ``schedtrace queue`` does.
 
         Raises:
-            EngineError: one does not answer.
-            InputError: none of them listens on this machine.
+            EngineError: If one does not answer.
+            InputError: If none of them listens on this machine.
         """
         pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
         listeners = listening().only({pid for pid in pids if pid is not None})

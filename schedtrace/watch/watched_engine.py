@@ -40,7 +40,7 @@ class WatchedEngine:
         path: ``engine-<rank>.jsonl``.
 
     Raises:
-        InputError: it cannot be opened.
+        InputError: If it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class WatchedEngine:
 
     @property
     def header(self) -> Header | None:
-        """Header of the trace; None: it is not there yet."""
+        """Header of the trace; None if it is not there yet."""
         return self.following.header
 
     @property
@@ -78,7 +78,7 @@ class WatchedEngine:
         """Read what is new.
 
         Raises:
-            InputError: the file was removed, replaced or cut, or is no trace.
+            InputError: If the file was removed, replaced or cut, or is no trace.
         """
         new = self.following.read()
         self._modified_s = self.following.modified_s()

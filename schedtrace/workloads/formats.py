@@ -86,8 +86,8 @@ def format_of(
     """Return the format of a file; options are those of ``open_workload``.
 
     Raises:
-        InputError: it cannot be read, is empty or of no known format.
-        UsageError: an option is missing, or does not go with the file.
+        InputError: If it cannot be read, is empty or of no known format.
+        UsageError: If an option is missing, or does not go with the file.
     """
     if not path.is_file() and path.exists():
         msg = f"{path}: not a regular file; a workload is read more than once"
@@ -130,7 +130,7 @@ def _first_keys(path: Path, line: bytes) -> set[str]:
     """Return the keys of the first JSON object of a file; none where a list has another first entry.
 
     Raises:
-        BrokenValueError: it is cut or broken.
+        BrokenValueError: If it is cut or broken.
     """
     if (keys := keys_of(line)) is not None:
         return keys

@@ -45,8 +45,8 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
         manifest: Of its run: it tells whether requests were queued before the first step.
 
     Raises:
-        UsageError: there is no such trial.
-        InputError: the record has no requests, or only those of the warm-up.
+        UsageError: If there is no such trial.
+        InputError: If the record has no requests, or only those of the warm-up.
     """
     trials = trials_of(trace)
     if not trials:
@@ -239,7 +239,7 @@ def _notes(
         trace: One engine's.
         requests: Of the load: arrivals with their ends.
         block: Tokens of a block of the prefixes; None: these are unknown.
-        manifest: Of the run; None: not at hand.
+        manifest: Of the run; None if not at hand.
     """
     for what, which in _OF_REQUESTS.items():
         if count := requests.filter(which).height:

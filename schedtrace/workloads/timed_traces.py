@@ -56,7 +56,7 @@ class Units:
     block: int
     source: Source
     note: Message | None = None
-    """Message on what was found out, and from what; None: it was given, or changes nothing."""
+    """Message on what was found out, and from what; None if it was given, or changes nothing."""
 
     def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """Yield the rows of the file.
@@ -113,7 +113,7 @@ class _Evidence:
         """Return the tokens of a block; None where the usual sizes give the same prefixes.
 
         Raises:
-            UsageError: no size fits.
+            UsageError: If no size fits.
         """
         if not self.rows_with_ids:
             return None
@@ -142,7 +142,7 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
     """Find out the units of a file from its first rows; what is given is not found out.
 
     Raises:
-        UsageError: the rows do not decide, with the option that does.
+        UsageError: If the rows do not decide, with the option that does.
     """
     shown = _evidence(path)
     size = block or shown.block(path)

@@ -46,11 +46,11 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     abort_pass: Pass | None = None
     """First pass whose ``schedule()`` call no longer found it; of a recorded load."""
     answered_us: float | None = None
-    """Time at which it ended or its client went away, of a recorded load; None: not recorded."""
+    """Time at which it ended or its client went away, of a recorded load; None if not recorded."""
     structured: bool = False
     """Its output follows a grammar."""
     draft_acceptance: float | None = None
-    """Share of its speculative tokens that were accepted; None: not recorded, or none were scheduled."""
+    """Share of its speculative tokens that were accepted; None if not recorded, or none were scheduled."""
 
 
 Source = Literal[

@@ -183,7 +183,7 @@ class _File:
         """Read it once.
 
         Raises:
-            _OutOfOrderError: a row is earlier than the one before it, and ``unsorted_line`` is not known.
+            _OutOfOrderError: If a row is earlier than the one before it, and ``unsorted_line`` is not known.
         """
         rows = (
             self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)

@@ -103,7 +103,7 @@ class Attachment:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the recording ends by itself; None: it does not."""
+        """Seconds until the recording ends by itself; None if it does not."""
         end_s = self._end_s
         return None if end_s is None else max(0.0, end_s - time.monotonic())
 
@@ -131,7 +131,7 @@ class Attachment:
             trace: How much is kept.
 
         Raises:
-            RefusedError: it is recorded already, or cannot be.
+            RefusedError: If it is recorded already, or cannot be.
         """
         if for_s is not None and not 0 <= for_s <= LONGEST_S:
             msg = f"{for_s:g} s is no time to record for: at most {LONGEST_S:g} s"
@@ -158,7 +158,7 @@ class Attachment:
         """Record no more.
 
         Raises:
-            RefusedError: nothing is attached, or the engine does not come to the end of its step.
+            RefusedError: If nothing is attached, or the engine does not come to the end of its step.
         """
         with self._lock:
             ended, self._ended = self._ended, None
@@ -184,7 +184,7 @@ class Attachment:
             glance: Attach for a moment where nobody records, which waits for the end of a step.
 
         Raises:
-            RefusedError: it cannot be recorded, or is within one step.
+            RefusedError: If it cannot be recorded, or is within one step.
         """
         recorder = RECORDERS.get(self._engine.scheduler)
         if recorder is not None and recorder.active:

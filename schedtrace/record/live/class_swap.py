@@ -47,7 +47,7 @@ class EndedRecording(NamedTuple):
     held_us: float
     """Microseconds for which the engine was held up."""
     stopped: str | None
-    """Reason why it had ended before, or is not whole; None: it is whole."""
+    """Reason why it had ended before, or is not whole; None if it is whole."""
 
 
 class ClassSwap:
@@ -59,7 +59,7 @@ class ClassSwap:
         chosen: Where to record, and how.
 
     Raises:
-        RefusedError: the scheduler cannot be recorded.
+        RefusedError: If the scheduler cannot be recorded.
     """
 
     def __init__(self, engine: Any, between_steps: BetweenSteps, chosen: Settings) -> None:
@@ -84,7 +84,7 @@ class ClassSwap:
         """Give the scheduler the traced class between two steps.
 
         Raises:
-            RefusedError: it did not get it; the swap is closed.
+            RefusedError: If it did not get it; the swap is closed.
         """
         scheduler, plain, recorder = self._engine.scheduler, self._plain, self.recorder
         held_us, present = 0.0, 0
@@ -119,7 +119,7 @@ class ClassSwap:
         """Give the scheduler its own class back between two steps; return the microseconds that this took.
 
         Raises:
-            RefusedError: the engine does not come to the end of its step.
+            RefusedError: If the engine does not come to the end of its step.
         """
         scheduler, held_us = self._engine.scheduler, 0.0
 

@@ -169,7 +169,7 @@ class _Engine:
         """Return what it says.
 
         Raises:
-            RefusedError: it cannot be attached to, or detached from.
+            RefusedError: If it cannot be attached to, or detached from.
         """
         match ask:
             case AskStatus():

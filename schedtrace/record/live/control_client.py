@@ -61,7 +61,7 @@ class Connection:
         timeout_s: Deadline for everything, from now on: connecting, asking and the whole answer.
 
     Raises:
-        OSError: nobody listens, or nobody accepts in time.
+        OSError: If nobody listens, or nobody accepts in time.
     """
 
     def __init__(self, path: Path, timeout_s: float) -> None:
@@ -90,7 +90,7 @@ class Connection:
             expected: Kind of the answer, unless it is a refusal.
 
         Raises:
-            OSError: no whole answer comes in time.
+            OSError: If no whole answer comes in time.
             AnswerError: what comes is none.
         """
         self._socket.settimeout(self._left_s())
@@ -133,7 +133,7 @@ def ask(path: Path, question: AnyAsk, expected: type[_T], timeout_s: float) -> _
     """Ask the process that listens there.
 
     Raises:
-        OSError: nobody listens, or no whole answer comes in time.
+        OSError: If nobody listens, or no whole answer comes in time.
         AnswerError: what comes is no answer to this question.
     """
     with Connection(path, timeout_s) as connection:
@@ -144,7 +144,7 @@ def decoded(line: bytes, expected: type[_T]) -> _T | Refused:
     """Return the answer in a line, its lists and texts within bounds.
 
     Raises:
-        AnswerError: there is none in it.
+        AnswerError: If there is none in it.
     """
     kinds: Any = expected | Refused
     try:
@@ -164,7 +164,7 @@ def _bounded(value: Any, most: int) -> Any:
     """Return a copy without long texts and lists.
 
     Raises:
-        AnswerError: a number cannot be.
+        AnswerError: If a number cannot be.
     """
     if isinstance(value, str):
         return shortened(value, most)

@@ -159,7 +159,7 @@ def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
     """Return a socket there on which somebody listens from the first moment on, and its file.
 
     Raises:
-        OSError: somebody does already, or it cannot be made.
+        OSError: If somebody does already, or it cannot be made.
     """
     if _is_alive(path):
         raise OSError(errno.EADDRINUSE, "somebody listens there already", str(path))
@@ -199,7 +199,7 @@ def _line(connection: socket.socket) -> bytes:
     """Return what stands before the first newline.
 
     Raises:
-        ValueError: nothing does.
+        ValueError: If nothing does.
         TimeoutError: not within ``MOST_S``.
     """
     read, until_s = b"", time.monotonic() + MOST_S

@@ -57,7 +57,7 @@ class Ring:
             self._parts[max(self._parts)].append(frame)
 
     def lost(self) -> Begins | None:
-        """Return None: nobody else can reach the memory."""
+        """Return None if nobody else can reach the memory."""
         return None
 
     def remove(self, number: int) -> None:
@@ -80,7 +80,7 @@ class Ring:
             The trace.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: If they cannot be written.
         """
         trace, again = run_dir / part_name(self._rank), 1
         while any(trace.parent.glob(trace.name)):
@@ -111,8 +111,8 @@ class Asked(Future[Path]):
         """Return the trace.
 
         Raises:
-            RuntimeError: it is not written yet, or the recording has ended.
-            OSError: it cannot be written.
+            RuntimeError: If it is not written yet, or the recording has ended.
+            OSError: If it cannot be written.
         """
         try:
             return super().result(timeout)

@@ -53,7 +53,7 @@ class ThreadPlace(NamedTuple):
 
 
 def thread_place(thread_id: int) -> ThreadPlace | None:
-    """Return where a thread of this process is; None: it has ended."""
+    """Return where a thread of this process is; None if it has ended."""
     frame = sys._current_frames().get(thread_id)
     return None if frame is None else frame_place(frame)
 
@@ -172,8 +172,8 @@ def stall(
         steps: Whether ``schedule()`` is called, again and again.
         exits: Of a late call that scheduled nothing; empty: not known.
         ids: Request ids as they are to be written.
-        calls: Calls of ``schedule()`` since its last progress; None: not known.
-        call_s: How long the latest call has been going on; None: not known.
+        calls: Calls of ``schedule()`` since its last progress; None if not known.
+        call_s: How long the latest call has been going on; None if not known.
     """
     latest = places[-1] if places else None
     if is_paused(engine) and (steps or latest is None or latest.at in {"idle", "between", "other"}):
@@ -191,7 +191,7 @@ def stall(
 
 
 def paused(engine: Any) -> str | None:
-    """Return a sentence that somebody has paused it, or put it to sleep; None: nobody has."""
+    """Return a sentence that somebody has paused it, or put it to sleep; None if nobody has."""
     asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
     running = queues.pause_name(engine.scheduler) == "UNPAUSED"
     return None if running and not asleep else _paused(engine).sentence
@@ -284,7 +284,7 @@ def _need(engine: Any, exit_: Exit) -> str:
 
 
 def _whole(engine: Any, request_id: str | None) -> int | None:
-    """Return the blocks of all tokens that a request has so far; None: it or their number is not known."""
+    """Return the blocks of all tokens that a request has so far; None if it or their number is not known."""
     scheduler = engine.scheduler
     request = dict.get(scheduler.requests, request_id)
     need = KvNeed(tuple(cache_groups(scheduler)), max_model_len=getattr(scheduler, "max_model_len", None))

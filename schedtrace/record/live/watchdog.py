@@ -71,10 +71,10 @@ Note = Callable[[Stalled], None]
 
 
 def after_s() -> float | None:
-    """Return the seconds without progress that make a stall; None: there is to be no watchdog.
+    """Return the seconds without progress that make a stall; None if there is to be no watchdog.
 
     Raises:
-        ValueError: the variable says neither ``off``, ``explain`` nor a number of seconds.
+        ValueError: If the variable says neither ``off``, ``explain`` nor a number of seconds.
     """
     text, *more = [part for part in _asked() if part != EXPLAIN] or ["on"]
     if more:
@@ -173,7 +173,7 @@ class Watchdog:
 
     @property
     def stalled_s(self) -> float | None:
-        """Seconds that the reported stall has lasted; None: there is none, or the engine is paused."""
+        """Seconds that the reported stall has lasted; None if there is none, or the engine is paused."""
         if self._reported is None or self._reported.kind == "paused":
             return None
         return self._looked_s - self._reported_since_s
@@ -364,7 +364,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Number at the latest look; None: it is not counted."""
+        """Number at the latest look; None if it is not counted."""
         self._at_progress: int | None = None
         self._looks_without = 0
         self._moved_s = 0.0
@@ -391,13 +391,13 @@ class Calls:
 
     @property
     def since_progress(self) -> int | None:
-        """Calls since the latest progress; None: not counted."""
+        """Calls since the latest progress; None if not counted."""
         if self.number is None or self._at_progress is None:
             return None
         return self.number - self._at_progress
 
     def still_s(self, now_s: float) -> float | None:
-        """Return how long no call has begun, up to a look; None: not counted."""
+        """Return how long no call has begun, up to a look; None if not counted."""
         return None if self.number is None else now_s - self._moved_s
 
 

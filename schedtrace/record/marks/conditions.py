@@ -137,7 +137,7 @@ def _without_not(part: ast.expr) -> tuple[ast.expr, bool]:
 
 
 _State = frozenset[ast.AST] | None
-"""The assignments whose value may be the current one; None: this point is not reached."""
+"""The assignments whose value may be the current one; None if this point is not reached."""
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MAKE_CONTAINERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
 

@@ -139,7 +139,7 @@ class Event(msgspec.Struct, gc=False):
 
     @property
     def status_name(self) -> str | None:
-        """Name of the request's status; None: not known."""
+        """Name of the request's status; None if not known."""
         return getattr(self.status, "name", None)
 
     @property
