@@ -1,4 +1,4 @@
-"""Lines of steps to steps: a delta is rebuilt if the step before it is known, else dropped and counted."""
+"""Expansion of step lines: a delta after a known step is rebuilt, any other is dropped and counted."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ _AS_EXPECTED = RowChanges()
 
 
 class Chain:
-    """Takes the lines of steps in the order of the file; each number counts once.
+    """Reader of step lines in the order of the file, which accepts each step number once.
 
     Args:
         put: Gets tables of what requests got, as stretches.
@@ -26,15 +26,17 @@ class Chain:
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
         self.running = Running(put)
-        """The requests of the step that was taken last."""
+        """Requests of the latest step."""
         self.in_order = True
-        """Steps stood in the order of their numbers."""
+        """Whether the steps came in the order of their numbers."""
         self.not_rebuilt: list[int] = []
-        """Numbers of deltas whose step before is unknown."""
+        """Numbers of deltas that follow an unknown step."""
         self.doubtful: list[tuple[int, int]] = []
-        """First and last of steps that were rebuilt, and do not lead to the full line after them."""
+        """First and last of the rebuilt steps that do not lead to the full line after them."""
         self.refused: list[int] = []
-        """Numbers of steps that came again, or whose start is not between those of the steps beside them."""
+        """Numbers of steps that appeared twice, or whose start is not between those of the neighbouring
+        steps.
+        """
         self._numbers: list[int] = []
         self._starts: list[int] = []
         """Step numbers so far, ascending."""
@@ -42,9 +44,9 @@ class Chain:
         """Number and start of the last step that ``forget`` forgot."""
         self._before: Values = ()
         self._deltas = 0
-        """Rebuilt since the last full line."""
+        """Deltas rebuilt since the last full line."""
         self._adds_up = False
-        """The tokens of that line's requests are those that its budget lacks."""
+        """Whether the tokens of the last full line's requests equal the budget that the step used."""
 
     def take(self, line: Any) -> Values | None:
         """Return the values of a line's step; None if it is not new, contradicts others or cannot be rebuilt.
@@ -69,7 +71,7 @@ class Chain:
         return values
 
     def _fits(self, line: Any, place: int) -> bool:
-        """Return whether its number is new, and its time between those of the steps beside it."""
+        """Return whether the step's number is new, and its time between those of the neighbouring steps."""
         if line.step <= self._forgotten or line.step in self._numbers[place : place + 1]:
             return False
         start: int = line.start_us
@@ -77,7 +79,7 @@ class Chain:
         return before <= start <= (self._starts[place] if place < len(self._starts) else LARGEST)
 
     def forget(self) -> None:
-        """Forget the numbers of the steps so far, of which none may come again: a trace may have no end."""
+        """Forget the numbers of the steps so far: a growing trace may have no end. None may appear again."""
         if self._numbers:
             self._forgotten, self._began = self._numbers[-1], self._starts[-1]
             self._numbers, self._starts = [], []
@@ -120,7 +122,7 @@ _LATE = tuple(name for name in Output.__struct_fields__ if name != "step")
 
 
 def expanded_lines(path: Path) -> Iterator[bytes]:
-    """Yield a trace's lines without newlines: steps in full and with their output, all others as they are.
+    """Yield a trace's lines without newlines: steps in full with their output, all other lines unchanged.
 
     Steps that cannot be rebuilt, broken lines and ``output`` lines are left out.
 

@@ -1,4 +1,4 @@
-"""The fields of a step, of its own line or the step before; these and structs as columns of Polars frames."""
+"""Fields of a step, from its own line or the step before, and structs as columns of Polars frames."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -23,7 +23,9 @@ _IF_ABSENT = [
     _AT[name] if name in CARRIED_FIELDS else _AT[BEFORE_FIELDS[name]] if name in BEFORE_FIELDS else _NOTHING
     for name in FIELDS
 ]
-"""Place in the step before of what an absent field is; one behind its end for those that are null then."""
+"""Index, in the step before, of the value that an absent field has; an index past the end if that value is
+null.
+"""
 
 Values = Sequence[Any]
 """Values of ``FIELDS``, in their order."""
@@ -31,7 +33,7 @@ _values_in = attrgetter(*FIELDS)
 
 
 def values_of(line: Any) -> Values:
-    """Return the ``Values`` of a full line, each exit an entry of its own."""
+    """Return the ``Values`` of a full line, with each exit as a separate entry."""
     values: Values = _values_in(line)
     if not any(exit_.also for exit_ in line.exits):
         return values
@@ -94,18 +96,18 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
 
 
 def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
-    """Return the entries that only ``events`` lines have, no step, with their trials."""
+    """Return the entries that are only in ``events`` lines and in no step, with their trials."""
     entries = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
     trials = pl.Series("trial", [trial for trial, _ in entries], pl.Int64)
     return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
 
 
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
-    """Return who was there when a trace began, or after a gap, in their order: rows of ``Present``.
+    """Return the requests present when a trace began, or after a gap, in their order: rows of ``Present``.
 
-    Each once, or with ``all`` once for each line.
+    Each request appears once, or, with ``all``, once for each line.
 
-    Before them ``at_us`` and ``trial`` of the ``events`` line that has them.
+    The first columns are ``at_us`` and ``trial`` of the ``events`` line.
     """
     entries = [(line, entry) for line in lines for entry in line.present]
     of_line = {name: [getattr(line, name) for line, _ in entries] for name in ("at_us", "trial")}
@@ -119,7 +121,7 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
     """Make a frame with a row per ``cpu`` line and thread: the line's ``at_us`` and ``ThreadTime``.
 
-    ``ran_us`` and ``waited_us`` count from the thread's beginning.
+    ``ran_us`` and ``waited_us`` count from the start of the thread.
     """
     threads = structs_of([thread for line in lines for thread in line.threads], ThreadTime)
     at_us = pl.Series("at_us", [line.at_us for line in lines for _ in line.threads], pl.Int64)
@@ -130,7 +132,7 @@ STALLS = {"at_us": pl.Int64, **schema_of(Stalled)}
 
 
 def stalls_in(lines: Sequence[Any]) -> pl.DataFrame:
-    """Return a row per stall the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
+    """Return a row per stall that the watchdog saw: ``at_us`` (time of the notice), fields of ``Stalled``.
 
     Args:
         lines: ``notice`` lines, others among them.

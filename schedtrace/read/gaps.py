@@ -1,4 +1,4 @@
-"""Gaps of a trace: times of which nothing is recorded, for steps or parts are missing."""
+"""Gaps of a trace: periods without a record, because steps or parts are missing."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -16,15 +16,16 @@ GAP_SCHEMA = {
     "kind": pl.String,
     "told_us": pl.Int64,
 }
-"""Columns of a table of gaps, in their order: numbers of the missing steps (none: ``last_step`` is the
-smaller one), from when to when nothing is known, the first step after them, a kind, and the time for which
-the recorder told who was there (null: it did not)."""
+"""Columns of a table of gaps, in order: the first and last missing step (if none is missing, ``last_step`` is
+the smaller one), the beginning and end of the unknown period, the first step after it, the kind of gap, and
+the time at which the recorder listed the requests present (null if it did not).
+"""
 TOLD = "told"
-"""The recorder told who was there when it was over."""
+"""Kind of a gap after which the recorder listed the requests present."""
 DROPPED = "dropped"
-"""The recorder dropped steps, and told who came and went in them."""
+"""Kind of a gap in which the recorder dropped steps but recorded arrivals and departures."""
 LOST = "lost"
-"""Kind of a gap of which nothing is known of who came and went."""
+"""Kind of a gap whose arrivals and departures are unknown."""
 
 
 def gaps_of(

@@ -1,4 +1,4 @@
-"""The bytes of a trace that grows: of one file, or of parts that follow each other."""
+"""Bytes of a growing trace, in one file or in consecutive parts."""
 
 import os
 import time
@@ -19,15 +19,15 @@ BLOCK = 2**20
 PART_BLOCK = 2**16
 """Compressed bytes of a part that are read at once."""
 GAP = b'{"type":"gap"}'
-"""Given as a line where parts are missing: none that a recorder writes."""
+"""Line that is yielded where parts are missing; no recorder writes it."""
 
 
 class LostError(InputError):
-    """The file was removed, replaced or cut: nothing can be read on."""
+    """Error: the file was removed, replaced or cut, so reading cannot continue."""
 
 
 class Growing(ABC):
-    """What is new in a trace.
+    """Reader of the new lines of a trace.
 
     Args:
         path: The file, or all parts.
@@ -38,13 +38,13 @@ class Growing(ABC):
     """
 
     _file: int
-    """Descriptor of what is read."""
+    """Descriptor of the file being read."""
     notes: Sequence[str] = ()
-    """A sentence for files that are no part of this trace, or not to their end."""
+    """Sentence for each file that is not part of this trace, or only up to a point."""
 
     @abstractmethod
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Return the header's line, and notices of what is too old to be read; None if it is not whole yet.
+        """Return the header's line and the notices in skipped lines; None if the header is not complete yet.
 
         Args:
             lives: Gets who came and went in what is too old.
@@ -64,12 +64,12 @@ class Growing(ABC):
         """Return the Unix time of the last write."""
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._file)
 
 
 class GrowingFile(Growing):
-    """A file that grows."""
+    """Reader of a single growing file."""
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path, self._keep_us, self._at = path, keep_us, 0
@@ -77,7 +77,7 @@ class GrowingFile(Growing):
             self._file = descriptor(path)
 
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Skim what is too old."""
+        """Skim the lines that are too old."""
         size = self._checked_size()
         head, newline, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
         if not newline:
@@ -86,7 +86,7 @@ class GrowingFile(Growing):
         return head, notices
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Read up to the last newline: the recorder takes back what a full disk cut off of a line."""
+        """Read up to the last newline: the recorder removes an incomplete line that a full disk left."""
         size, begun = self._checked_size(), b""
         while left := size - self._at - len(begun):
             block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
@@ -116,12 +116,12 @@ class GrowingFile(Growing):
         return ours.st_size
 
     def modified_s(self) -> float:
-        """Return the Unix time of the last write to the file that has the name now."""
+        """Return the Unix time of the last write to the file that currently has this name."""
         return self._path.stat().st_mtime
 
 
 class GrowingParts(Growing):
-    """Parts, read from the one in which ``keep_us`` before now stands."""
+    """Reader of parts, beginning with the part that was written ``keep_us`` ago."""
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path = path
@@ -131,13 +131,13 @@ class GrowingParts(Growing):
         ended = [at for at, (before, _) in enumerate(pairwise(parts.files)) if _age_s(before) * 1e6 > keep_us]
         first = ended[-1] + 1 if ended else 0
         self._later = parts.files[first + 1 :]
-        """Parts behind this one, as far as they were listed."""
+        """Parts after this one that have been listed so far."""
         self._joint = Joint(parts)
         self._begin_part((parts.files or [path])[first])
         self._ready: list[bytes] = []
 
     def _begin_part(self, part: Path) -> None:
-        """Leave the part that is read for this one.
+        """Switch from the current part to this one.
 
         Raises:
             InputError: If it cannot be opened; the other one is not left.
@@ -151,7 +151,7 @@ class GrowingParts(Growing):
         self._joint.begin(part)
 
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Read the header; a part says itself who is there when it begins."""
+        """Read the header; every part begins with the requests present."""
         del lives
         for lines in self._part_lines():
             head, *self._ready = lines
@@ -159,7 +159,7 @@ class GrowingParts(Growing):
         return None
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield lines of this part and of those that follow it, those of several small ones together."""
+        """Yield the lines of this part and of the following ones; several small parts are joined."""
         gathered, self._ready = self._ready, []
         size = sum(map(len, gathered))
         for lines in self._read():
@@ -191,7 +191,7 @@ class GrowingParts(Growing):
                     break
 
     def _list(self) -> None:
-        """Look for further parts, if all that are known are read."""
+        """Look for further parts once all known parts have been read."""
         if self._later or not (new := [part for part in files_of(self._path) if part not in self._listed]):
             return
         self._listed.update(new)
@@ -200,7 +200,7 @@ class GrowingParts(Growing):
         self.notes += [note for note in parts.left_out if note not in self.notes]
 
     def _is_whole(self) -> bool:
-        """Return whether all of the part was read, as far as can be seen."""
+        """Return whether all of the part has been read, as far as this can be seen."""
         frames = self._frames
         frames.cut = frames.cut or bool(self._begun)
         damaged = frames.broken or frames.cut or frames.oversized or frames.is_open

@@ -1,7 +1,7 @@
-"""The kinds of files that people give to schedtrace: one table, by what only a file of that kind has.
+"""Table of the kinds of files that users give to schedtrace, each recognized by a unique feature.
 
-A kind with a reader is read; the others are refused by name, with what to do instead. A reader for one more
-kind is a field of its row.
+Files of a kind with a reader are read. Files of other kinds are refused by name, with advice. To support
+another kind, add a reader to its row.
 """
 
 import re
@@ -27,7 +27,7 @@ TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "
 
 @dataclass(frozen=True)
 class FileKind:
-    """Noun phrase: what such a file is."""
+    """Kind of file."""
 
     name: str
     """A noun phrase: what such a file is."""
@@ -36,7 +36,7 @@ class FileKind:
     """Advice on such a file, in the imperative."""
     reader: Reader | None = None
     is_workload: bool = False
-    """``schedtrace.workloads`` reads it."""
+    """Whether ``schedtrace.workloads`` reads it."""
 
 
 TO_RECORD = "record with schedtrace, or restart vLLM with --enable-logging-iteration-details"
@@ -46,7 +46,7 @@ TO_UNPACK = "unpack it first"
 
 
 def _fields(*names: str) -> Callable[[FileSample], bool]:
-    """Return a check for a JSON object, which may be the first of several, with these fields."""
+    """Return a check that a JSON object, possibly the first of several, has these fields."""
     return lambda sample: sample.has(*names)
 
 
@@ -55,7 +55,7 @@ def _own(*names: str) -> Callable[[FileSample], bool]:
 
 
 def _text(pattern: str, least: int = 1) -> Callable[[FileSample], bool]:
-    """Return a check for a text with so many places that match."""
+    """Return a check that a text has at least this many matches."""
     compiled = re.compile(pattern, re.MULTILINE)
 
     def matches(sample: FileSample) -> bool:
@@ -260,12 +260,12 @@ EXPECTED = (
 )
 READ = tuple(kind for kind in KINDS if kind.reader)
 _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
-"""Kinds of which a part may stand before the lines that are read."""
+"""Kinds of logs that may precede the lines that are read."""
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
 
 
 def kind_of(path: Path) -> FileKind | None:
-    """Return what a file is; None for no known kind.
+    """Return the kind of a file; None if it is unknown.
 
     Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records.
 
@@ -303,14 +303,14 @@ def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = 
 
 
 def look_of(kind: FileKind | None) -> str:
-    """Return what a file that is not read looks like."""
+    """Return a description of a file that is not read."""
     if kind is None:
         return "not understood"
     return "empty" if kind is EMPTY else f"looks like {kind.name}"
 
 
 def refusal(kind: FileKind | None) -> str:
-    """Return why a file is not read, and what to do instead."""
+    """Return the reason why a file is not read, and advice."""
     if kind is None or kind is EMPTY:
         return f"{look_of(kind)}; {EXPECTED}"
     return f"{look_of(kind)}: {kind.advice}"

@@ -1,4 +1,4 @@
-"""Requests alive at the end of what was read of a growing trace, and which of them wait."""
+"""Requests alive at the end of what has been read of a growing trace, and which of them wait."""
 
 import os
 from collections import deque
@@ -15,27 +15,29 @@ from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, decode_line
 from schedtrace.read.tables import STRETCH_SCHEMA, readable_struct
 
 CAME, LOST, RUNS = -3, -2, -1
-"""Steps, before any, in which those who were there before a window came, were preempted and were admitted."""
+"""Step numbers before the first step, for requests that were present before a window: when they arrived, were
+preempted and were admitted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A request that has come and not gone."""
+    """Request that has arrived and not left."""
 
     entry: Any
-    """Its ``Arrival`` as read; of one that was there when the trace began its ``Present``."""
+    """Its ``Arrival`` as read, or its ``Present`` if it was present when the trace began."""
     waits_since_us: int | None
     """Time at which it entered the waiting queue, as far as recorded; None if it runs."""
     preempted: int = 0
     """Number of preemptions."""
     lost_tokens: int = 0
-    """The most that a preemption threw away."""
+    """Largest number of tokens that a preemption discarded."""
     there_us: int | None = None
-    """Time at which the trace began with it; None if it came later."""
+    """Time at which the trace began with the request; None if it arrived later."""
 
 
 class LiveRequests:
-    """Follows the requests from step to step."""
+    """Tracker of living requests from step to step."""
 
     def __init__(self) -> None:
         self.alive: dict[str, Live] = {}
@@ -62,7 +64,7 @@ class LiveRequests:
             self.alive.pop(request.request_id, None)
 
     def were_there(self, at_us: int, present: Iterable[Any]) -> None:
-        """Note the requests that were there when the trace began."""
+        """Note the requests that were present when the trace began."""
         for request in present:
             since = None if request.state == "running" else at_us
             if request.state == "waiting" and request.queued_us is not None:
@@ -71,7 +73,7 @@ class LiveRequests:
             self.alive[request.request_id] = Live(request, since, preempted, request.lost_tokens, at_us)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
-        """Note that requests run."""
+        """Note that these requests run."""
         for name in request_ids:
             live = self.alive.get(name)
             if live is not None and live.waits_since_us is not None:
@@ -85,11 +87,12 @@ class LiveRequests:
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return arrivals, stretches and preemptions that lead to these lives before a window's first step.
 
-    Of those that came: who was there when the trace began still is there, ``still_there``.
+    Only requests that arrived are included; ``still_there`` returns those that were present when the trace
+    began.
 
-    Their steps have negative numbers and scheduled nothing. Only what matters later stands in them: who ran,
-    who waited, and how much a preemption threw away. The arrival of one who waits after a preemption is that
-    of an update: as that of a new request it would be a second wait.
+    The added steps have negative numbers and schedule nothing. They contain only what matters later: which
+    requests ran, which waited, and how much a preemption discarded. A request that waits after a preemption
+    arrives as an update, because the arrival of a new request would count as a second wait.
     """
     lives = [live for live in lives if live.there_us is None]
     queued_again = [live for live in lives if live.preempted and live.waits_since_us is not None]
@@ -117,13 +120,13 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
 
 
 def arrivals_of(lives: list[Live]) -> list[Arrival]:
-    """Return the arrivals of those who came and wait, as the format has them."""
+    """Return the arrivals of the waiting requests, in the trace's format."""
     waiting = [live.entry for live in lives if live.there_us is None and live.waits_since_us is not None]
     return [msgspec.convert(record, Arrival, from_attributes=True) for record in waiting]
 
 
 def still_there(lives: list[Live]) -> pl.DataFrame:
-    """Return the requests that were there when the trace began, as they are now (``columns.present_in``)."""
+    """Return the current state of the requests that were present first (``columns.present_in``)."""
     there = [live for live in lives if live.there_us is not None]
     times = [live.there_us if live.waits_since_us is None else live.waits_since_us for live in there]
     return structs_of([_now(live) for live in there], Present).select(
@@ -132,12 +135,12 @@ def still_there(lives: list[Live]) -> pl.DataFrame:
 
 
 def present_of(lives: list[Live]) -> list[Present]:
-    """Return the requests that are there as the format has them."""
+    """Return the living requests as ``Present`` entries of the trace's format."""
     return [_now(live) for live in lives if live.there_us is not None]
 
 
 def entries_in(present: pl.DataFrame) -> list[Present]:
-    """Return the rows of ``columns.present_in`` as the format has them."""
+    """Return the rows of ``columns.present_in`` as entries of the trace's format."""
     return [Present(**row) for row in present.drop("at_us", "trial").to_dicts()]
 
 
@@ -157,11 +160,11 @@ def _now(live: Live) -> Present:
 BLOCK = 2**23
 FULL = b'{"type":"step"'
 TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
-"""In lines of any kind; inside an id the quotes would be escaped."""
+"""Field names to search in raw lines; inside an id, their quotes would be escaped."""
 
 
 def _named_in_lines() -> type[msgspec.Struct]:
-    """Return what is decoded of a line: who came, went, was preempted or scheduled."""
+    """Return the decoded parts of a line that name arrived, departed, preempted or scheduled requests."""
     named: Any = msgspec.defstruct("Named", [("request_id", str)], gc=False)
     changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
     fields: list[Any] = [
@@ -186,9 +189,10 @@ _decode = msgspec.json.Decoder(_named_in_lines()).decode
 
 
 def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tuple[int, list[str]]:
-    """Return where to begin to read a trace, with the lives up to there, and the notices before.
+    """Return the position from which to read a trace, with the living requests and notices up to there.
 
-    That is the last full line that is ``keep_us`` before the last one, or the trace's begin.
+    The position is that of the last full line at least ``keep_us`` before the last line, or the beginning of
+    the trace.
 
     Args:
         file: Its descriptor.

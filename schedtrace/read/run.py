@@ -1,4 +1,4 @@
-"""Runs, found from what a person typed: run folders with one trace an engine, or single files."""
+"""Runs at the paths that a user typed: run folders with one trace per engine, or single files."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ _NAME = re.compile(r"profile_(?P<at>\d{4})_bs(?P<bs>\d{1,12})_in(?P<in>\d{1,12})
 
 
 class ProfileName(msgspec.Struct, frozen=True):
-    """The workload by the name of its log; nobody checked it against the log."""
+    """Workload as stated in the name of its log, which is not compared with the log."""
 
     at: str
     """Time of day as ``HHMM``."""
@@ -43,7 +43,7 @@ class ProfileName(msgspec.Struct, frozen=True):
 
 
 def profile_name(path: Path) -> ProfileName | None:
-    """Return the name taken apart; None if it has another form."""
+    """Return the parts of the name; None if it has another form."""
     parts = _NAME.fullmatch(path.stem)
     if parts is None:
         return None
@@ -56,21 +56,21 @@ _decode_front_end_line = msgspec.json.Decoder(FrontEndLine).decode
 
 @dataclass(frozen=True)
 class FrontEndRecord:
-    """What the front ends of one run wrote."""
+    """Record of the front ends of one run."""
 
     configured: Configured | None = None
     """The configuration that the engines run with; None if not recorded."""
     refused: list[RequestRefusal] = field(default_factory=list)
-    """In order of time."""
+    """Refused requests in order of time."""
     arrived: int = 0
-    """Requests that reached an engine, warm-up included; counted only where some were refused."""
+    """Requests that reached an engine, including the warm-up; counted only if some requests were refused."""
 
 
 def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord | None:
     """Read every ``front-end-<pid>.jsonl`` of a run folder; lines that are cut or broken are left out.
 
-    A front end makes configurations only to read defaults, too; the engines' is the last one before they
-    began.
+    A front end also makes configurations just to read defaults; the engines' configuration is the last one
+    made before they began.
 
     Args:
         folder: Of the run.
@@ -92,7 +92,7 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord |
 
 
 def _front_end_lines(file: Path) -> list[Configured | RequestRefusal]:
-    """Return the whole lines of one file; none of one that cannot be read."""
+    """Return the complete lines of one file; none if it cannot be read."""
     decoded = []
     with suppress(InputError):
         for _, lines in WholeLines(file):
@@ -104,24 +104,24 @@ def _front_end_lines(file: Path) -> list[Configured | RequestRefusal]:
 
 @dataclass
 class Run:
-    """A run, whose traces are read when asked for."""
+    """Run whose traces are read on demand."""
 
     path: Path
     manifest: Manifest | None
     traces: Traces
     """Traces in the order of data-parallel ranks."""
     engines: int
-    """Ranks that the run had, though only one of them may have been asked for."""
+    """Number of ranks of the run, even if only one of them was asked for."""
     named: ProfileName | None = None
-    """What the name of a foreign log tells about the workload."""
+    """Workload as stated in the name of a foreign log."""
     front_end: FrontEndRecord | None = None
-    """What the front ends recorded; None: nothing."""
+    """Record of the front ends; None if there is none."""
     problems: list[str] = field(default_factory=list)
-    """Files of the folder that are left out, and why."""
+    """Sentences about files of the folder that are left out, with the reason."""
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Name of the run for users."""
         if self.named is not None:
             return self.named.label
         return (self.manifest and self.manifest.label) or self.path.name
@@ -129,7 +129,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file of a folder that no command reads."""
+    """File in a folder that no command reads."""
 
     path: Path
     why: str
@@ -141,11 +141,11 @@ class FoundRuns:
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    """Files beside the runs of a folder."""
+    """Other files in a folder of runs."""
 
 
 def look_for_runs(paths: list[Path]) -> FoundRuns:
-    """Return the run folders and files in ``paths``; a folder of runs or logs stands for all that recorded.
+    """Return the run folders and files in ``paths``; a folder of runs or logs stands for all of them.
 
     Raises:
         InputError: If a path is missing or holds no trace.
@@ -194,7 +194,7 @@ def _inside(folder: Path) -> FoundRuns:
 
 
 def _why_skipped(file: Path) -> str | None:
-    """Return why a file in a folder of runs is no run; None if it is one."""
+    """Return the reason why a file in a folder of runs is not a run; None if it is one."""
     try:
         kind = kind_of(file)
     except (InputError, OSError) as error:
@@ -206,7 +206,7 @@ MOST_REASONS, MOST_NAMES = 8, 3
 
 
 def skipped_lines(skipped: list[Skipped]) -> list[str]:
-    """Return a line for each reason, with some of the files' names."""
+    """Return a line for each reason, with the names of some files."""
     files: dict[str, list[str]] = {}
     for file in skipped:
         files.setdefault(file.why, []).append(file.path.name)
@@ -222,7 +222,7 @@ def _some(names: list[str]) -> str:
 
 
 def runs_without_trace(paths: list[Path]) -> list[Path]:
-    """Run folders within the folders of ``paths`` that have a manifest and recorded nothing."""
+    """Return run folders within the folders of ``paths`` that have a manifest but no trace."""
     children = [child for path in paths if path.is_dir() for child in path.iterdir() if child.is_dir()]
     return sorted(child for child in children if _is_run(child) and not traces_in(child))
 

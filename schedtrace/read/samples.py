@@ -13,11 +13,11 @@ from schedtrace.read.foreign import without_colours
 from schedtrace.read.lines import reading
 
 HEAD = 2**20
-"""Bytes of a block that a file's kind is recognized from."""
+"""Bytes of a block from which the kind of a file is recognized."""
 MOST_ROWS = 20
-"""JSON objects that are looked at."""
+"""Maximum number of JSON objects that are examined."""
 _BINARY = 4096
-"""Bytes of which none is 0 in a text."""
+"""Number of bytes among which a text has no 0."""
 _STEP = json.JSONDecoder()
 _TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
 
@@ -28,16 +28,16 @@ class FileSample:
 
     content: bytes
     whole: bool = True
-    """The block is the whole file."""
+    """Whether the block is the whole file."""
 
     @cached_property
     def is_binary(self) -> bool:
-        """Return whether it is no text."""
+        """Return whether the block is not text."""
         return b"\0" in self.content[:_BINARY]
 
     @cached_property
     def text(self) -> str:
-        """The text without colours of a terminal."""
+        """Text without terminal colours."""
         return without_colours(self.content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
 
     @cached_property
@@ -52,19 +52,19 @@ class FileSample:
 
     @property
     def is_json(self) -> bool:
-        """Return whether it begins as a JSON object, or a list of them."""
+        """Return whether it begins like a JSON object or a list of objects."""
         return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """Cells of the first line as CSV."""
+        """Cells of the first line, read as CSV."""
         return frozenset(cell.strip().strip('"') for cell in self.first_line.split(","))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The first JSON objects, one a line, in a list or one after the other; empty where it is no JSON.
+        """The first JSON objects, one per line, in a list or one after the other; empty if it is not JSON.
 
-        Of an object that is longer than the block the fields that stand in it; the last one may be None.
+        An object longer than the block has only the fields within it, of which the last may be None.
         """
         if not self.is_json:
             return []
@@ -83,7 +83,7 @@ class FileSample:
 
     @property
     def is_list(self) -> bool:
-        """Return whether it begins as a JSON list."""
+        """Return whether it begins like a JSON list."""
         return self.text.lstrip().startswith("[")
 
     @property
@@ -97,7 +97,7 @@ class FileSample:
 
 
 def _fields(text: str, at: int) -> dict[str, Any]:
-    """Return the fields of an object that is cut or broken, as far as they can be read."""
+    """Return the readable fields of a cut or broken object."""
     fields: dict[str, Any] = {}
     at += 1
     while key := _TRUNCATED_KEY.match(text, at):
@@ -121,7 +121,7 @@ def first_sample(path: Path) -> FileSample:
 
 
 def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample]:
-    """Yield the blocks behind the first that have one of the markers; they begin and end with whole lines.
+    """Yield the later blocks that contain one of the markers; each begins and ends with a whole line.
 
     Raises:
         InputError: If the file cannot be read.

@@ -1,10 +1,11 @@
-"""What is nested in the steps, as flat tables of their own; on disk where they do not fit memory.
+"""Flat tables of the lists nested in the steps; on disk if they do not fit in memory.
 
 Their schemas are derived from the structs of trace lines, so that the two cannot drift apart.
 
 A *stretch* is one request over consecutive steps of a trial: in each of them it got the same number of
-tokens, and its computed tokens rose by just that number. A step in which it was new, resumed or had drafts
-is a stretch of its own. All are cut after so many rows: those of one table explode into bounded memory.
+tokens, and its computed tokens rose by just that number. A step in which it was new, resumed or had drafts is
+a stretch of its own. All stretches are cut after a fixed number of rows, so that one table expands into
+bounded memory.
 """
 
 import enum
@@ -22,30 +23,31 @@ from schedtrace.model import safe_files
 from schedtrace.model.trace import Events, ScheduledRequest, Step
 
 LARGEST = 10**18
-"""Largest count or time, which Polars' integers hold."""
+"""Largest count or time; it fits Polars' integers."""
 LONGEST_US = 10**15
-"""Longest time from the begin of a trace: 31 years."""
+"""Longest time since the beginning of a trace: 31 years."""
 ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
-"""Times of the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
+"""Bounds of times on the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
 
 
 FOLDED = frozenset({"also"})
-"""Fields of a trace's line that are further rows of its table, and no column."""
+"""Fields of a trace's line that become further rows of its table and not columns."""
 
 
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return column name to Polars type, for each column that ``struct`` has in its table.
+    """Return the Polars type of each column that ``struct`` has in its table, by name.
 
-    A free-form dict is none.
+    A free-form dict has no column.
     """
     hints = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name not in FOLDED}
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
 
 
 def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """Return the struct as a reader takes it.
+    """Return the struct into which a reader decodes lines.
 
-    A newer version may know more words than a literal names, and no number may be too large for Polars.
+    It accepts words that a literal does not name, because newer versions may write them, and refuses numbers
+    too large for Polars.
     """
     fields: list[Any] = []
     for field in msgspec.structs.fields(struct):
@@ -105,7 +107,7 @@ def _dtype(hint: Any) -> Any:
 
 
 ROWS_AT_ONCE = 2**18
-"""All stretches are cut after so many rows."""
+"""Number of rows after which all stretches are cut."""
 STRETCH_SCHEMA: dict[str, Any] = {
     "step": pl.Int64,
     "last_step": pl.Int64,
@@ -113,15 +115,16 @@ STRETCH_SCHEMA: dict[str, Any] = {
     **schema_of(ScheduledRequest),
     "order": pl.Int64,
 }
-"""Schema of a table of stretches. ``step`` is the first one, before which ``computed_tokens`` were computed.
-In a step's list, the request with the lowest ``order`` stands first."""
+"""Schema of a table of stretches. ``step`` is the first step, before which ``computed_tokens`` were computed.
+In a step's list, the request with the lowest ``order`` comes first.
+"""
 DETAILS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
-"""The other fields of a row than id and tokens, with their values in a stretch of several steps."""
+"""Fields of a row other than id and tokens, with their values in a stretch of several steps."""
 ORDINARY = tuple(DETAILS.values())
 
 
 class Stretch:
-    """A request of the last step; what it gets next may continue the stretch."""
+    """Stretch of a request of the last step, which the next step may continue."""
 
     __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
 
@@ -134,15 +137,15 @@ class Stretch:
         self.is_open = True
 
     def expected(self, step: int) -> int:
-        """Return the computed tokens in a step, unless a line says otherwise."""
+        """Return the computed tokens in a step, unless a line states otherwise."""
         return self.computed + (step - self.first) * self.scheduled
 
 
 class EndedStretches:
-    """Collects stretches that have ended.
+    """Collector of ended stretches.
 
     Args:
-        put: Gets a table of them now and then. All steps of a table come before those of the next one.
+        put: Receives a table of them at intervals. All steps of a table precede those of the next table.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -152,7 +155,7 @@ class EndedStretches:
         self._count = 0
 
     def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
-        """Add stretches whose last step this is."""
+        """Add stretches that end with this step."""
         self._rows += [
             (
                 stretch.first,
@@ -170,7 +173,7 @@ class EndedStretches:
             stretch.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Add stretches of only this step: their columns from ``request_id`` on."""
+        """Add stretches of this step only, from their column ``request_id`` on."""
         first = len(self._columns[0])
         for column, values in zip(self._columns[3:], columns, strict=True):
             column.extend(values)
@@ -179,7 +182,7 @@ class EndedStretches:
             column.extend([value] * more)
 
     def is_due(self, rows: int) -> bool:
-        """Return whether all stretches are to end before a step of so many rows."""
+        """Return whether all stretches must end before a step with this many rows."""
         return self._count + rows > ROWS_AT_ONCE
 
     def count(self, rows: int) -> None:
@@ -189,7 +192,7 @@ class EndedStretches:
         self._count += rows
 
     def flush(self) -> None:
-        """Make a table of what there is."""
+        """Make a table of the collected stretches."""
         rows = list(zip(*self._rows, strict=True)) or [()] * len(STRETCH_SCHEMA)
         self._put(pl.concat([_table(rows), _table(self._columns)]).sort("step", "order"))
         self._rows, self._columns, self._count = [], [[] for _ in STRETCH_SCHEMA], 0
@@ -201,7 +204,7 @@ def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
 
 
 def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Return the name of each list of structs to its entries."""
+    """Return the type of the entries of each list of structs, by name."""
     lists = {
         field.name: get_args(field.type)[0]
         for field in msgspec.structs.fields(line)
@@ -215,29 +218,29 @@ def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
 
 
 NESTED = _lists_of(Step)
-"""Lists of a step, and what is in them."""
+"""Lists of a step, with the type of their entries."""
 EVENTS = tuple(name for name in NESTED if name in Events.__struct_fields__)
 """Nested fields that also happen between steps."""
 LISTS = tuple(name for name in NESTED if name not in EVENTS and name != "requests")
-"""Nested fields that are tables of a trace, entry by entry."""
+"""Nested fields that have a table with one row per entry."""
 STRETCHES = "stretches"
-"""The table of what requests got."""
+"""Name of the table of stretches."""
 LARGE = (STRETCHES, *LISTS)
-"""Tables that grow with the steps."""
+"""Names of the tables that grow with the steps."""
 OF_STEP = ("step", "trial", "start_us")
-"""Columns that every entry has from its step."""
+"""Columns that every entry takes from its step."""
 ROWS_A_FILE = 2**17
 
 
 class CannotWriteError(Exception):
-    """A table for which there is no room, or which may not be written there."""
+    """Error: there is no room for a table, or it may not be written there."""
 
 
 class Tables:
     """The large tables of a trace, filled chunk by chunk.
 
     Args:
-        folder: Where they are written, in Parquet files; None: they stay in memory.
+        folder: Folder for Parquet files; None to keep the tables in memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -257,10 +260,10 @@ class Tables:
                 self._write(name)
 
     def scan(self, *, in_order: bool) -> dict[str, pl.LazyFrame]:
-        """Return name to table, in the order of the steps.
+        """Return the tables by name, in the order of the steps.
 
         Args:
-            in_order: They were added in that order.
+            in_order: Whether they were added in that order.
         """
         if self._folder is None:
             return {
@@ -272,7 +275,7 @@ class Tables:
         return scan(self._folder, in_order=in_order)
 
     def finish(self) -> None:
-        """Write what is left: there are no more rows.
+        """Write the remaining rows.
 
         Raises:
             CannotWriteError: If the disk is full, for instance.
@@ -312,7 +315,7 @@ def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
 
 @cache
 def empty_table(name: str) -> pl.DataFrame:
-    """Return a table without rows, ``STRETCHES`` or that of a list."""
+    """Return a table without rows: ``STRETCHES``, or that of a list."""
     if name == STRETCHES:
         return pl.DataFrame(schema=STRETCH_SCHEMA)
     return pl.DataFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))

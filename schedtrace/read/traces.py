@@ -1,4 +1,4 @@
-"""The traces of a run, each read when it is asked for: all ranks of a large run hardly fit into memory."""
+"""Traces of a run, each read on demand, because all ranks of a large run hardly fit in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from schedtrace.read.trace import Trace, read_trace
 
 
 def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
-    """Read a file of any kind; one trace an engine.
+    """Read a file of any kind; return one trace per engine.
 
     Raises:
         InputError: If it is of no kind that is read, or cannot be read.
@@ -29,7 +29,7 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
 
 
 def foreign_reader(path: Path) -> Reader | None:
-    """Return what reads this file, if it is a foreign log.
+    """Return the reader of this file if it is a foreign log.
 
     Raises:
         InputError: If it cannot be read.
@@ -39,12 +39,12 @@ def foreign_reader(path: Path) -> Reader | None:
 
 
 _ONE_LINE = ReadOptions(chunk_bytes=2**16)
-"""Options for a file of which a single line is enough."""
+"""Options for reading a single line of a file."""
 
 
 @dataclass(frozen=True)
 class _Unread:
-    """A trace of schedtrace of which only the header is known."""
+    """Trace of schedtrace of which only the header has been read."""
 
     path: Path
     header: Header
@@ -57,8 +57,8 @@ class _Unread:
 class Traces(Sequence[Trace]):
     """Traces in the order of data-parallel ranks.
 
-    A trace that was asked for by its place is kept; ``once`` reads one without keeping it, except for the
-    first, which many ask for.
+    Indexing keeps the trace; ``once`` reads it without keeping it, except for the first, which is needed
+    often.
     """
 
     def __init__(self, traces: Sequence[Trace | _Unread]) -> None:
@@ -97,9 +97,9 @@ class Traces(Sequence[Trace]):
 
 
 def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Traces, list[str]]:
-    """Return the traces in these files, and a sentence for each of several files that cannot be understood.
+    """Return the traces in these files, and a sentence for each unreadable file among several.
 
-    Of several that schedtrace wrote only the headers are read here.
+    If there are several traces of schedtrace, only their headers are read here.
 
     Raises:
         InputError: If nothing is understood of any of them, or two are of one rank.
@@ -121,7 +121,7 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
 
 
 def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
-    """Raise InputError for two traces of one rank: figures of both cannot be told apart."""
+    """Raise InputError for two traces of one rank, whose figures could not be told apart."""
     files: dict[int, Path] = {}
     for trace in traces:
         rank = trace.header.engine_rank
@@ -132,7 +132,7 @@ def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
 
 
 def _header(file: Path) -> Header | None:
-    """Return the header of a trace; None without one: reading the whole file says what is wrong with it.
+    """Return the header of a trace; None if there is none: reading the whole file then reports the problem.
 
     Raises:
         InputError: of what follows it, not one line is understood.

@@ -1,10 +1,10 @@
 """Admission by size: steps that refused a request for its size, its needs, and the requests behind it.
 
-Who would have been admitted, had the scheduler passed over the request that it refused at the head, follows
-step by step from what the step left over: tokens, KV blocks and seats. Requests behind the head are taken in
-the order of the queue if they fit. A request that was let pass keeps its seat and its blocks, which grow by a
-token a step, until the step that in fact scheduled it; so nothing is given away twice. A request for which
-the room would not have lasted until then is not counted at all: it would have been preempted.
+Had the scheduler passed over the head that it refused, which requests would it have admitted? The answer
+follows, step by step, from the tokens, KV blocks and seats that the step left over. Requests behind the head
+are taken in the order of the queue if they fit. An admitted request keeps its seat and its blocks, and grows
+by a token per step, until the step that really scheduled it, so no room is assigned twice. A request for
+which the room would not have lasted until then is not counted, because it would have been preempted.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,19 +18,21 @@ from schedtrace.timeline.frames import EngineFrames
 from schedtrace.timeline.queue_waits import NEVER
 
 BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
-"""Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
+"""Causes of refusals that a smaller request behind the head could pass; other causes, such as an alignment,
+stop every request.
+"""
 
 
 @dataclass(frozen=True)
 class AdmissionNeed:
-    """The room that a waiting request needs, at most: hits in the prefix cache are unknown."""
+    """Largest room that a waiting request needs; hits in the prefix cache are unknown."""
 
     kv: KvNeed
     chunked: bool
     most_at_once: int
-    """``long_prefill_token_threshold``; 0: none."""
+    """``long_prefill_token_threshold``; 0 for none."""
     whole: bool
-    """``scheduler_reserve_full_isl``: there must be room for all of it, not only for its first chunk."""
+    """``scheduler_reserve_full_isl``: whether the whole request must fit, not only its first chunk."""
     kept_free: int
     """Blocks of ``--watermark``."""
 
@@ -46,12 +48,12 @@ class AdmissionNeed:
         return sum(self.kv.held(computed, tokens) or ())
 
     def blocks_later(self, tokens: int, computed: int) -> int:
-        """Return the KV blocks that it holds then, whatever the chunks of its earlier tokens were."""
+        """Return the KV blocks that it holds later, whatever the chunks of its earlier tokens were."""
         most = self.kv.sequence(tokens + self.kv.lookahead) or []
         return sum(map(min, most, self.kv.held(computed, tokens) or []))
 
     def blocks_asked(self, wanted: int, tokens: int) -> int:
-        """Return the KV blocks that must be free to admit it with a first chunk of so many tokens."""
+        """Return the KV blocks that must be free to admit it with a first chunk of this many tokens."""
         chunk = self.blocks(tokens)
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
@@ -59,7 +61,7 @@ class AdmissionNeed:
 def refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
     """Return the steps whose waiting loop ended at a request that was too large: one row each.
 
-    Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
+    Steps whose reconstructed queue differs in length from the recorded one are left out.
 
     Args:
         frames: One engine's.
@@ -111,7 +113,7 @@ def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
 
 
 def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
-    """Return the room that a request needs on this engine; None where its KV blocks cannot be counted.
+    """Return the room that a request needs on this engine; None if its KV blocks cannot be counted.
 
     Args:
         frames: The engine's trace.
@@ -189,17 +191,17 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
 
 @dataclass
 class _Passing:
-    """The requests that were let pass so far, by their place in the queue."""
+    """Requests that were hypothetically admitted so far, by their place in the queue."""
 
     need: AdmissionNeed
     passed: dict[int, dict[str, Any]] = field(default_factory=dict)
     inside: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Requests that still wait in fact, with the step that let them pass (``passed_step``)."""
+    """Requests that in fact still wait, with the step that hypothetically admitted them (``passed_step``)."""
     given_up: set[int] = field(default_factory=set)
     """Places of requests that vLLM would have preempted again."""
 
     def keep(self, step: int, free: int | None) -> None:
-        """Drop requests that left the queue by this step, and those that the free blocks no longer hold."""
+        """Drop requests that have left the queue by now, and those that the free blocks no longer hold."""
         self.inside = {at: request for at, request in self.inside.items() if request["left_step"] > step}
         while self.inside and free is not None and self._held(step) > free:
             at, _ = self.inside.popitem()  # vLLM preempts the one that began last
@@ -207,7 +209,7 @@ class _Passing:
             del self.passed[at]
 
     def let_pass(self, head: dict[str, Any], behind: list[dict[str, Any]]) -> None:
-        """Fill what this step left over with those behind its head."""
+        """Fill the room that this step left over with requests behind its head."""
         step, need = head["step"], self.need
         budget = head["budget_left"] - len(self.inside)
         seats = head["seats_left"] - len(self.inside)
@@ -227,7 +229,7 @@ class _Passing:
             self.passed[request["order"]] = {name: row[name] for name in PASSED_SCHEMA}
 
     def _held(self, step: int) -> int:
-        """Return the blocks that they hold, had each computed a token in every step since."""
+        """Return the blocks that the requests would hold if each had computed a token in every step since."""
         held = 0
         for request in self.inside.values():
             more = min(step - request["passed_step"], request["most_after_prompt"])

@@ -1,8 +1,8 @@
 """Charges of every wait: each is followed to the end of its chain, step by step.
 
-A request that waits for a seat waits, in the end, for what stalls the requests in the seats; a request that
-waits for the token budget may wait for one long prompt. The result is a table that divides the time of
-``request_states`` in which requests got nothing, and so cannot disagree with it.
+A request that waits for a seat really waits for whatever stalls the requests in the seats; a request that
+waits for the token budget may wait for one long prompt. The resulting table divides the time of
+``request_states`` in which requests got nothing, so it cannot contradict that table.
 """
 
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, steps_of, time_within, united
 
 PARKED_LOADS = "parked_loads"
-"""Charge of a wait for blocks of requests that wait for KV from elsewhere: at least as many as run."""
+"""Charge of a wait for KV blocks while at least as many requests wait for KV from elsewhere as run."""
 IDLE_HOLDERS = "idle_holders"
-"""Charge of a wait while idle requests, as sessions between two parts, keep half of the held blocks."""
+"""Charge of a wait while idle requests, such as sessions between two inputs, hold half of the held blocks."""
 HEAD_OF_LINE = "head_of_line"
-"""Charge of a request that would have fitted, but stood behind one that did not."""
+"""Charge of a wait of a request that would have fitted, but was behind one that did not."""
 PRIORITY_INVERSION = "priority_inversion"
-"""Charge of a wait for what less urgent requests hold, which run."""
+"""Charge of a wait for something that less urgent running requests hold."""
 LONG_PROMPT = "long_prompt"
 """Charge of a wait while one prompt, far longer than the request's own, takes the token budget."""
 CACHE_RESET = "cache_reset"
-"""Charge after a reset of the prefix cache took the request's KV blocks: it waits and computes again."""
+"""Charge of waiting and recomputation after a reset of the prefix cache took the request's KV blocks."""
 RECOMPUTE = "recompute"
-"""Charge of computing again what a preemption threw away: no wait."""
+"""Charge of recomputing tokens that a preemption discarded; this is not a wait."""
 CHARGES = (
     PARKED_LOADS,
     IDLE_HOLDERS,
@@ -40,10 +40,10 @@ CHARGES = (
     INTERRUPTED,
     RECOMPUTE,
 )
-"""Charges beside those that are a ``Cause``."""
+"""Charges other than a ``Cause``."""
 
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
-"""Refusals that follow from a preemption, which is for want of KV blocks."""
+"""Causes that follow from a preemption, and thus from a lack of KV blocks."""
 HALF = 0.5
 """Share of the seats that decides."""
 
@@ -70,7 +70,7 @@ def charges(
     idle: pl.DataFrame,
     long: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Return the rows of ``request_states`` in which requests got nothing, by what that is charged to.
+    """Return the rows of ``request_states`` in which requests got nothing, by charge.
 
     Columns: those of ``SCHEMA``. A row appears once for each of its charges; their ``time_us`` add up to the
     row's length, or to the length of the part that is behind a refused head.
@@ -106,7 +106,7 @@ def charges(
 
 
 def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge rows to a reset where the request's last preemption was one: nothing else took its blocks."""
+    """Charge rows to a reset if the request's last preemption was one: nothing else took its blocks."""
     taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
     if taken["in_schedule"].all():
         return rows
@@ -121,7 +121,7 @@ def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge to an interruption what of the waits lies in it."""
+    """Charge the part of the waits that lies in an interruption to that interruption."""
     spans = merged(events)
     if spans.is_empty():
         return rows
@@ -131,7 +131,7 @@ def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:
-    """Return the waits, cut where a request began to be held up: ``held_up`` from then on."""
+    """Return the waits, cut where a request began to be held up by a refused head (``held_up``)."""
     starts = frames.steps.select("step", held_us="start_us")
     held = held_up.join(starts, on="step").sort("held_us")
     held = held.select("request_id", "held_us", "left_step")
@@ -160,7 +160,7 @@ def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFra
 
 @dataclass(frozen=True)
 class _Steps:
-    """Spans of time, one a step, with what decides the charge of a wait there."""
+    """Spans of time, one per step, with the facts that decide the charge of a wait in that step."""
 
     spans: pl.DataFrame
     """``begin_us``, ``end_us``, ``seats``, ``kv`` (the charge of a wait for each), ``unused`` (share of the
@@ -232,7 +232,7 @@ def _divided(
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
-    """Return the rows twice: a part of ``time_us`` is charged to ``charge``, the rest to what it was."""
+    """Return each row twice: part of ``time_us`` is charged to ``charge``, the rest as before."""
     return pl.concat(
         [
             rows.with_columns(charge=pl.lit(charge), time_us=part_us),
@@ -257,7 +257,7 @@ def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
 
 
 def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
-    """Charge rows of requests that are more urgent than a running one to that inversion."""
+    """Charge rows of requests that are more urgent than a running request to the priority inversion."""
     priorities = steps.prompts.select("request_id", "priority")
     runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
     running = states.filter(runs).join(priorities, on="request_id")

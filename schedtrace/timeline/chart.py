@@ -1,6 +1,6 @@
 """Table behind pictures of an engine, step by step, for the report page, the exports and ``watch``.
 
-Beside it they draw ``Timeline.request_states`` and ``Timeline.preemptions`` as they are.
+They also draw ``Timeline.request_states`` and ``Timeline.preemptions``, unchanged.
 """
 
 import polars as pl

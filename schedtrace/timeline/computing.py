@@ -1,9 +1,9 @@
 """Requests' lives while they are running: prefill, recompute, decode, and steps that gave them nothing.
 
-A request computes from the start of the step that admits it until its next token is back: ``prefill``, or
-``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that gives it
-nothing, or from when its last output is back if that is later, to the start of the step that goes on with it.
-A step that passes over it because its output is in flight (asynchronous scheduling) takes nothing from it.
+From the start of the step that admits it until its next token is back, a request is in ``prefill``, or
+``recompute`` after a preemption. After that it decodes. It is ``stalled`` from the first step that gives it
+nothing, or from the return of its last output if that is later, until the start of the step that continues
+it. A step that passes over it because its output is in flight (asynchronous scheduling) is not a stall.
 
 An example: a prompt of 100 tokens is prefilled in steps 1 and 2, decodes in step 3, gets nothing in step 4
 for want of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us, its output is back 50 us
@@ -121,7 +121,7 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
 
 
 def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return what requests were scheduled, cut where the first token after an admission comes back.
+    """Return the scheduled portions of requests, cut where the first token after an admission comes back.
 
     Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
     their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
@@ -169,10 +169,10 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _known_tokens() -> pl.Expr:
-    """Return the tokens of a request when it is admitted: its next one is back once these are computed.
+    """Return the tokens of a request when it is admitted: its next token is back once these are computed.
 
-    After the prompt the last one of them was sampled and not computed before the preemption. A request that
-    found all that it had lost in a cache decodes at once.
+    If output tokens are among them, the last one had been sampled but not computed before the preemption. A
+    request that finds all its lost tokens in a cache decodes at once.
     """
     lost = pl.col("lost_tokens")
     recomputes = pl.col("computed_tokens").first().over(ADMISSION) < lost
@@ -183,7 +183,7 @@ def _known_tokens() -> pl.Expr:
 def _stalls(
     frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the runs of steps that gave a running request nothing, for one cause each.
+    """Return the runs of steps that gave a running request nothing, one row per cause.
 
     ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
     Columns of the result: ``request_id``, ``place``, ``since_us``, ``cause``, ``begin_step``, ``end_step``
@@ -268,8 +268,8 @@ def _is_session(frames: EngineFrames) -> pl.Expr:
 def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
     """Return the cause for which each step gave running requests nothing, and the requests that it names.
 
-    A request that a step does not name was skipped with too many others to name, or not reached: then the
-    exit that ended the running loop is its cause.
+    A request that a step does not name was skipped together with too many requests to name, or was not
+    reached; its cause is then the exit that ended the running loop.
     """
     exits = frames.exits.filter("refusal")
     in_loop = exits.filter(pl.col("loop") == "running")
@@ -292,9 +292,9 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
 def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``timeline.requests``.
 
-    ``lost_tokens`` is the most that a preemption before (or in) that step had thrown away, as far as known.
-    ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the
-    prompt's length is not known.
+    ``lost_tokens`` is the largest number of tokens that a preemption before (or in) that step discarded, if
+    known. ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null
+    where the prompt's length is not known.
     """
     its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
     before = lost_before(frames).select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")

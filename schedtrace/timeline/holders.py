@@ -1,7 +1,7 @@
-"""Holders of what other requests are refused: KV blocks of idle requests, or most of the token budget.
+"""Holders of resources that other requests are refused: KV blocks of idle requests, most of the token budget.
 
 A streaming session keeps its blocks between two parts; a finished request keeps them until a KV transfer has
-fetched them. Loads on their way and requests that their scheduler set aside are told of elsewhere. A long
+fetched them. KV loads in progress and requests that their scheduler set aside are handled elsewhere. A long
 prompt takes most of the steps' prefill tokens.
 """
 
@@ -13,9 +13,9 @@ from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import EngineFrames
 
 FEWEST_STEPS = 10
-"""Fewest steps of a run: a running request gets tokens in one of them."""
+"""Fewest steps of a run, within which every running request gets tokens."""
 MOST_FRAC = 0.5
-"""Share of the held blocks whose holders are to blame."""
+"""Share of the held blocks from which their holders are to blame."""
 ELSEWHERE = ("kv_loads", "set_aside")
 
 SCHEMA = {
@@ -32,9 +32,9 @@ SCHEMA = {
 
 
 def idle_holders(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per run of steps that refused a request KV blocks, and holder that got nothing in them.
+    """Return a row per run of steps that refused a request KV blocks, and holder that got no tokens in it.
 
-    Only runs of ``FEWEST_STEPS`` and more in which such holders keep ``MOST_FRAC`` of all held blocks.
+    Only runs of at least ``FEWEST_STEPS`` count, in which such holders keep ``MOST_FRAC`` of all held blocks.
 
     Columns: ``first_step``, ``last_step``, ``head`` (the refused request), ``held`` (blocks of all holders
     when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished`` or
@@ -122,13 +122,13 @@ def _elsewhere(frames: EngineFrames) -> pl.DataFrame:
 
 
 MOST_PREFILL_FRAC = 0.5
-"""Share of a step's prefill tokens that one prompt takes."""
+"""Share of a step's prefill tokens that one prompt takes to count as long."""
 SHORT_FRAC = 0.25
-"""A prompt is short beside one at least four times as long: else they are of a kind."""
+"""Relative length up to which a prompt is short beside another one; longer prompts are of the same kind."""
 
 
 def prefills(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per step and prompt that it computed a part of.
+    """Return one row per step and prompt of which the step computed a part.
 
     Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
     and ``computed_tokens``.
@@ -149,10 +149,10 @@ def prefills(frames: EngineFrames) -> pl.DataFrame:
 
 
 def long_prefills(frames: EngineFrames) -> pl.DataFrame:
-    """Return the steps of whose prefill tokens one long prompt took at least half.
+    """Return the steps in which one long prompt took at least half of the prefill tokens.
 
-    A prompt is long if it is larger than the token budget and the usual prompt is short beside it: many of
-    one size are a full device.
+    A prompt is long if it is larger than the token budget and the usual prompt is short beside it; many long
+    prompts are simply a full device.
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).

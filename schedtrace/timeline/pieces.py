@@ -1,11 +1,11 @@
-"""Pieces of requests' lives, and those in the waiting queue.
+"""Pieces of requests' lives, and the pieces of waiting requests.
 
-A piece says since when a request was in which state; ``request_states.py`` puts the pieces together. It
-has no end: it lasts until the request's next piece begins. So the pieces of a request can neither overlap nor
-leave a gap.
+A piece records the moment from which a request was in a state; ``request_states.py`` puts the pieces
+together. A piece has no end, because it lasts until the request's next piece begins. Therefore the pieces of
+a request can neither overlap nor leave a gap.
 
-After a step every request in the queue was refused by something: by the skip that passed over it or, for all
-others, by the exit that ended the loop. Each waits for that from the step's start to the start of the next.
+After a step, every request in the queue has been refused, by the skip that passed over it or otherwise by the
+exit that ended the loop. Its wait has that cause from the step's start to the start of the next step.
 """
 
 import polars as pl
@@ -24,15 +24,18 @@ PIECE_SCHEMA = {
     "end_step": pl.Int64,
     "tokens": pl.Int64,
 }
-"""Columns of a table of pieces. ``place`` is the place, among the engine's steps, of the step that began it
-(-1: none did) and ``rank`` its order among pieces of that step; with several steps in flight these give the
-order of events, and ``since_us``, its begin in microseconds, may not. ``begin_step`` to ``end_step`` are the
-steps that it is made of, null where no step knew of the request; ``tokens`` is what these scheduled of it."""
+"""Columns of a table of pieces. ``place`` is the place, among the engine's steps, of the step that began the
+piece (-1 if none did), and ``rank`` its order among the pieces of that step. With several steps in flight,
+these give the order of events, which ``since_us``, the beginning in microseconds, may not. ``begin_step`` to
+``end_step`` are the steps of the piece, null if no step knew of the request; ``tokens`` counts the tokens of
+the request in these steps.
+"""
 
 OTHER = pl.lit(str(Cause.OTHER))
 ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
-"""``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. What is told
-of who is there comes after all of the step before."""
+"""Values of ``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. A
+list of the requests present comes after everything else of the step before.
+"""
 
 
 def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
@@ -44,12 +47,12 @@ def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
 
 
 def placed(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return ``step`` (sorted), ``place`` (its place), ``start_us`` and ``output_us`` of each step."""
+    """Return ``step`` (sorted), ``place`` (its index), ``start_us`` and ``output_us`` of each step."""
     return steps.select("step", "start_us", "output_us").with_row_index("place").cast({"place": pl.Int64})
 
 
 def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
-    """Add the place of the first step numbered ``column`` or higher; the number of steps if there is none."""
+    """Add the index of the first step numbered ``column`` or higher; the number of steps if there is none."""
     numbers = steps["step"]
     return rows.with_columns(pl.Series(name, numbers.search_sorted(rows[column], side="left")).cast(pl.Int64))
 
@@ -92,7 +95,7 @@ def cause_runs(
 
 
 def _step_changes(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
-    """Return for each span the places where the usual cause is another than before."""
+    """Return for each span the places where the usual cause changes."""
     changed = pl.col("cause").ne_missing(pl.col("cause").shift(1)).fill_null(value=True)
     run = ends.select(run=changed.cum_sum().cast(pl.Int64))["run"]
     begins = ends.with_columns(run=run).unique("run", keep="first", maintain_order=True)
@@ -127,7 +130,7 @@ def _name_changes(
 
 
 def _weight(value: int) -> pl.Expr:
-    """Return the weight of a change: the heaviest at a place counts."""
+    """Return the weight of a change; the heaviest change at a place counts."""
     return pl.lit(value, pl.Int8)
 
 
@@ -161,9 +164,9 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
 
 
 def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
-    """Return the cause of requests in the queue after the last step, and the cause of each with another one.
+    """Return the cause of requests in the queue after the last step, and the requests with a different cause.
 
-    The first is None where there is no step.
+    The first is None if there is no step.
     """
     if frames.steps.is_empty():
         return None, {}
@@ -173,12 +176,12 @@ def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
 
 
 def _skips() -> pl.Expr:
-    """Select the exits that pass over a request and go on with the next."""
+    """Select the exits that pass over a request and continue with the next one."""
     return (pl.col("loop") == "waiting") & (pl.col("kind") == "continue")
 
 
 def loop_ends(frames: EngineFrames) -> pl.Series:
-    """Return the cause that requests wait for in each step, unless a skip names them."""
+    """Return the cause for which requests wait in each step, unless a skip names them."""
     # An empty queue cannot be why a request in it waits.
     unexplained = pl.col("waiting_cause") == str(Cause.QUEUE_EMPTY)
     cause = pl.when(unexplained).then(OTHER).otherwise(pl.col("waiting_cause"))

@@ -1,9 +1,8 @@
 """The waiting queue, reconstructed from the trace alone: requests that waited, and the tokens they wanted.
 
-A request waits from the step in whose line it arrived until the step that schedules it, and again from the
-step that preempts it, or that finds it set aside. A request that waited when the trace began waits from its
-first step.
-Checked against the counts that the recorder took from vLLM: ``mismatches``.
+A request waits from the step in whose line it arrived until the step that schedules it. It waits again from a
+step that preempts it or finds it set aside. A request that waited when the trace began waits from its first
+step. Checked against the counts that the recorder took from vLLM: ``mismatches``.
 """
 
 import polars as pl
@@ -13,7 +12,7 @@ from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.unrecorded import after
 
 NEVER = 2**62
-"""``left_step`` of a wait that lasts to the end of the trace."""
+"""``left_step`` of a wait that lasts until the end of the trace."""
 
 
 def waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
@@ -93,19 +92,19 @@ def waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
 
 
 def after_gaps(frames: EngineFrames) -> pl.Series:
-    """Return the numbers of steps before which one is missing, in which requests may have been admitted."""
+    """Return the numbers of steps that follow a missing step, in which requests may have been admitted."""
     number = frames.steps["step"]
     follows = number == number.shift(1) + 1
     return number.filter(~follows.fill_null(frames.header.first_step == 0))
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
-    """Return the rows of ``timeline.waits`` that still waited after a step, in the order of the queue."""
+    """Return the rows of ``timeline.waits`` that still waited after a step, in queue order."""
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
 def mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps after which another number waited: ``step``, ``recorded``, ``reconstructed``.
+    """Return the steps after which a different number waited: ``step``, ``recorded``, ``reconstructed``.
 
     Args:
         frames: One engine's.
@@ -117,7 +116,7 @@ def mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
 
 
 def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Sort rows by a ``moment`` and add the first step since it: ``next_step`` and its ``begin_us``."""
+    """Sort rows by a ``moment`` and add the first step from then on: ``next_step`` and its ``begin_us``."""
     begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
     return rows.sort(moment, maintain_order=True).join_asof(
         begins,
@@ -148,7 +147,7 @@ def _arrivals(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that were there, likewise; victims of later preemptions come before them."""
+    """Return the same for the requests present; victims of later preemptions come before them."""
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
     rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
@@ -167,20 +166,21 @@ def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
 
 
 def was_preempted() -> pl.Expr:
-    """Select requests of ``EngineFrames.present`` that wait since a preemption, their tokens lost."""
+    """Select requests of ``EngineFrames.present`` that a preemption returned to the queue."""
     return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
 
 
 def lost_before(frames: EngineFrames) -> pl.DataFrame:
     """Return ``request_id`` and ``lost_tokens`` of requests that had been preempted when the trace began.
 
-    A request with output tokens had computed all but the last of them. Without, its loss is not known.
+    A request with output tokens had computed all but the last of them. The loss of a request without output
+    is unknown.
     """
     return _losses(frames.there_first).select("request_id", "lost_tokens")
 
 
 def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
-    """Return the same for requests there when a gap was over; ``step`` is the first behind it."""
+    """Return the same for requests present after a gap; ``step`` is the first step after it."""
     return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
 
 
@@ -189,14 +189,14 @@ def _losses(there: pl.DataFrame) -> pl.DataFrame:
 
 
 def known_loss() -> pl.Expr:
-    """Return the tokens that a preemption threw away, as far as a row of ``Present`` has them."""
+    """Return the tokens that a preemption discarded, if a row of ``Present`` contains them."""
     sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
     again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
     return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
 
 
 def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
-    """Return the preempted requests: they want all they had computed and the token sampled after it."""
+    """Return the preempted requests, which want all computed tokens and the token sampled after them."""
     about = about.select("request_id", "priority", "place", prompt="wanted_tokens")
     return frames.preemptions.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
@@ -209,7 +209,7 @@ def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that their scheduler took out of the running ones, their computed tokens kept."""
+    """Return the requests that their scheduler removed from the running list with their computed tokens."""
     places = about.select("request_id", "priority", "place")
     return (
         frames.set_aside.join(places, on="request_id", how="left", maintain_order="left")
@@ -225,7 +225,7 @@ def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
-    """Count the requests that were first scheduled before an earlier arrival that had not left either.
+    """Count the requests that were first scheduled before an earlier arrival that was still present.
 
     Args:
         frames: One engine's.
@@ -244,7 +244,7 @@ def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
 
 
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return the first step after each request was gone, or after which nothing is known of it."""
+    """Return the first step after each request was gone, or after which nothing is known about it."""
     ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))

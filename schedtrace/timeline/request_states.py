@@ -1,8 +1,8 @@
-"""Every moment of every request, once: in which state it was, and why.
+"""Every moment of every request: its state and the cause.
 
-The states of a request partition its life, from its arrival at the front end (or the trace's begin, for a
-request that was there) to when it left the scheduler or the trace ended. Every figure about where requests'
-time went comes from this table.
+The states of a request partition its life, from its arrival at the front end (or the beginning of the trace,
+for a request already present) until it left the scheduler or the trace ended. Every figure about where
+requests' time went comes from this table.
 """
 
 import polars as pl
@@ -16,7 +16,7 @@ from schedtrace.timeline.unrecorded import after, cut_by_gaps
 QUEUED = ("waiting", "preempted", "set_aside")
 """States of a request in the waiting queue."""
 NEXT_STEP = "next_step"
-"""``cause`` of waiting for the first step that could see the request: nothing refused it."""
+"""Cause of waiting for the first step that can see the request; nothing has refused it."""
 
 
 def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
@@ -74,7 +74,7 @@ def request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.Dat
 
 
 def _arrivals(frames: EngineFrames) -> pl.DataFrame:
-    """Return the pieces from the front end to the scheduler, then until a step can see the request."""
+    """Return the pieces from the front end to the scheduler, and until a step can see the request."""
     first = {"place": pl.lit(-1)}
     arrivals = _where_known(frames, frames.first_arrivals)
     through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
@@ -100,7 +100,7 @@ def _arrivals(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _present(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the pieces of requests that were there when the trace began, or after a gap."""
+    """Return the pieces of requests that were present when the trace began, or after a gap."""
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
     there = place_of(
         pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "first_place"
@@ -134,7 +134,7 @@ def _present(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Let arrivals whose next step is missing begin with the next recorded one: before, nothing is known."""
+    """Let arrivals whose next step is missing begin with the next recorded step."""
     gaps = after_gaps(frames)
     unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
@@ -144,7 +144,7 @@ def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return ``request_id`` and ``end_us`` of every request: when it left, or was last known of."""
+    """Return ``request_id`` and ``end_us`` of every request: when it left, or was last recorded."""
     ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
     gone_in_gaps = departures.select("request_id", "gone_us")
     ids = pl.concat(
@@ -166,7 +166,7 @@ def _trials(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Merge rows of a request that follow each other in the same state for the same cause."""
+    """Merge consecutive rows of a request with the same state and cause."""
     kind = ["request_id", "state", "cause"]
     changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in kind)
     return (
@@ -183,7 +183,7 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def refused(states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    """Return the rows of ``request_states`` in the waiting queue with a cause other than the next step."""
     return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
@@ -192,7 +192,7 @@ def since_us(
 ) -> pl.DataFrame:
     """Return ``request_id`` and ``since_us``: when requests last entered the waiting queue before a moment.
 
-    Null for a request that was in it when the trace began, unless that is recorded.
+    The time is null for a request that was in the queue when the trace began, unless it is recorded.
 
     Args:
         frames: One engine's.
@@ -216,7 +216,7 @@ def since_us(
 
 
 def queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per request that was scheduled first in this trace: how long it waited for that.
+    """Return one row per request first scheduled in this trace, with its queue time.
 
     Args:
         frames: One engine's.

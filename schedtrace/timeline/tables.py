@@ -1,6 +1,6 @@
-"""The tables of one engine, made in order: each of the frames and of the tables before it.
+"""Tables of one engine, built in order, each from the frames and the tables before it.
 
-``Timeline`` (``timeline/timeline.py``) goes on from here with the tables that not every command needs.
+``Timeline`` (``timeline/timeline.py``) adds the tables that not every command needs.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from schedtrace.timeline.unrecorded import gone
 
 @dataclass(frozen=True)
 class EngineTables:
-    """Tables that all else is made of. Those of a window are cut out of those of the whole trace."""
+    """Tables from which all others are built; those of a window are cut out of those of the whole trace."""
 
     gone: pl.DataFrame
     """Requests that left in a gap of the trace (``timeline/unrecorded.py``)."""
@@ -27,13 +27,13 @@ class EngineTables:
     engine_states: pl.DataFrame
     """Every moment of the engine (``timeline/engine_states.py``)."""
     thread_times: pl.DataFrame
-    """Times that threads ran, and waited for a processor (``timeline/engine_states.py``)."""
+    """Periods in which threads ran, and waited for a processor (``timeline/engine_states.py``)."""
     starved: pl.DataFrame
-    """Times in which the engine lost much of its busy time for want of processors."""
+    """Periods in which the engine lost much of its busy time for lack of processors."""
 
 
 def make_tables(frames: EngineFrames) -> EngineTables:
-    """Make the tables of one engine, each once, and hand it on to those that are made of it."""
+    """Build the tables of one engine, each from those before it."""
     departures = gone(frames)
     queue = waits(frames, departures)
     requests = request_states(frames, queue, departures)

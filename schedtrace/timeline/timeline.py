@@ -31,19 +31,19 @@ FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 @dataclass(eq=False)
 class Timeline(EngineFrames):
-    """The frames of one engine's trace with its tables, each made once, when first asked for.
+    """Frames of one engine's trace with its tables, each built on first use.
 
-    A property's function gets the tables that it is made of; no function looks up another's.
+    Each property passes the tables that it needs to a function; no function looks up another table.
     """
 
     ready_tables: EngineTables | None = None
-    """Tables that are not made of these frames, such as a window's; None: made of them."""
+    """Tables that are not built from these frames, such as a window's; None to build them."""
     longer_step_time: StepTime | None = None
-    """Model of step times that was fitted to more steps than these; None: fitted to these."""
+    """Model of step times fitted to more steps than these; None to fit it to these."""
 
     @cached_property
     def tables(self) -> EngineTables:
-        """The tables that all others are made of."""
+        """Tables from which all others are built."""
         return self.ready_tables or make_tables(self)
 
     @property
@@ -68,22 +68,22 @@ class Timeline(EngineFrames):
 
     @property
     def starved(self) -> pl.DataFrame:
-        """Times in which processors were short (``timeline/engine_states.py``)."""
+        """Periods in which processors were short (``timeline/engine_states.py``)."""
         return self.tables.starved
 
     @cached_property
     def requests_us(self) -> int:
-        """All requests' time added up, in microseconds: the whole of which shares are taken."""
+        """Total time of all requests, in microseconds, of which shares are taken."""
         return int(recorded(self.request_states).select(LENGTH_US.sum()).item() or 0)
 
     @cached_property
     def busy_us(self) -> int:
-        """The engine's time without what it was idle, in microseconds."""
+        """Time of the engine without its idle time, in microseconds."""
         return engine_busy_us(self.engine_states)
 
     @cached_property
     def mismatches(self) -> pl.DataFrame:
-        """Steps after which the rebuilt queue has another length than the recorded one."""
+        """Steps after which the reconstructed queue differs in length from the recorded one."""
         return mismatches(self, self.waits)
 
     @cached_property
@@ -93,7 +93,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def step_time(self) -> StepTime | None:
-        """Model of step times, for estimates of cost; None where too few steps have an output."""
+        """Model of step times, for estimates of cost; None if too few steps have an output."""
         return self.longer_step_time or fit_step_time(unstarved(self, self.starved_steps, self.steps))
 
     @cached_property
@@ -103,7 +103,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def host_spans(self) -> pl.DataFrame:
-        """Times in which an interruption kept the engine's thread from steps."""
+        """Periods in which an interruption kept the engine's thread from running steps."""
         return host_spans(self.events, self.engine_states)
 
     @cached_property
@@ -123,17 +123,17 @@ class Timeline(EngineFrames):
 
     @cached_property
     def idle_holders(self) -> pl.DataFrame:
-        """Requests that held KV blocks and got nothing (``timeline/holders.py``)."""
+        """Requests that held KV blocks and got no tokens (``timeline/holders.py``)."""
         return idle_holders(self)
 
     @cached_property
     def long_prefills(self) -> pl.DataFrame:
-        """Steps of whose prefill tokens one long prompt took at least half (``timeline/holders.py``)."""
+        """Steps in which one long prompt took half of the prefill tokens (``timeline/holders.py``)."""
         return long_prefills(self)
 
     @cached_property
     def charges(self) -> pl.DataFrame:
-        """What every wait is charged to (``timeline/charges.py``)."""
+        """Charges of every wait (``timeline/charges.py``)."""
         return charges(
             self,
             self.request_states,
@@ -148,9 +148,9 @@ Made = TypeVar("Made")
 
 
 def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
-    """Wrap a function of a timeline so that it computes its result once for each, while the timeline lives.
+    """Wrap a function of a timeline so that it computes its result once per timeline.
 
-    The results belong to the wrapped function: nothing else can reach them.
+    The results belong to the wrapped function, and nothing else can reach them.
     """
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
@@ -175,7 +175,7 @@ def make_timeline(
     Args:
         trace: One engine's trace.
         manifest: Manifest of its run: how the requests were sent.
-        whole: Leave nothing out, the warm-up neither, to describe single steps and requests.
+        whole: Leave nothing out, not even the warm-up, to describe single steps and requests.
         front_end: Record of the run's front ends.
     """
     steps = trace.steps
@@ -264,7 +264,7 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _closed(trace: Trace, steps: pl.DataFrame) -> Literal["both", "right"]:
-    """Return "both" if a gap before the first of these steps counts: not if the warm-up is missing there."""
+    """Return "both" if a gap before the first of these steps counts, unless it lacks only the warm-up."""
     is_first = steps.height > 0 and steps["step"][0] == trace.steps["step"][0]
     return "both" if is_first else "right"
 
@@ -274,7 +274,7 @@ def _ends(numbers: pl.Series) -> tuple[int, int]:
 
 
 def _stalls(trace: Trace) -> pl.DataFrame:
-    """Return the watchdog's stalls, with ``open``: there was no progress until the trace's end."""
+    """Return the watchdog's stalls, with ``open``: whether there was no progress until the trace's end."""
     later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
     last_us = pl.max_horizontal("at_us", pl.lit(max((us for us in later if us is not None), default=0)))
     ended = pl.col("until_us").is_null()
@@ -282,10 +282,10 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps with the token budget that ``schedule()`` worked with, where less than recorded.
+    """Return the steps with the token budget that ``schedule()`` worked with, if less than recorded.
 
-    A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends
-    for want of budget although the step's tokens leave some.
+    A user's own scheduler may lower the budget during a call and raise it again. This shows where
+    ``schedule()`` ends for lack of budget although the step's tokens leave some.
     """
     spent = exits.filter(
         pl.col("cause") == str(Cause.TOKEN_BUDGET), pl.col("via") == "source", pl.col("budget_left") <= 0
@@ -298,7 +298,7 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return ``step`` and ``context_tokens``: computed tokens of its requests before it."""
+    """Return ``step`` and ``context_tokens``: tokens of its requests that were computed before it."""
     # In step n a request has computed_tokens + (n - step) * scheduled_tokens.
     grows = pl.when(pl.col("last_step") > pl.col("step")).then("scheduled_tokens").otherwise(0)
     at_zero = pl.col("computed_tokens") - pl.col("step") * grows
@@ -308,27 +308,27 @@ def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFram
 
 
 def _used() -> pl.Expr:
-    """Return the scheduled tokens by the budget; without it, by the tokens of the two kinds."""
+    """Return the scheduled tokens, from the budget or, without it, from the tokens of the two kinds."""
     of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
     return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
 
 
 def _waiting_cause(cause: pl.Expr) -> pl.Expr:
-    """Return the cause; where no exit was recorded, the one that the queue's length allows."""
+    """Return the cause; if no exit was recorded, the cause that the queue's length allows."""
     waiting = pl.col("num_waiting_after")
     nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
     return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
 
 
 def _exits(trace: Trace) -> pl.DataFrame:
-    """Return all exits; a loop that ends refuses a request only if one is left in the queue."""
+    """Return all exits; an exit that ends a loop is a refusal only if a request is left in the queue."""
     left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
     refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
     return _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Add to rows of a nested list a column of the step that they belong to."""
+    """Add a column of the step to the rows of a nested list."""
     beside = trace.steps.lazy().select("step", column)
     return rows.join(beside, on="step", how="left", maintain_order="left").collect()
 

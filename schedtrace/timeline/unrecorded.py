@@ -1,7 +1,7 @@
-"""Unknowns of a gap of the trace: requests' states meanwhile, and the requests that left in it.
+"""Gaps of the trace: requests' states during a gap, and the requests that left in it.
 
-``EngineFrames.gaps`` has the gaps. A request neither waits, runs nor ends in one: its state there is
-``NOT_RECORDED``, and a request that is not recorded afterwards has no end.
+``EngineFrames.gaps`` has the gaps. In a gap, the state of a request is ``NOT_RECORDED``; a request that is
+not recorded after the gap has no end.
 """
 
 import polars as pl
@@ -30,15 +30,16 @@ def missing_steps(frames: EngineFrames) -> int:
 
 
 def after(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests there when a gap was over, with ``next_step``, the first step behind it."""
+    """Return the requests present after a gap, with ``next_step``, the first step after it."""
     steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
     return frames.there_after.join(steps, on="at_us", maintain_order="left")
 
 
 def gone(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests that left in a gap, or may have: they are not recorded afterwards.
+    """Return the requests that left, or may have left, in a gap: they are not recorded afterwards.
 
-    Columns: ``request_id``; ``gone_us``, since when nothing is known; ``gone_step``, the first step behind.
+    Columns: ``request_id``; ``gone_us``, from which nothing is known; ``gone_step``, the first step after the
+    gap.
     """
     gaps = frames.gaps.filter(pl.col("kind") != DROPPED).sort("next_step")
     if gaps.is_empty():
@@ -73,7 +74,7 @@ def gone(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Return the last step begun by each row's moment: ``request_id`` and ``step``; -1: no step."""
+    """Return the last step begun at each row's moment: ``request_id`` and ``step`` (-1 for none)."""
     numbers = frames.steps.sort("step")["step"]
     places = (
         frames.steps.sort("step")["start_us"].search_sorted(rows[moment], side="right").cast(pl.Int64) - 1
@@ -83,7 +84,7 @@ def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataF
 
 
 def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return spans of time, ``begin_us`` and ``end_us`` beside other columns, cut where gaps are."""
+    """Return spans of time (``begin_us``, ``end_us``, other columns) without the parts in gaps."""
     columns = {"state": pl.String, "cause": pl.String, "begin_step": pl.Int64, "end_step": pl.Int64}
     missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in spans.columns]
     cut = cut_by_gaps(spans.with_columns(*missing, tokens=pl.lit(0)), gaps)
@@ -91,7 +92,7 @@ def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return states with what lies in a gap as ``NOT_RECORDED``, of no step, token or cause.
+    """Return states with their parts in gaps as ``NOT_RECORDED``, without steps, tokens or cause.
 
     Args:
         states: ``begin_us``, ``end_us``, ``state``, ``cause``, ``begin_step``, ``end_step`` and ``tokens``.

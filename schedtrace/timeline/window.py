@@ -1,4 +1,4 @@
-"""Part of a trace: what an engine did between two moments, with the requests as they were then."""
+"""Part of a trace: what an engine did between two moments, with the states of its requests in between."""
 
 from dataclasses import dataclass, replace
 
@@ -10,12 +10,12 @@ from schedtrace.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Window:
-    """Moments of a recording, in microseconds of the first trace's clock; None: its begin, its end."""
+    """Moments of a recording, in microseconds on the first trace's clock; None for its beginning or end."""
 
     begin_us: int | None = None
     end_us: int | None = None
     last_us: int | None = None
-    """Microseconds before its end, instead of ``begin_us``."""
+    """Length of the window before its end in microseconds, instead of ``begin_us``."""
 
     def __str__(self) -> str:
         bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
@@ -32,10 +32,10 @@ class Window:
 
 
 def windowed(timeline: Timeline, window: Window) -> Timeline:
-    """Return the steps that began in the window, and all else cut to it.
+    """Return the steps that began in the window, and all other tables cut to it.
 
-    States keep their causes: a request that had waited since before the window waits from its begin. A window
-    without a step, as within a pause, has the requests that were there and what was asked of the engine.
+    States keep their causes: a request that was already waiting waits from the window's beginning. A window
+    without a step, such as one within a pause, has the requests present and the calls to the engine.
     """
     if timeline.steps.is_empty():
         return timeline
@@ -85,7 +85,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
 
 
 def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
-    """Cut rows with ``begin_us`` and ``end_us`` to what lies in the window."""
+    """Cut rows with ``begin_us`` and ``end_us`` to their parts in the window."""
     return rows.with_columns(pl.col("begin_us", "end_us").clip(begin_us, end_us)).filter(
         pl.col("end_us") > pl.col("begin_us")
     )
@@ -96,7 +96,7 @@ def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
-    """Shorten stretches to these steps; what was computed before counts as there from the start."""
+    """Shorten stretches to these steps; tokens computed before count as computed from the start."""
     if number.is_empty():
         return stretches.filter(pl.lit(value=False))
     first, last = int(number["step"][0]), int(number["step"][-1])
