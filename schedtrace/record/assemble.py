@@ -159,7 +159,7 @@ class Assembler:
         return self._exits.exits
 
     def step(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
-        """Return the line of one ``schedule()`` call, in full or as a delta, with its output if that is in."""
+        """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known."""
         arrived, finished = self.events(capture.side_events)
         self._preempted(capture.preempted)
         for aside in capture.happened.set_aside if capture.happened else ():

@@ -186,7 +186,7 @@ class Departures:
         self._explained.add(request_id)
 
     def look(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
-        """Return requests that stopped running unexplained since the last call: waiting ones, and the rest."""
+        """Return requests that stopped running unexplained since the last call: waiting ones, and others."""
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}
