@@ -12,7 +12,7 @@ LIFE_SCHEMA_VERSION = 4
 
 
 class LifeState(msgspec.Struct, kw_only=True):
-    """A piece of its life; the pieces follow each other without a gap, to when it left the scheduler."""
+    """Period of a request's life in one state; periods follow each other without a gap."""
 
     state: str
     """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside`` or
@@ -32,7 +32,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     device_ms: float
     """Part of the time in which the device executed a batch, with this request or without it."""
     of_state: str | None = None
-    """State that goes on afterwards, of ``interrupted``."""
+    """For ``interrupted``: the state that continues afterwards."""
 
     @property
     def steps(self) -> int:
@@ -43,7 +43,7 @@ class LifeState(msgspec.Struct, kw_only=True):
 
 
 class LifeEvent(msgspec.Struct, kw_only=True):
-    """Something that happened to it."""
+    """Event in the life of a request."""
 
     at_ms: float
     what: str
@@ -59,7 +59,7 @@ class LifeEvent(msgspec.Struct, kw_only=True):
 
 
 class Gap(msgspec.Struct, kw_only=True):
-    """The time between two of its outputs."""
+    """Time between two consecutive outputs of a request."""
 
     step: int
     """The step whose output ended it."""
@@ -87,7 +87,7 @@ class Life(msgspec.Struct, kw_only=True):
     num_preemptions: int
     """Preemptions by the scheduler in this trace, counted as ``analyze`` counts them."""
     num_cache_resets: int
-    """Preemptions by a reset of the prefix cache, counted apart."""
+    """Preemptions by a reset of the prefix cache, counted separately."""
     status: str | None
     """``RequestStatus`` name without ``FINISHED_``; None if it did not leave while the trace was recorded."""
     e2e_ms: float | None
@@ -97,11 +97,11 @@ class Life(msgspec.Struct, kw_only=True):
     states: list[LifeState]
     events: list[LifeEvent]
     outputs: int
-    """Steps whose output had a token of it."""
+    """Number of steps whose output contained a token of this request."""
     mean_gap_ms: float | None
     """Mean time between these outputs."""
     gaps: list[Gap]
-    """The longest of them, at most ``MOST_GAPS``."""
+    """The longest gaps, at most ``MOST_GAPS``."""
     problems: list[Message] = []
     """Gaps of the trace, some of which may concern this request."""
 

@@ -1,4 +1,4 @@
-"""The sockets on which running engines answer: where they are, what is asked, and what is answered.
+"""Sockets on which running engines answer: paths, questions and answers.
 
 A folder of this user alone, with a socket for each process, named after it; a line of JSON each way.
 """
@@ -14,11 +14,13 @@ import msgspec
 from schedtrace.model.queue import EngineQueue
 
 FOLDER = Path("/tmp")  # noqa: S108  # below it a folder that only its owner may enter is made, and checked
-"""Fixed: a server and the shell that asks it may have other values of ``TMPDIR`` and ``XDG_RUNTIME_DIR``."""
+"""Fixed folder: a server and the shell that asks it may have different values of ``TMPDIR`` and
+``XDG_RUNTIME_DIR``.
+"""
 
 
 class SquattedError(OSError):
-    """Something stands in the place of a user's folder of sockets; the text says what."""
+    """Error: something else is in the place of a user's folder of sockets; the text says what."""
 
 
 def socket_folder(user: int) -> Path:
@@ -27,7 +29,7 @@ def socket_folder(user: int) -> Path:
 
 
 def squatted(folder: Path, user: int) -> str | None:
-    """Return why a folder of sockets is not used; None if it is its user's alone, or is not there."""
+    """Return the reason why a folder of sockets is not used; None if it is private to its user, or absent."""
     try:
         about = folder.lstat()
     except FileNotFoundError:
@@ -69,7 +71,7 @@ def own_folder() -> Path:
 
 
 LONGEST_S = 10 * 366 * 86400.0
-"""Ten years: the longest time that a command or an engine takes; a timer cannot wait for 300."""
+"""Longest time that a command or an engine accepts: ten years. A timer cannot wait for 300."""
 
 
 class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
@@ -77,45 +79,47 @@ class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
 
 
 class AskStatus(Ask, tag="status"):
-    """Ask for the state of an engine."""
+    """Question: the state of an engine."""
 
 
 class AskAttach(Ask, tag="attach"):
-    """Ask for a recording from now on."""
+    """Question: record from now on."""
 
     run_dir: str
     """Absolute path of the run folder."""
     for_s: float | None = None
-    """Stop by itself after so many seconds, whatever becomes of who asked; at most ``LONGEST_S``."""
+    """Seconds after which the recording ends by itself, whatever happens to the client; at most
+    ``LONGEST_S``.
+    """
     hash_ids: bool = False
-    """Write request ids as hashes."""
+    """Whether to write request ids as hashes."""
     trace: str = "plain"
     """Bounds of the trace, in the syntax of ``model.trace_bounds``."""
 
 
 class AskDetach(Ask, tag="detach"):
-    """Ask for the end of an attached recording."""
+    """Question: end an attached recording."""
 
 
 class AskQueue(Ask, tag="queue"):
-    """Ask for the waiting and running requests."""
+    """Question: the waiting and running requests."""
 
 
 class AskSnapshot(Ask, tag="snapshot"):
-    """Ask for the part of the trace kept in memory to be written."""
+    """Question: write the part of the trace that is kept in memory."""
 
     run_dir: str
     """Absolute path of the run folder."""
 
 
 class AskTimes(Ask, tag="times"):
-    """Ask a worker to start or stop recording when batches are executed."""
+    """Question to a worker: start or stop recording when batches are executed."""
 
     on: bool
 
 
 class AskStacks(Ask, tag="stacks"):
-    """Ask a worker for the stacks of its threads."""
+    """Question to a worker: the stacks of its threads."""
 
 
 AnyAsk = AskStatus | AskAttach | AskDetach | AskQueue | AskSnapshot | AskTimes | AskStacks
@@ -131,32 +135,32 @@ class Status(Answer, tag="status"):
     role: Literal["engine", "worker"]
     pid: int
     engine_pid: int
-    """Engine's process: of a worker its parent, of an engine ``pid``."""
+    """Process id of the engine: for a worker, its parent; for an engine, ``pid``."""
     rank: int
-    """Data-parallel rank of an engine, rank of a worker."""
+    """Data-parallel rank of an engine, or rank of a worker."""
     schedtrace_version: str
     vllm_version: str
     model: str = ""
     running: int = 0
     waiting: int = 0
     recording: str | None = None
-    """The trace that is written now."""
+    """Trace being written."""
     keeps: str | None = None
-    """Contents and bounds of the trace kept in memory, for a person."""
+    """Contents and bounds of the trace kept in memory, in words."""
     attached: bool = False
-    """Whether an attached recording writes it, which ``detach`` can end."""
+    """Whether an attached recording, which ``detach`` can end, writes it."""
     stopped: str | None = None
-    """Why the recording ended though nobody has ended it."""
+    """Reason why the recording ended although nobody ended it."""
     left_s: float | None = None
     """Time until the recording ends by itself."""
     stalled_s: float | None = None
     """Time without progress of any step, once the watchdog has reported it."""
     stall: str | None = None
-    """Why, in a sentence."""
+    """Reason for it, in a sentence."""
     paused: str | None = None
-    """Sentence that somebody has paused its scheduler or put it to sleep."""
+    """Sentence saying that the scheduler was paused or put to sleep."""
     input_requests: int | None = None
-    """Requests that its process has received and its thread has not taken; null: not known."""
+    """Requests that the process has received and its thread has not read; null if not known."""
 
 
 class Attached(Answer, tag="attached"):
@@ -164,9 +168,9 @@ class Attached(Answer, tag="attached"):
 
     path: str
     present: int
-    """Requests that were there."""
+    """Number of requests present."""
     held_us: float
-    """Time that the engine was held up."""
+    """Time for which the engine was held up."""
 
 
 class Detached(Answer, tag="detached"):
@@ -175,7 +179,7 @@ class Detached(Answer, tag="detached"):
     path: str
     held_us: float
     stopped: str | None = None
-    """Why the recording ended before, or is not whole; null: it is whole."""
+    """Reason why the recording ended before, or is incomplete; null if it is complete."""
 
 
 class QueueNow(Answer, tag="queue"):

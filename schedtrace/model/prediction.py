@@ -1,4 +1,4 @@
-"""What a recorded load would do on another configuration: the document of ``replay``."""
+"""Prediction of a recorded load on another configuration: the document of ``replay``."""
 
 from enum import StrEnum
 from typing import Any
@@ -10,7 +10,7 @@ from schedtrace.model.sweep_result import Bound
 
 
 class Objective(StrEnum):
-    """What a change has to make better to be advised."""
+    """Objective that advice must improve."""
 
     LATENCY = "latency"
     """The mean end-to-end latency."""
@@ -24,7 +24,7 @@ OF_RANKS: dict[str, tuple[Any, ...]] = {
     "router": ("vllm", "round-robin", "least-running", "least-tokens"),
     "balance_ranks": (True, False),
 }
-"""Settings that a replay takes beside vLLM's, and their values."""
+"""Settings of ranks that a replay accepts besides vLLM's, and their values."""
 
 
 class SettingChange(msgspec.Struct, kw_only=True):
@@ -47,14 +47,14 @@ class Figure(msgspec.Struct, kw_only=True):
     """The recorded configuration in virtual time, with the same step times as ``changed``."""
     changed: float | None
     change_frac: float | None
-    """``changed`` against ``replayed``: what the step times get wrong is in both."""
+    """Change from ``replayed`` to ``changed``; errors of the step times affect both."""
     low_frac: float | None = None
     high_frac: float | None = None
-    """90 % interval of ``change_frac``; null where the trace gives no ground for one."""
+    """90 % interval of ``change_frac``; null if the trace allows none."""
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """A recorded load, replayed as it was and with changes."""
+    """Recorded load, replayed as it was and with changes."""
 
     label: str
     path: str
@@ -70,16 +70,16 @@ class Prediction(msgspec.Struct, kw_only=True):
     trials: int
     requests: int
     same_steps: int | None
-    """Replayed steps that have the same requests with the same tokens as the recorded ones."""
+    """Replayed steps that schedule the same requests with the same tokens as the recorded steps."""
     compared_steps: int | None
     decided: list[Figure]
-    """Figures decided by scheduling."""
+    """Figures that scheduling decides."""
     measured: list[Figure]
-    """Figures of time that follow from it."""
+    """Figures of time that follow from these decisions."""
     by_arrival: bool
-    """Requests arrive while others run, so that what is decided depends on the step times, too."""
+    """Whether requests arrive while others run, so that decisions also depend on the step times."""
     outside_frac: float | None
-    """Share of the changed replay's steps that lie outside what was recorded; null without changes."""
+    """Share of the changed replay's steps that lie outside the recorded range; null without changes."""
     notes: list[Message] = []
     folders: list[str] = []
     """Runs that were written: as recorded, and with the changes."""
@@ -93,17 +93,17 @@ class Proposal(msgspec.Struct, kw_only=True):
     meets_slo: bool
     """Whether every bound would hold."""
     goodput_requests_per_s: float
-    """Requests a second that meet every bound themselves."""
+    """Requests per second that meet every bound."""
     bounds_ms: list[float | None]
     """Values of the bounded latencies, in the order of the objective."""
     figures: list[Figure]
     """Throughput and latencies against the replay of the recorded configuration."""
     extrapolated_frac: float | None
-    """Share of the steps outside what was recorded."""
+    """Share of the steps outside the recorded range."""
     removed: list[str]
-    """Codes of root causes that the replay as recorded has, and this one has not."""
+    """Codes of root causes in the replay as recorded that this replay does not have."""
     appeared: list[str]
-    """Codes of root causes that this replay has, and the replay as recorded has not."""
+    """Codes of root causes in this replay that the replay as recorded does not have."""
 
 
 class Proposals(msgspec.Struct, kw_only=True):
@@ -116,9 +116,9 @@ class Proposals(msgspec.Struct, kw_only=True):
     slo: list[Bound]
     """Bounds as given on the command line."""
     tried: int
-    """Configurations that were replayed, the recorded one included."""
+    """Number of replayed configurations, including the recorded one."""
     meets_slo: bool
-    """Whether the recorded configuration does, replayed."""
+    """Whether the recorded configuration, replayed, meets every bound."""
     goodput_requests_per_s: float
     """Goodput of the recorded configuration, replayed."""
     bounds_ms: list[float | None]
@@ -126,11 +126,11 @@ class Proposals(msgspec.Struct, kw_only=True):
     proposals: list[Proposal]
     """At most three, the best first."""
     commands: list[str]
-    """Commands that try the first proposal on the real machine: a run, and its comparison with this run."""
+    """Commands that test the first proposal on the real machine: a run, and its comparison with this run."""
     step_times: str
     """Source of the step times, as a sentence."""
     notes: list[Message]
-    """Facts missing in the load, and assumptions in their place."""
+    """Notes on facts missing in the load, and the assumptions in their place."""
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Data from strangers as text that is safe to print: what cannot be seen stands there as an escape.
+"""Untrusted data as text that is safe to print, with invisible characters as escapes.
 
 Request ids, LoRA names, model names, labels and paths come from clients, traces and logs. Printed as they
 are, they could move the cursor, change colours, reverse the order of what follows or add lines.
@@ -23,11 +23,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Invisible, though Unicode calls them letters, marks or symbols: fillers, variation selectors, blanks."""
+"""Invisible characters that Unicode calls letters, marks or symbols: fillers, variation selectors, blanks."""
 
 
 def visible(text: str) -> str:
-    r"""Escape whatever cannot be seen in a text: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
+    r"""Escape every invisible character of a text: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
 
     That is, for what Python's ``str.isprintable`` rejects (controls, line and paragraph separators, format
     characters such as those for direction, lone surrogates, unassigned and private code points, any space but
@@ -60,7 +60,7 @@ def json_of(document: Any) -> bytes:
 
 
 def visible_json(encoded: bytes) -> bytes:
-    """Escape the characters in JSON's strings that cannot be seen; it decodes to the same."""
+    """Escape the invisible characters in JSON's strings; it decodes to the same texts."""
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded  # JSON itself escapes the other control characters
     return _SUSPECT_IN_JSON.sub(lambda match: _json_escape(match[0]), encoded.decode()).encode()
@@ -102,9 +102,11 @@ def _mapped(document: Any, text: Callable[[str], str]) -> Any:
 
 
 LONGEST = 256
-"""Characters. vLLM's own ids have about 50; those that carry the addresses of a KV transfer, 125."""
+"""Maximum characters of a name. vLLM's own ids have about 50; those that contain the addresses of a KV
+transfer, 125.
+"""
 PREFIX = 64
-"""Characters that are kept of a longer one."""
+"""Characters kept of a longer name."""
 MARK = "...blake2b-"
 
 
@@ -122,7 +124,7 @@ def capped(name: Any) -> str:
 
 
 def hashed(request_id: Any) -> str:
-    """Return a request id as 12 hex digits of its BLAKE2b hash: equal ids stay equal, and unreadable."""
+    """Return a request id as 12 hex digits of its BLAKE2b hash, the same for equal ids."""
     return _digest(request_id if isinstance(request_id, str) else repr(request_id), 6)
 
 

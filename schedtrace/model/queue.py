@@ -1,4 +1,4 @@
-"""The document of ``schedtrace queue``: who waits and who runs in engines now."""
+"""Document of ``schedtrace queue``: the requests that wait and run in engines now."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ import msgspec
 from schedtrace.model.trace import Exit
 
 MOST_ENTRIES = 10_000
-"""Requests of each list in an answer; more are counted."""
+"""Requests of each list in an answer; further requests are only counted."""
 
 
 class QueueEntry(msgspec.Struct, kw_only=True):
@@ -17,15 +17,16 @@ class QueueEntry(msgspec.Struct, kw_only=True):
     state: str
     """Its ``RequestStatus`` of vLLM in lower case: ``waiting``, ``preempted``, ``waiting_for_remote_kvs``."""
     age_s: float
-    """Time since arrival."""
+    """Time since its arrival."""
     refused_for: str | None = None
-    """The cause for which the engine's latest step gave it nothing: the skip that named it, else what ended
-    the waiting loop. Null: it got something, or nobody knows."""
+    """Cause for which the engine's latest step gave it nothing: the skip that named it, or else the exit that
+    ended the waiting loop. Null: it got tokens, or the cause is not known.
+    """
     prompt_tokens: int
     computed_tokens: int
     output_tokens: int
     blocks: int
-    """KV blocks that it holds, in all cache groups."""
+    """KV blocks that it holds in all cache groups."""
     num_preemptions: int | None = None
     priority: int = 0
     lora: str | None = None
@@ -40,44 +41,49 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     unix_s: float
     """Unix time of the observation."""
     held_us: float
-    """Time that the engine was held up for the observation."""
+    """Time for which the engine was held up for the observation."""
     between_steps: bool
-    """False: it did not come to the end of a step, and was read meanwhile: lists may be of two moments."""
+    """Whether the engine was between two steps; if not, it was read within a step, and lists may be from two
+    moments.
+    """
     policy: str | None
     seats: int
     """Requests that may run at once."""
     token_budget: int
     blocks_usable: int | None
-    """KV blocks without the null block; null where the pool is not vLLM's."""
+    """KV blocks without the null block; null if the pool is not vLLM's."""
     blocks_free: int | None
     pause: Literal["PAUSED_NEW", "PAUSED_ALL"] | None = None
     running: list[QueueEntry]
-    """In the scheduler's order."""
+    """Running requests in the scheduler's order."""
     waiting: list[QueueEntry]
-    """In the order in which they are taken; those at the end that are in no queue that can be read."""
+    """Waiting requests in the order in which they are taken; requests at the end may be in a queue that
+    cannot be read.
+    """
     input_requests: int | None = None
-    """Requests that the engine's process has received and its thread has not taken: they are in no list here.
-    Null: not known. What is still in sockets between front end and engine cannot be seen."""
+    """Requests that the engine's process has received and its thread has not read; they are in no list here.
+    Null if not known. Requests still in sockets between front end and engine cannot be seen.
+    """
     more_running: int = 0
-    """Requests that run beside those in ``running``, which holds 10,000 at most."""
+    """Running requests beyond those in ``running``, which holds at most 10,000."""
     more_waiting: int = 0
-    """Requests that wait behind those in ``waiting``, which holds 10,000 at most."""
+    """Waiting requests beyond those in ``waiting``, which holds at most 10,000."""
     exits: list[Exit]
-    """Exits of the latest step: where ``schedule()`` stopped or skipped; empty: not known."""
+    """Exits of the latest step: where ``schedule()`` stopped or skipped; empty if not known."""
 
     @property
     def num_running(self) -> int:
-        """Requests that run."""
+        """Number of running requests."""
         return len(self.running) + self.more_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return len(self.waiting) + self.more_waiting
 
 
 def within_bounds(queue: EngineQueue) -> EngineQueue:
-    """Return a copy whose lists hold ``MOST_ENTRIES`` at most, and which counts the others."""
+    """Return a copy whose lists have at most ``MOST_ENTRIES`` entries, with the others counted."""
     return msgspec.structs.replace(
         queue,
         running=queue.running[:MOST_ENTRIES],

@@ -1,4 +1,4 @@
-"""Keeps secrets out of what is written: keys and tokens in commands, variables and settings."""
+"""Removal of secrets from commands, variables and settings before they are written."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _SECRET_IN_TEXT = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?!None\b|null\b)[^\s,;&"'{}\[\]()]+)""",
     re.IGNORECASE,
 )
-"""In JSON, in the ``repr`` of a dict or a dataclass, and in the query of an address."""
+"""Pattern of secrets in JSON, in the ``repr`` of a dict or a dataclass, and in the query of an address."""
 _CREDENTIALS_IN_ADDRESS = re.compile(r"""(\w://)[^/\s@"']+@""")
 _KEPT = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
@@ -46,12 +46,12 @@ def without_secrets(command: list[str]) -> list[str]:
 
 
 def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the secret ones hidden, within texts as well; what is not set stays so."""
+    """Return settings with secrets hidden, also within texts; unset values stay unset."""
     return {name: HIDDEN if value and is_secret(name) else _shown(value) for name, value in settings.items()}
 
 
 def hide_in_text(text: str) -> str:
-    """Hide the values behind the names of secrets in a text, and the login of an address."""
+    """Hide the values after the names of secrets in a text, and the login of an address."""
     hidden = _SECRET_IN_TEXT.sub(_hidden, text)
     return _CREDENTIALS_IN_ADDRESS.sub(rf"\1{HIDDEN}@", hidden)
 

@@ -1,4 +1,4 @@
-"""Files as they are safe to open: to read them, and to write what names clients' requests.
+"""Safe opening of files, for reading untrusted ones and for writing private ones.
 
 What is read is a regular file, since a pipe in its place would block whoever opens it. What is written only
 its owner may read, whatever the umask: traces name clients' requests. Nothing here follows a symbolic link in
@@ -60,7 +60,7 @@ def create(path: Path) -> None:
 
 
 def create_new(path: Path, content: bytes) -> None:
-    """Make a private file with this content where none is; leave none if it cannot be written.
+    """Create a private file with this content if none exists; leave none if it cannot be written.
 
     Raises:
         OSError: If it cannot be made, or one is there.
@@ -75,7 +75,7 @@ def create_new(path: Path, content: bytes) -> None:
 
 
 def appendable(path: Path) -> int:
-    """Return the descriptor of a private file that is made if need be, and only grows.
+    """Return the descriptor of a private file that is created if needed and only grows.
 
     Raises:
         OSError: If it cannot be opened, or is a link.
@@ -103,7 +103,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a private folder, and its parents as usual; one that is there stays as it is.
+    """Create a private folder, and its parents as usual; an existing folder stays as it is.
 
     Raises:
         OSError: If it cannot be made.
@@ -112,7 +112,7 @@ def make_folder(path: Path) -> None:
 
 
 def own_cache_folder(name: str) -> Path:
-    """Return a folder of this name in the user's cache; made if it is not there.
+    """Return a folder of this name in the user's cache; create it if needed.
 
     Raises:
         OSError: If it cannot be made, or others own it or may enter it: what is in it may not be this user's.
@@ -140,7 +140,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the folder for files that can be made again: ``$XDG_CACHE_HOME/schedtrace`` or in ``~/.cache``.
+    """Return the folder for reproducible files: ``$XDG_CACHE_HOME/schedtrace`` or in ``~/.cache``.
 
     Raises:
         OSError: If the user has no home.

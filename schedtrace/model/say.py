@@ -64,7 +64,7 @@ class TemplatePlace(NamedTuple):
 
 
 class TemplatePart(NamedTuple):
-    """A part of a template that is left out if one of its own arguments is empty."""
+    """Part of a template that is left out if one of its own arguments is empty."""
 
     pieces: "tuple[str | TemplatePlace | TemplatePart, ...]"
 
@@ -105,7 +105,7 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
 
 
 def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | TemplatePlace]:
-    """Return words and places without the parts that are left out.
+    """Return words and places without the omitted parts.
 
     No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
     """
@@ -148,7 +148,7 @@ def argument_names(pieces: Pieces) -> list[str]:
 
 @cache
 def parsed(template: str) -> Pieces:
-    """Return a template, taken apart.
+    """Return a template, parsed into its parts.
 
     Raises:
         ValueError: If a bracket has no partner, or a kind is not known.

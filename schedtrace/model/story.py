@@ -32,17 +32,18 @@ class Scheduled(msgspec.Struct, kw_only=True):
     request_id: str
     phase: str
     work: str | None
-    """``prefill``, ``recompute`` (of what a preemption had thrown away) or ``decode``; None: its prompt's
-    length is not recorded."""
+    """``prefill``, ``recompute`` (of tokens that a preemption discarded) or ``decode``; None if its prompt's
+    length is not recorded.
+    """
     computed_tokens: int
     scheduled_tokens: int
     prompt_tokens: int | None
     """Length of the prompt; None if the trace began after the request had arrived."""
     draft_tokens: int
     wanted_tokens: int | None
-    """Tokens wanted before the first cap; None: no cap made its chunk smaller."""
+    """Tokens wanted before the first cap; None if no cap made its chunk smaller."""
     caps: list[str]
-    """The limits that made its chunk smaller, in their order."""
+    """Limits that made its chunk smaller, in the order of their application."""
 
 
 class Stop(msgspec.Struct, kw_only=True):
@@ -106,7 +107,7 @@ class RankTurn(msgspec.Struct, kw_only=True):
     decode_tokens: int
     num_running: int | None
     num_waiting: int | None
-    """Requests waiting after its step; None: no step."""
+    """Requests waiting after its step; None without a step."""
     back_us: int | None
     """Time from the first rank's start to its output, or to the end of its dummy batch; None if not known."""
 
@@ -165,14 +166,16 @@ class StepStory(msgspec.Struct, kw_only=True):
     interruptions: list[Message]
     """Interruptions of the engine's usual steps right before this step, in it and right after it."""
     late: list[Newcomer]
-    """Requests at the front end before the step's output, but in the scheduler only after the step began."""
+    """Requests that reached the front end before the step's output, but the scheduler only after the step
+    began.
+    """
     scheduled: list[Scheduled]
     """Scheduled requests and their tokens, in vLLM's order."""
     preempted: list[Victim]
     stops: list[Stop]
     """Exits in the order in which they were taken."""
     waiting: list[Waiter]
-    """The requests that waited after the step, reconstructed from the trace, in the order of the queue."""
+    """Requests that waited after the step, reconstructed from the trace, in queue order."""
     waiting_agrees: bool
     """Whether the reconstruction has as many requests as the recorder counted."""
     what_if: list[WhatIf]
@@ -182,8 +185,9 @@ class StepStory(msgspec.Struct, kw_only=True):
     problems: list[Message] = []
     """Gaps of the trace: requests and steps that this story leaves out."""
     facts: list[Message] = []
-    """Recorded facts beside the decisions: holders of KV blocks, cache hits, execution by the worker,
-    requests neither running nor waiting."""
+    """Recorded facts other than decisions: holders of KV blocks, cache hits, execution by the worker,
+    requests neither running nor waiting.
+    """
     wave: int | None = None
     """Wave of ranks in lock-step."""
     step_counter: int | None = None

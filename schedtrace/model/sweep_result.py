@@ -1,4 +1,4 @@
-"""The document of ``sweep``, and the lines of ``sweep.jsonl`` from which it resumes; ``docs/sweep.md``."""
+"""Document of ``sweep``, and the lines of ``sweep.jsonl`` from which it resumes; ``docs/sweep.md``."""
 
 from typing import Any, Literal
 
@@ -36,11 +36,11 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     changes: dict[str, Any]
     """Settings that differ from those of the engine that the sweep starts from."""
     refused: str | None = None
-    """Reason for absent figures; None: figures are present."""
+    """Reason why figures are absent; None if they are present."""
     requests: int = 0
     """Requests of the load."""
     too_long: int = 0
-    """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
+    """Requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int = 0
     """``schedule()`` calls."""
     preemptions: int | None = None
@@ -48,11 +48,13 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     extrapolated_steps: int | None = None
     """Steps outside the range that the step times were fitted to; None if they were not fitted."""
     fitted_max_model_len: int | None = None
-    """Tokens that the KV cache holds, where that decided ``max_model_len``; None if it did not."""
+    """Tokens that the KV cache holds, if this decided ``max_model_len``; otherwise None."""
     duration_s: float = 0.0
     """Time from first arrival to last token, summed over trials."""
     counted_s: float | None = None
-    """The time of it with requests, which throughput is over where a server's load is replayed; null: all."""
+    """Part of that time with requests, over which throughput is computed if a server's load is replayed; null
+    for all of it.
+    """
     output_tokens: int = 0
     """Output tokens of finished requests."""
     ttft_ms: list[float] = []
@@ -71,17 +73,17 @@ class SweepRow(msgspec.Struct, kw_only=True):
     recorded: bool
     """Whether this is the recorded configuration."""
     refused: str | None
-    """Reason for absent figures; null: figures are present."""
+    """Reason why figures are absent; null if they are present."""
     requests: int
     """Requests of the load."""
     finished: int
     """Requests that ended by themselves."""
     too_long: int
-    """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
+    """Requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int
     """``schedule()`` calls."""
     preemptions: int | None
-    """Preemptions in ``schedule()``; null: not recorded."""
+    """Preemptions in ``schedule()``; null if not recorded."""
     extrapolated_frac: float | None
     """Share of the steps outside the range that the step times were fitted to; null: not fitted."""
     output_tokens_per_s: float | None
@@ -90,9 +92,9 @@ class SweepRow(msgspec.Struct, kw_only=True):
     requests_per_s: float | None
     """Finished requests over the same time."""
     ttft_ms: Percentiles | None
-    """Time to first token; null: no request finished."""
+    """Time to first token; null if no request finished."""
     tpot_ms: Percentiles | None
-    """Time per output token after the first; null: no request had two."""
+    """Time per output token after the first; null if no request had two."""
     e2e_ms: Percentiles | None
     """Time from arrival to last token."""
     bounds_ms: list[float | None]
@@ -100,8 +102,9 @@ class SweepRow(msgspec.Struct, kw_only=True):
     meets_slo: bool | None
     """Whether every bound holds; null without bounds or figures."""
     goodput_requests_per_s: float | None
-    """Requests a second that meet every bound themselves, from the first arrival to the last token; null
-    without bounds or figures."""
+    """Requests per second that meet every bound, from the first arrival to the last token; null without
+    bounds or figures.
+    """
     pareto: bool
     """Whether no other configuration is better in one of ``objectives`` and at least as good in the
     others."""
@@ -133,4 +136,4 @@ class Sweep(msgspec.Struct, kw_only=True):
     rows: list[SweepRow]
     """Configurations by throughput, the highest first; refused ones last."""
     notes: list[Message]
-    """Facts missing in the load, and assumptions in their place."""
+    """Notes on facts missing in the load, and the assumptions in their place."""
