@@ -182,9 +182,7 @@ class Divergence(msgspec.Struct, kw_only=True):
 
 
 class Decisions(msgspec.Struct, kw_only=True):
-    """Agreement of both runs' schedulers, decision by decision: engine 0, trial by trial, from the first
-    step.
-    """
+    """Agreement of both runs' schedulers: engine 0, trial by trial, from the first step."""
 
     trials_compared: int
     """Trials that both sides have; a trace without trials counts as one."""
