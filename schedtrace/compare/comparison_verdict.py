@@ -7,7 +7,7 @@ from schedtrace.model.say import say
 
 MOST_METRICS = 3
 MOST_FINDINGS = 2
-"""Named of those that went or appeared; one of each where there are both."""
+"""Findings that are named among those that went or appeared; one of each if there are both."""
 SAME = "no difference found"
 
 

@@ -190,7 +190,7 @@ def _judge(change: MetricChange, *, tests: int) -> None:
 
 
 def _without_test(change: MetricChange) -> tuple[Outcome, bool | None]:
-    """Judge a metric without a test: it does not vary, or nobody knows whether it does."""
+    """Judge a metric without a test: it does not vary, or whether it varies is unknown."""
     several = min(change.base.count, change.new.count) > 1
     if change.base.same_figures(change.new):
         return Outcome.SAME, False if several else None

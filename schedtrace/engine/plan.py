@@ -1,4 +1,4 @@
-"""What is to be run: a checked specification and a folder of its own."""
+"""Plan of a run: a checked specification and a separate folder."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ class Given:
 
     arguments: list[str]
     place: str = ""
-    """What a message begins with; the command line needs no name."""
+    """Beginning of messages; empty on the command line."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
 
 
 def check_run(run: RunSpec) -> list[Message]:
-    """Find out what is wrong with a spec before anything is started, and give the notes on its workload.
+    """Find errors in a specification before anything is started, and return the notes on its workload.
 
     Raises:
         SchedtraceError: a line for the person.

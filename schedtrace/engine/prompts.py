@@ -1,4 +1,4 @@
-"""The requests of one trial: random as in vLLM's benchmark, or those of a workload file."""
+"""Requests of one trial, random as in vLLM's benchmark or from a workload file."""
 
 from collections import Counter
 from itertools import islice
@@ -37,7 +37,7 @@ class Prompt(msgspec.Struct, kw_only=True):
 
 
 class PromptSet(NamedTuple):
-    """The requests of a trial, and what is to be said of them."""
+    """Requests of a trial, with notes on them."""
 
     prompts: list[Prompt]
     notes: list[Message]

@@ -110,7 +110,7 @@ def _see(path: Path) -> str:
 
 
 def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
-    """Return what is recorded, and what is not."""
+    """Return how much was recorded, and what is missing."""
     asked = manifest.trials_asked or 1
     if step is None:
         return f"no step was recorded; missing: {_trials(1, asked)}"

@@ -31,7 +31,7 @@ _T = TypeVar("_T", bound=AnyAnswer)
 
 
 class NoAnswerError(EngineError):
-    """An engine may do what it was asked, or not."""
+    """Error: an engine did not confirm a request, which it may or may not carry out."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RunningEngine:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Name of the engine for users."""
         return f"engine {self.status.rank} (pid {self.status.pid}{_where(self.status.pid, self.here)})"
 
     @property
@@ -88,12 +88,12 @@ class Listening(NamedTuple):
 
     engines: list[RunningEngine]
     silent: dict[int, str]
-    """Process ids of those that do not answer, and what they do instead."""
+    """Process ids of engines that do not answer, with what they do instead."""
     notes: list[str] = []  # noqa: RUF012  # never changed
     """Notes on what else a person should know: whose sockets are left out, and why."""
 
     def only(self, pids: Container[int]) -> "Listening":
-        """Return those of these process ids."""
+        """Return the engines with these process ids."""
         silent = {pid: what for pid, what in self.silent.items() if pid in pids}
         return Listening([engine for engine in self.engines if engine.status.pid in pids], silent)
 
@@ -152,7 +152,7 @@ def _found(path: Path) -> _Found:
 
 
 def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
-    """Return who listens, if anybody does, and the answer or what came instead."""
+    """Return the listening process, if there is one, and its answer or what came instead."""
     peer = None
     try:
         with Connection(path, STATUS_S) as connection:
@@ -163,7 +163,7 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
 
 
 def _fault(answer: Status | Refused | Exception) -> str:
-    """Return what a process does instead of answering."""
+    """Return a description of what a process does instead of answering."""
     if isinstance(answer, TimeoutError):
         return f"has not answered for {STATUS_S:g} s"
     why = answer.why if isinstance(answer, Refused) else str(answer)
@@ -223,7 +223,7 @@ def chosen(target: str | None) -> list[RunningEngine]:
 
 
 def find_engines(target: str | None) -> Listening:
-    """Return the engines that a person means, and those of them that do not answer.
+    """Return the engines that a user means, and those of them that do not answer.
 
     Args:
         target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None:
@@ -265,7 +265,7 @@ def find_engines(target: str | None) -> Listening:
 
 
 def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
-    """Return who waits and who runs in the engines that a person means, and who does not answer.
+    """Return the waiting and running requests of the engines that a user means, and the silent engines.
 
     Raises:
         InputError: as ``reached``.
@@ -276,7 +276,7 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
 
 
 def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
-    """Return who waits and who runs in these, by rank, and who does not answer."""
+    """Return the waiting and running requests of these engines, by rank, and the silent engines."""
     queues, errors = [], list(targets.silent.values())
     for engine in targets.engines:
         try:

@@ -26,7 +26,7 @@ LONGEST_MODEL = 200
 
 @dataclass(frozen=True)
 class AttachedEngines:
-    """Engines that record, those of each server into one folder."""
+    """Recorded engines; all engines of a server record into one folder."""
 
     answers: list[tuple[RunningEngine, Attached]]
 
@@ -134,7 +134,7 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
 
 
 def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]]:
-    """Make the chosen engines write what they keep in memory.
+    """Make the chosen engines write their in-memory recordings.
 
     Args:
         target: As ``running_engines.find_engines`` takes it.

@@ -188,7 +188,7 @@ def vllm_version() -> str:
 
 
 def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, recorded: bool) -> None:
-    """Refuse at once what a replay would refuse, as far as it is known without importing vLLM.
+    """Refuse what a replay would refuse, as far as this is known without importing vLLM.
 
     Args:
         option: With which they were given.

@@ -1,4 +1,4 @@
-"""Sentences about a step: its exits and preemptions, and what was recorded beside the decisions.
+"""Sentences about a step: exits, preemptions, and recorded facts other than decisions.
 
 Beside them stand holders of KV blocks, what the caches gave, the worker's time, requests in between.
 """

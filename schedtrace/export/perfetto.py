@@ -45,7 +45,7 @@ class _Writer:
         self._begin()
 
     def flush(self) -> None:
-        """Write what is there: traces one after the other are one trace."""
+        """Write the collected packets; concatenated traces form one trace."""
         self._target.write(self._chunk.SerializeToString())
         self._chunk = pb.Trace()
 

@@ -83,7 +83,7 @@ class Gain(msgspec.Struct, kw_only=True):
     """Interval of the change; None if not known."""
     before: float | None = None
     after: float | None = None
-    """Present value of the metric, in its unit."""
+    """Value of the metric with the advice, in its unit; ``before``: without it."""
     saved_frac: float
     """Share of the requests' time on all engines that it saves, by which findings are ranked."""
     method: str

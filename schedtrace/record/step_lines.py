@@ -24,7 +24,7 @@ MOST_KEPT = 100_000
 
 
 class WrittenIds(dict[Any, str]):
-    """Cache of ids: ``written[request_id]`` is what stands in the trace, by ``model.printable``.
+    """Cache of written ids: ``written[request_id]`` is the id in the trace, by ``model.printable``.
 
     The answer depends on the id alone, so an entry may be dropped at any time.
 

@@ -25,7 +25,7 @@ Begins = Literal["due", "truncated", "removed", "replaced"]
 
 
 NO_FILE = -1
-"""Value in place of a descriptor that is closed: its number may be somebody else's by now."""
+"""Value that replaces a closed descriptor, whose number may belong to another file by now."""
 
 
 class TraceOutput(Protocol):
@@ -50,7 +50,7 @@ class TraceOutput(Protocol):
         """
 
     def close(self) -> None:
-        """Write what is left.
+        """Write the remaining lines and close.
 
         Raises:
             OSError: If it cannot be written.
@@ -79,7 +79,7 @@ class PlainFile:
         self.path, self._file = create(run_dir, plain_name(rank))
         self._links = os.fstat(self._file).st_nlink
         self._size = 0
-        """Bytes that the file holds at least, unless somebody else changed it."""
+        """Least size of the file in bytes, unless other programs changed it."""
 
     def begins(self) -> Begins | None:
         """Return whether it was truncated, or lost with nobody's lines in its place, and begins anew.
@@ -155,7 +155,7 @@ class PartFiles:
         self._size += len(frame)
 
     def lost(self) -> Begins | None:
-        """Return what somebody did to the part that is written."""
+        """Return whether the current part was removed or truncated; None if it is intact."""
         ours = os.fstat(self._file)
         if not ours.st_nlink:
             return "removed"
@@ -174,7 +174,7 @@ class PartFiles:
 
 
 def append(file: int, content: bytes) -> None:
-    """Write all of it: what a full disk cut off is taken back by truncating.
+    """Write the whole frame; if a full disk cuts it off, truncate the file to its previous end.
 
     Raises:
         OSError: If it cannot be written.
@@ -191,7 +191,7 @@ def append(file: int, content: bytes) -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what stands there; None: nothing, or nobody may look."""
+    """Return the status of the file at the path; None if there is none, or it may not be read."""
     try:
         return path.lstat()
     except OSError:
@@ -236,7 +236,7 @@ class Store(Protocol):
         """
 
     def lost(self) -> Begins | None:
-        """Return what somebody did to that part; None if it is as it was written."""
+        """Return whether the current part was removed or truncated; None if it is intact."""
 
     def remove(self, number: int) -> None:
         """Remove a part."""
@@ -251,7 +251,7 @@ class _Part:
     began_s: float
     size: int = 0
     head: int = 0
-    """Bytes of its first frame, which says who is there."""
+    """Bytes of its first frame, which lists the requests present."""
 
 
 class PartedTrace:

@@ -51,7 +51,7 @@ def _spec(kind: type, block_size: int, **fields: Any) -> Any:
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
-    """Return the keyword arguments of ``Scheduler``; each release takes those that it knows."""
+    """Return the keyword arguments of ``Scheduler`` that this release knows."""
     shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
     arguments = {
         "vllm_config": config,
@@ -110,7 +110,7 @@ def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
 
 
 class Engine:
-    """vLLM's scheduler and KV cache manager for a configuration; who works them is a subclass's matter.
+    """vLLM's scheduler and KV cache manager for a configuration; subclasses drive them.
 
     Args:
         wrap: Makes the class to build from the one vLLM would choose, for instance

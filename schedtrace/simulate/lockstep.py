@@ -33,7 +33,7 @@ class LockstepRank(Protocol):
         ...
 
     def wait(self, us: float) -> None:
-        """Return at that moment; others go on meanwhile."""
+        """Return at that moment; other threads run meanwhile."""
         ...
 
     def wake(self, us: float) -> None:
@@ -133,7 +133,7 @@ class Device:
 
 
 class LockstepExecutor(SimulatedExecutor):
-    """The device of one rank, which computes with those of the others.
+    """Device of one rank, which computes together with the other ranks' devices.
 
     Args:
         rank: Whose it is.

@@ -23,7 +23,7 @@ from schedtrace.workloads.workload import LoadRequest, Pass, Workload
 
 @dataclass
 class Played:
-    """What came of a load, besides its trace."""
+    """Result of a load, besides its trace."""
 
     folder: Path
     refused: list[str] = field(default_factory=list)
@@ -187,7 +187,7 @@ class FeedByStep:
 
     @property
     def expected(self) -> bool:
-        """Whether somebody is still to come, or to go."""
+        """Whether a request is still to arrive or to be aborted."""
         return any(self._coming)
 
     def play(self) -> None:

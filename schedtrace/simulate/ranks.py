@@ -121,7 +121,7 @@ class Rank(TimedEngine):
         """The queue that vLLM's output thread empties at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
-        """Time at which the rank goes on; infinite: once something happens."""
+        """Time at which the rank continues; infinite if it waits for an event."""
         self.idle_steps = 0
         """Steps in a row without a token."""
         self.reached_us = 0.0

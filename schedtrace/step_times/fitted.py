@@ -75,7 +75,7 @@ class Fitted:
         return self.fit.gathering_us
 
     def outside(self, batch: Batch) -> bool:
-        """Return whether a batch lies outside what was recorded: its device time is extrapolated."""
+        """Return whether a batch lies outside the recorded range, so that its device time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.outside(_device_columns(batch))
 
     @cached_property
@@ -216,7 +216,7 @@ class Counted:
 
     @property
     def outside_frac(self) -> float:
-        """Share of the steps that lay outside what was recorded."""
+        """Share of the steps outside the recorded range."""
         return self.outside / self.steps if self.steps else 0.0
 
     def device_us(self, batch: Batch) -> float:

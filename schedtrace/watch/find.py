@@ -155,7 +155,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _open_traces(pid: int) -> Iterator[Path]:
-    """Yield the traces that a process writes, not those that it only reads."""
+    """Yield the traces that a process writes, without those that it only reads."""
     for link in _children(Path(f"/proc/{pid}/fd")):
         try:
             path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path

@@ -1,4 +1,4 @@
-"""Looks at a run again and again: finds it, reads what is new, judges, and notes what happened to it."""
+"""Repeated looks at a run: find it, read new lines, judge them, and note what happened."""
 
 import time
 from collections import deque
@@ -58,7 +58,7 @@ class WatchSession:
         return next((path.parent for path in self.engines), None)
 
     def look(self, *, judge_now: bool = False) -> Seen:
-        """Read what is new, and show how it is now.
+        """Read new lines, and show the present state.
 
         Args:
             judge_now: Judge even if the last verdict is young.
@@ -182,7 +182,7 @@ class WatchSession:
                 self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
-        """Forget what was said of this engine: another follows."""
+        """Forget what was reported about this engine, because another one follows."""
         for judge in self.judges:
             judge.reset()
         self.notes.clear()

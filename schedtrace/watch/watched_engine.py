@@ -75,7 +75,7 @@ class WatchedEngine:
         return self.following.end is not None or self._process_is_gone()
 
     def read(self) -> None:
-        """Read what is new.
+        """Read the new lines.
 
         Raises:
             InputError: If the file was removed, replaced or cut, or is no trace.

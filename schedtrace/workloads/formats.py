@@ -62,7 +62,7 @@ LONGEST_LINE = 2**24
 
 @dataclass(frozen=True)
 class WorkloadFormat:
-    """What a file is, and how it is read."""
+    """Format of a file, and how to read it."""
 
     source: Source
     reader: Reader
@@ -72,7 +72,7 @@ class WorkloadFormat:
     images: bool = False
     """Whether its rows say that prompts have images."""
     notes: list[Message] = field(default_factory=list)
-    """Notes on what was found out about the file."""
+    """Notes on what was inferred about the file."""
 
 
 def format_of(
@@ -253,7 +253,7 @@ class OwnRow(NamedTuple):
 
 
 def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
-    """Yield every row with its line's number; count what is ignored.
+    """Yield every row with its line number; count ignored rows.
 
     Raises:
         InputError: ``path:line: what``.

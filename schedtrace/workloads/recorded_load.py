@@ -153,7 +153,7 @@ class _Steps:
     frame: pl.DataFrame
     first: int
     count: int
-    """Calls, those included whose lines are missing."""
+    """Calls, including those whose lines are missing."""
     end_us: int | None
     """Time at which the record of the trial ends."""
 
@@ -233,7 +233,7 @@ _OF_REQUESTS = {
 def _notes(
     trace: Trace, requests: pl.DataFrame, block: int | None, manifest: Manifest | None
 ) -> Iterator[Message]:
-    """Yield what a trace does not say about its load, and what was assumed.
+    """Yield notes on what a trace does not record about its load, and the assumptions made.
 
     Args:
         trace: One engine's.

@@ -1,4 +1,4 @@
-"""What readers of workload files share: numbered lines, JSON and CSV by names, and what a row becomes."""
+"""Shared parts of readers of workload files: numbered lines, JSON and CSV by names, and rows."""
 
 import codecs
 import csv

@@ -139,7 +139,7 @@ class _Evidence:
 
 
 def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None) -> Units:
-    """Find out the units of a file from its first rows; what is given is not found out.
+    """Infer the units of a file from its first rows, except for given ones.
 
     Raises:
         UsageError: If the rows do not decide, with the option that does.
@@ -174,7 +174,7 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
 
 
 def _evidence(path: Path) -> _Evidence:
-    """Return what the first rows show; what is wrong with a row is said where it is used."""
+    """Return the evidence in the first rows; errors in a row are reported where it is used."""
     evidence = _Evidence()
     with suppress(InputError):
         for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):

@@ -70,7 +70,7 @@ class Workload:
     prefix_block: int | None
     """Tokens of each block in ``LoadRequest.prefix``; None: which prompts begin alike is not known."""
     notes: list[Message]
-    """What the source does not say, and what was assumed."""
+    """Notes on what the source does not contain, and the assumptions made."""
     requests: int
     prompt_tokens: int
     output_tokens: int

@@ -1,4 +1,4 @@
-"""A replay: what it rests on, what scheduling would decide, what would follow in time."""
+"""Page of a replay: its basis, what scheduling would decide, and the resulting times."""
 
 from collections.abc import Iterator
 

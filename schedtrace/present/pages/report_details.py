@@ -41,7 +41,7 @@ def trials_page(run: RunReport) -> Page[RunReport]:
 
 
 def details(run: RunReport) -> Iterator[Section]:
-    """Yield what stands below the first screen: every table, and every finding with its symptoms."""
+    """Yield the sections below the first screen: every table, and every finding with its symptoms."""
     yield trials_table(run.trials, log=run.config["exits_via"] is None)
     yield from log_figures(run)
     if run.strip:
@@ -132,6 +132,6 @@ def step_list(finding: Finding) -> Message:
 
 
 def action(advice: Advice) -> Message:
-    """Return what to do, with what it costs, as whole sentences."""
+    """Return the advice with its cost, in whole sentences."""
     end = "" if plain(advice.message).endswith(".") else "."
     return say("{message}{end}[ Costs: {costs}][ {tested}]", advice, end=end)

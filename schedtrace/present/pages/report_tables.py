@@ -213,7 +213,7 @@ ENGINES: list[Field[EngineFigures]] = [
     figure("stalled\nms", lambda row: number(row.stalled_ms)),
 ]
 MOST_SIDE_BY_SIDE = 16
-"""Most engines shown; of more, those with the most and the fewest requests."""
+"""Maximum number of engines shown; of more, those with the most and the fewest requests."""
 
 
 def statistics_sections(statistics: Statistics) -> Iterator[Section]:

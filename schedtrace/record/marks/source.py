@@ -26,7 +26,7 @@ class Proven:
     module: ast.Module
     """Module with the bodies of all other functions left out."""
     node: ast.FunctionDef
-    """The function, a part of ``module``; whoever changes it must compile ``module`` afterwards."""
+    """The function, a part of ``module``, which must be compiled again after a change."""
     file: str
     """File as it is shown to people: ``vllm/v1/core/sched/scheduler.py``."""
 
