@@ -32,7 +32,7 @@ class LifeState(msgspec.Struct, kw_only=True):
     device_ms: float
     """Part of the time in which the device executed a batch, with this request or without it."""
     of_state: str | None = None
-    """For ``interrupted``: the state that continues afterwards."""
+    """State that continues afterwards, for ``interrupted``."""
 
     @property
     def steps(self) -> int:

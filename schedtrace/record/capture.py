@@ -284,7 +284,7 @@ class SteadySteps:
         """Computed tokens of each request, packed into one number."""
         self._ones: list[int] = []
         self._one_each = 0
-        """One for each request, packed into one number."""
+        """Value 1 for each request, packed into a single number."""
         self._pack = struct.Struct("").pack
         self._full_ns = 0
 

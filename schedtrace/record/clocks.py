@@ -19,7 +19,7 @@ _BOOT_ID, _TIME_NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc
 
 
 class Anchor(NamedTuple):
-    """One moment on both clocks."""
+    """Moment on both clocks."""
 
     ns: int
     """``time.monotonic_ns``."""

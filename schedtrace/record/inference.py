@@ -179,7 +179,7 @@ class Departures:
         self._ran: dict[str, Any] = {}
         """Requests that ran after the last call."""
         self._explained: set[str] = set()
-        """Those of these requests that were preempted or finished."""
+        """Ids of these requests that were preempted or finished."""
 
     def explain(self, request_id: str) -> None:
         """Note that a request was preempted or finished, which explains why it stopped running."""
