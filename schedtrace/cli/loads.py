@@ -117,8 +117,8 @@ def load_of(context: typer.Context, source: str) -> "Workload":
         source: ``random``, or a file of the field.
 
     Raises:
-        UsageError: an option was given that does not go with the source.
-        InputError: the file cannot be read.
+        UsageError: If an option was given that does not go with the source.
+        InputError: If the file cannot be read.
     """
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPTS, random_workload
     from schedtrace.workloads.workload_files import open_workload

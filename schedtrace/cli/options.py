@@ -125,8 +125,8 @@ def checked(name: str, value: Any) -> Any:
         value: As parsed from the command line or a configuration file.
 
     Raises:
-        UsageError: it is out of all bounds.
-        InputError: a path is below the home of a user who does not exist.
+        UsageError: If it is out of all bounds.
+        InputError: If a path is below the home of a user who does not exist.
     """
     if isinstance(value, list | tuple):
         return type(value)(checked(name, item) for item in value)
@@ -162,7 +162,7 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
     """Return the part of a trace that ``--from``, ``--to`` and ``--last`` select; None: all of it.
 
     Raises:
-        UsageError: a time is none.
+        UsageError: If a time is none.
     """
     from schedtrace.timeline.timeline import Window
 
@@ -178,10 +178,10 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """Return the time of an option, in seconds; None: the option is not set.
+    """Return the time of an option, in seconds; None if the option is not set.
 
     Raises:
-        UsageError: it is none.
+        UsageError: If it is none.
     """
     us = _microseconds(option, text)
     return None if us is None else us / 1e6
@@ -215,7 +215,7 @@ def trace_bounds(text: str | None) -> str | None:
     """Return ``--trace`` unchanged after checking it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: If it is not.
     """
     from schedtrace.model.trace_bounds import bounds
 
@@ -259,7 +259,7 @@ def read_runs(paths: list[Path], *, cache: bool = True, window: "Window | None" 
         window: What is looked at of them; None: all.
 
     Raises:
-        InputError: one cannot be read.
+        InputError: If one cannot be read.
     """
     from schedtrace.present.progress import ReadingBar
     from schedtrace.read.lines import ReadOptions
@@ -279,7 +279,7 @@ def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -
         several: Raised where a path holds several.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: If there is none, or it cannot be read.
     """
     from schedtrace.read.run import find_runs
 
@@ -341,7 +341,7 @@ def require_vllm() -> None:
     """Make ready for vLLM in this process, whose log lines are not the command's output.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: If it is not installed.
     """
     from importlib.util import find_spec
 

@@ -116,8 +116,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return a ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
 
     Raises:
-        InputError: it cannot be read.
-        UsageError: it is no such mapping.
+        InputError: If it cannot be read.
+        UsageError: If it is no such mapping.
     """
     import yaml
 

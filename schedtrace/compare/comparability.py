@@ -65,7 +65,7 @@ ALIKE_FRAC = 0.05
 
 @dataclass(frozen=True)
 class Load:
-    """Load of a run. None: not recorded.
+    """Load of a run. None if not recorded.
 
     The rate of arrivals is none of it: clients that wait for their answers send faster to a faster engine.
     """

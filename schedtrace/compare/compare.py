@@ -41,7 +41,7 @@ _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]
 
 FELL = 2.0
-"""A finding went, or appeared, if its share is now at most half, or at least twice, what it was."""
+"""Factor by which a finding's share must change for it to have gone or appeared."""
 
 
 def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
@@ -156,7 +156,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
     """Compare two runs.
 
     Raises:
-        InputError: they have nothing in common that could be compared.
+        InputError: If they have nothing in common that could be compared.
     """
     reports = {"base": analyze_run(base), "new": analyze_run(new)}
     alike = same_work(**reports)

@@ -7,7 +7,7 @@ from schedtrace.model.say import say
 
 MOST_METRICS = 3
 MOST_FINDINGS = 2
-"""Named of those that went or appeared; one of each where there are both."""
+"""Findings that are named among those that went or appeared; one of each if there are both."""
 SAME = "no difference found"
 
 
@@ -27,7 +27,7 @@ def comparison_verdict(
         findings: Findings of both runs.
         same_work: Whether both runs had the same to do.
         most_tests: Metrics that may vary once there are more trials.
-        in_turn: Whether the machine was the same for both; None: unknown.
+        in_turn: Whether the machine was the same for both; None if unknown.
         whole: Whether both records show all that is compared.
     """
     parts = [] if same_work else [say("different workloads: the figures say little")]

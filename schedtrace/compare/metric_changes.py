@@ -24,7 +24,7 @@ class Metric:
     name: str
     unit: str
     higher_is_better: bool | None
-    """Direction of improvement; None: neither direction is better."""
+    """Direction of improvement; None if neither direction is better."""
     value: Callable[[TrialReport], Value]
     over_engines: Callable[[list[float]], float] = sum
 
@@ -190,7 +190,7 @@ def _judge(change: MetricChange, *, tests: int) -> None:
 
 
 def _without_test(change: MetricChange) -> tuple[Outcome, bool | None]:
-    """Judge a metric without a test: it does not vary, or nobody knows whether it does."""
+    """Judge a metric without a test: it does not vary, or whether it varies is unknown."""
     several = min(change.base.count, change.new.count) > 1
     if change.base.same_figures(change.new):
         return Outcome.SAME, False if several else None
@@ -221,7 +221,7 @@ def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
             cases.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: If it is none of these.
     """
     conditions = [_condition(text) for text in asked]
     return lambda change: any(condition(change) for condition in conditions)
@@ -235,7 +235,7 @@ def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
         comparison: Comparison of the two runs.
 
     Raises:
-        InputError: none of the metrics of a condition is in both.
+        InputError: If none of the metrics of a condition is in both.
     """
     compared = {change.name for change in comparison.metrics}
     for condition in asked:

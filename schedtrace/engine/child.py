@@ -53,7 +53,7 @@ def stop_watching() -> None:
 
 
 def _how(resources: Any) -> str:
-    """Return what is known of the dead processes."""
+    """Return a description of how the processes died."""
     processes = getattr(resources.engine_manager, "processes", ())
     codes = [process.exitcode for process in processes if process.exitcode not in {None, 0}]
     if any(code == -signal.SIGKILL for code in codes):
@@ -68,11 +68,11 @@ RESET_PAUSE_S = 0.05
 
 
 class _Stopped(BaseException):
-    """Somebody asked this process to end."""
+    """Exception: this process was asked to end."""
 
 
 def main(pipe: int) -> None:
-    """Start the engine as told by the first command, then do as told until the end.
+    """Start the engine as the first command asks, then obey commands until the end.
 
     Args:
         pipe: Of the events.
@@ -245,7 +245,7 @@ def _front_end(config: Any, run: run_spec.RunSpec, *, offline: bool) -> Any:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the part of an exception's text that says what is wrong."""
+    """Return the informative part of an exception's text, in one line."""
     text = f"{type(error).__name__}: {reason_of(error)[:600]}"
     if "infer device type" in text:
         return (

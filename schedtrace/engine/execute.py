@@ -14,7 +14,7 @@ from schedtrace.model.manifest import RunWorkload, Status, TrialResult, traces_i
 
 
 class Observer(Protocol):
-    """Is told what happens, to show it."""
+    """Observer that shows the progress of a run."""
 
     def phase(self, plan: Plan, name: str) -> None:
         """Note a phase of start-up or shutdown."""
@@ -119,7 +119,7 @@ def _require_recording(plan: Plan, engine: EngineProcess) -> None:
 
 
 def _note(plan: Plan, ready: run_spec.Ready) -> None:
-    """Put what the started engine told into the manifest."""
+    """Put the started engine's information into the manifest."""
     manifest, run = plan.manifest, plan.spec
     for name in set(manifest.__struct_fields__).intersection(ready.__struct_fields__):
         setattr(manifest, name, getattr(ready, name))

@@ -11,7 +11,7 @@ from schedtrace.model.manifest import TrialResult
 from schedtrace.workloads.random_load import arrivals_s
 
 Progress = Callable[[int], None]
-"""Told how many requests of the trial are finished."""
+"""Callback with the number of finished requests of the trial."""
 
 SHUTDOWN_S = 10.0
 

@@ -1,1 +1,1 @@
-"""Does nothing: given to an engine in place of a script that nobody waits for now (``unprepared.py``)."""
+"""Empty script that an engine gets in place of one that nobody waits for (``unprepared.py``)."""

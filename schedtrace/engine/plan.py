@@ -1,4 +1,4 @@
-"""What is to be run: a checked specification and a folder of its own."""
+"""Plan of a run: a checked specification and a separate folder."""
 
 import importlib.util
 import os
@@ -34,7 +34,7 @@ class Given:
 
     arguments: list[str]
     place: str = ""
-    """What a message begins with; the command line needs no name."""
+    """Beginning of messages; empty on the command line."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Plan:
         """Write the manifest with a new status.
 
         Raises:
-            RecordingError: it cannot be written; the one before stays.
+            RecordingError: If it cannot be written; the one before stays.
         """
         self.manifest.status = status
         self.manifest.error = error and hide_in_text(error)
@@ -89,7 +89,7 @@ def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
         own: Our options, one of which may have been meant.
 
     Raises:
-        UsageError: an argument is wrong.
+        UsageError: If an argument is wrong.
     """
     options = read_options()
     for part in parts if options else ():
@@ -97,7 +97,7 @@ def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
 
 
 def check_run(run: RunSpec) -> list[Message]:
-    """Find out what is wrong with a spec before anything is started, and give the notes on its workload.
+    """Find errors in a specification before anything is started, and return the notes on its workload.
 
     Raises:
         SchedtraceError: a line for the person.
@@ -145,7 +145,7 @@ def folder_of(output: Path, name: str) -> Path:
     """Return the run folder for a label.
 
     Raises:
-        UsageError: nothing of the label can stand in a folder's name.
+        UsageError: If nothing of the label can stand in a folder's name.
     """
     folder = output / re.sub(r"[^\w.+=-]+", "_", name).lstrip(".")
     if folder == output:
@@ -158,7 +158,7 @@ def make_folders(folders: list[Path], *, force: bool) -> None:
     """Make empty run folders; all are checked before the first is touched.
 
     Raises:
-        UsageError: one holds something already and ``force`` is not given, or it cannot be made.
+        UsageError: If one holds something already and ``force`` is not given, or it cannot be made.
     """
     for prepare in (partial(_require_empty, force=force), _make):
         for folder in folders:

@@ -1,4 +1,4 @@
-"""Guards that end what a run leaves: two processes above the engine process, so that nothing outlives it.
+"""Guards of a run: two processes above the engine process, so that no process outlives the run.
 
 ``supervise`` starts ``python -m schedtrace.engine.process_guard FD``. It forks twice before vLLM is imported:
 
@@ -26,7 +26,7 @@ from schedtrace.record import settings
 from schedtrace.record.processes import children
 
 GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL: for the engine process to end in order, then for what it left."""
+"""Seconds between SIGTERM and SIGKILL, for the engine process and then for what it left."""
 LOOK_EVERY_S = 0.02
 GUARD_NAME = "VLLM::Guard"
 """Like vLLM's processes: to kill those of schedtrace by name leaves the guards, which then end vLLM's."""
@@ -59,7 +59,7 @@ def _take_orphans() -> None:
 
 
 def _guard(child: int, watched: Sequence[int]) -> NoReturn:
-    """Wait for the process below, end what it leaves, and end as it did.
+    """Wait for the process below, end the processes that it leaves, and exit as it did.
 
     Args:
         child: The process below.
@@ -100,7 +100,7 @@ def _end_when_left(child: int, watched: Sequence[int], ended: threading.Event) -
 
 
 def _end_children() -> None:
-    """End all processes below, generation by generation: the children of those that end become ours."""
+    """End all processes below, generation by generation: orphans become children of this process."""
     asked: set[int] = set()
     until = time.monotonic() + GRACE_S
     with contextlib.suppress(ChildProcessError):  # none is left

@@ -1,4 +1,4 @@
-"""The requests of one trial: random as in vLLM's benchmark, or those of a workload file."""
+"""Requests of one trial, random as in vLLM's benchmark or from a workload file."""
 
 from collections import Counter
 from itertools import islice
@@ -37,7 +37,7 @@ class Prompt(msgspec.Struct, kw_only=True):
 
 
 class PromptSet(NamedTuple):
-    """The requests of a trial, and what is to be said of them."""
+    """Requests of a trial, with notes on them."""
 
     prompts: list[Prompt]
     notes: list[Message]
@@ -55,7 +55,7 @@ def read_prompts(spec: RunSpec) -> PromptSet:
 
     Raises:
         UsageError: ``--output-len`` is missing, or an option does not go with the data set.
-        InputError: the file is missing, cannot be read, is of no known format or has no usable request.
+        InputError: If the file is missing, cannot be read, is of no known format or has no usable request.
     """
     if spec.dataset == RANDOM:
         _refuse_options_of_files(spec)
@@ -191,7 +191,7 @@ def make_requests(
     prefix. (vLLM's benchmark decodes and encodes its ids again, which may change a prompt's length.)
 
     Raises:
-        UsageError: a text, but the engine has no tokenizer.
+        UsageError: If a text, but the engine has no tokenizer.
     """
     import numpy as np
 

@@ -109,7 +109,7 @@ def _see(path: Path) -> str:
 
 
 def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
-    """Return what is recorded, and what is not."""
+    """Return how much was recorded, and what is missing."""
     asked = manifest.trials_asked or 1
     if step is None:
         return f"no step was recorded; missing: {_trials(1, asked)}"
@@ -134,7 +134,7 @@ def _last_step(path: Path) -> tuple[int | None, int | None]:
 
 
 def _trace(path: Path) -> "Trace | None":
-    """Return the trace, as far as it can be read; None: not at all."""
+    """Return the trace, as far as it can be read; None if not at all."""
     from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 

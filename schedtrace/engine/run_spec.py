@@ -1,4 +1,4 @@
-"""What a run is asked to do, by vLLM's arguments as well, and what supervisor and engine process say."""
+"""Specification of a run with vLLM's arguments, and messages between supervisor and engine process."""
 
 import re
 from collections.abc import Iterable
@@ -174,7 +174,7 @@ def number_of(engine_args: list[str], name: str) -> int | None:
 
 
 def first_number(engine_args: list[str], *names: str) -> int:
-    """Return the whole number of an option that has several names; 1 if there is none, or it is no number."""
+    """Return the whole number of an option with several names; 1 if it is absent or not a number."""
     return next((number for name in names if (number := number_of(engine_args, name))), 1)
 
 

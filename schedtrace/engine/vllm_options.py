@@ -130,7 +130,7 @@ def refuse_setting(
         where: What the message begins with, such as ``--set``.
 
     Raises:
-        UsageError: no such name, or a value that vLLM would refuse.
+        UsageError: If no such name, or a value that vLLM would refuse.
     """
     longs = ((long, option) for option in options for long in option.names)
     named = {

@@ -29,7 +29,7 @@ def find_request(run: Run, text: str) -> tuple[Trace, str]:
     4. it is cut, and ``text`` begins as it does: vLLM appends to a client's id, so the hash differs.
 
     Raises:
-        UsageError: no request matches, or several do.
+        UsageError: If no request matches, or several do.
     """
     ids = {request_id: trace for trace in run.traces for request_id in _ids(trace)}
     written = {hashed(text) if trace.header.hashed_ids else capped(text) for trace in run.traces}
@@ -70,7 +70,7 @@ def explain_request(run: Run, text: str) -> Life:
         text: Its id, or the beginning or end of it.
 
     Raises:
-        UsageError: no request matches, or several do, or the record does not tell enough.
+        UsageError: If no request matches, or several do, or the record does not tell enough.
     """
     for trace in run.traces:
         for fact in (Fact.REQUESTS, Fact.TIMES):

@@ -56,7 +56,7 @@ class RequestRows:
 
     @property
     def end_us(self) -> int | None:
-        """Time at which it left the scheduler; None: it did not."""
+        """Time at which it left the scheduler; None if it did not."""
         if self.finish is None:
             return None
         return max([int(self.finish["finished_us"]), *(int(row["end_us"]) for row in self.states[-1:])])
@@ -177,7 +177,7 @@ class Wait:
 
     from_ms: float
     since_step: int | None
-    """First step that refused it; None: the first step that could schedule it did."""
+    """First step that refused it; None if the first step that could schedule it did."""
     left_step: int | None
     """The step that scheduled it; None: none did."""
     wait_ms: float

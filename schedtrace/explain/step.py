@@ -112,7 +112,7 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
         engine: Data-parallel rank.
 
     Raises:
-        UsageError: there is no such step or engine, or the record does not tell enough.
+        UsageError: If there is no such step or engine, or the record does not tell enough.
     """
     trace = _trace(run, engine)
     trace.require(Fact.TIMES, "step")
@@ -140,7 +140,7 @@ class StepStories:
         """Return the story of one step.
 
         Raises:
-            UsageError: there is no such step.
+            UsageError: If there is no such step.
         """
         run, timeline = self.run, self.timeline
         row = _row(run, timeline, number)

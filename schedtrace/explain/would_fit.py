@@ -21,7 +21,7 @@ from schedtrace.timeline.timeline import Timeline
 
 STEPS_LOOKED_AT = 64
 MOST_BLOCKS_FRAC = 1.05
-"""Blocks in use over those that the running requests' tokens need; above it, something else holds blocks."""
+"""Ratio of used blocks to those that running requests need, above which something else holds blocks."""
 
 
 @dataclass(frozen=True)

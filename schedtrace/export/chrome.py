@@ -26,7 +26,7 @@ def write_chrome(run: Run, file: Path) -> int:
     """Write a run; gives the number of events: slices, marks and counters' rows.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: If the file cannot be written.
     """
     clock = clock_of(run.traces[0].header)
     count = 0

@@ -112,7 +112,7 @@ def stream_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
     """Write one as Parquet or CSV, streamed, as a large trace's table does not fit memory; gives its rows.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: If the file cannot be written.
     """
     safe_files.create(file)
     if kind is ExportKind.CSV:
@@ -152,9 +152,9 @@ def export(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> 
         Each file with its number of rows, lines or events.
 
     Raises:
-        UsageError: a file is there already, a log of another kind has no trace to write or no times to
+        UsageError: If a file is there already, a log of another kind has no trace to write or no times to
             show, or Polars cannot write to a folder of this name.
-        InputError: the folder cannot be written to, or a load is asked for and no requests are recorded.
+        InputError: If the folder cannot be written to, or a load is asked for and no requests are recorded.
     """
     if encodable(str(folder)) != str(folder):
         msg = f"{folder}: its name is not UTF-8, which Polars needs; --output names another folder"

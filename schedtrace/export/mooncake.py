@@ -1,4 +1,4 @@
-"""A run's load as a timed trace in Mooncake's format, so that other tools can replay what was recorded.
+"""A run's load as a timed trace in Mooncake's format, which other tools can replay.
 
 A line of JSON a request: ``timestamp`` (ms since the first), ``input_length``, ``output_length`` and
 ``hash_ids``, a number for every begun block of 512 prompt tokens. Two prompts share the blocks up to which
@@ -27,7 +27,7 @@ def mooncake_loads(run: Run) -> dict[str, Workload]:
     """Return each trial's load by file name; a server, which has no trials, has a single load.
 
     Raises:
-        InputError: no requests are recorded.
+        InputError: If no requests are recorded.
     """
     loads = loads_of_run(run.traces, manifest=run.manifest)
     names = (
@@ -42,7 +42,7 @@ def write_mooncake(load: Workload, file: Path) -> int:
     """Write a load, and give how many requests there are in it.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: If the file cannot be written.
     """
     ids = _HashIds(load.prefix_block)
     requests = sorted(load, key=lambda request: request.arrived_us)

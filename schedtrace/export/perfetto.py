@@ -25,7 +25,7 @@ def write_perfetto(run: Run, file: Path) -> int:
     time of a torch profile (``TraceClock.torch_base_ns``).
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: If the file cannot be written.
     """
     with safe_files.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))
@@ -45,7 +45,7 @@ class _Writer:
         self._begin()
 
     def write_chunk(self) -> None:
-        """Write what is there: traces one after the other are one trace."""
+        """Write the collected packets; concatenated traces form one trace."""
         self._target.write(self._chunk.SerializeToString())
         self._chunk = pb.Trace()
 

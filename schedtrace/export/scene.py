@@ -29,7 +29,7 @@ class TraceClock(NamedTuple):
     wall_ns: int
     """``CLOCK_REALTIME`` at 0; 0 where a foreign log has no wall clock."""
     monotonic_ns: int | None
-    """``CLOCK_MONOTONIC`` at 0; None: not recorded, or a simulation's virtual time."""
+    """``CLOCK_MONOTONIC`` at 0; None if not recorded, or a simulation's virtual time."""
 
     def ns(self, us: int) -> int:
         """Return Unix time in nanoseconds; at least 0."""
@@ -190,7 +190,7 @@ class Preempted(NamedTuple):
     victim: int
     """Number of its track."""
     preempter: int | None
-    """Track of the request that they were taken for; None: not known, or the victim itself."""
+    """Track of the request that they were taken for; None if not known, or the victim itself."""
     facts: Facts
 
 

@@ -1,1 +1,1 @@
-"""The vocabulary: what a trace, a cause, a finding and a comparison are. Data only."""
+"""Vocabulary of traces, causes, findings and comparisons; data only."""

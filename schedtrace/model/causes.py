@@ -26,30 +26,30 @@ class Entry:
     """
 
     word: str = ""
-    """Empty for a detail, whose word is its key."""
+    """Word of the row; empty for a detail, whose word is its key."""
     meaning: str = field(kw_only=True)
     waiting: str = ""
-    """The reason in a sentence, where it ends the waiting loop or skips in it; empty: it never does."""
+    """Reason, in a sentence, why the waiting loop ends or skips a request; empty if it never does."""
     running: str = ""
-    """The same for a running request."""
+    """The same for the running loop."""
     title: str = ""
-    """A few words for a finding about waits for it; empty: another rule has them."""
+    """Title of a finding about waits for it; empty if another rule has its own title."""
     setting: str = ""
-    """vLLM's setting behind it; empty: there is none."""
+    """vLLM's setting behind it; empty if there is none."""
     advice: str = ""
     refusal: bool = True
-    """False: the waiting loop ends so although no request was refused."""
+    """Whether it refuses a request; if not, the waiting loop ends without a refusal."""
     requested: bool = False
-    """A client asked for it: reported, but no problem of the configuration."""
+    """Whether a client asked for it: it is then reported, but not a problem of the configuration."""
     own_size: bool = False
     """Whether it refuses a request for its size, so that a smaller request may still fit."""
     statuses: tuple[str, ...] = ()
     """``RequestStatus`` names (their numbers shift between vLLM releases) of requests that wait for it."""
     details: Mapping[str, "Entry"] = field(default_factory=dict)
-    """What ``Exit.detail`` may say, where that changes the meaning."""
+    """Values of ``Exit.detail`` that change the meaning, each with its row."""
 
     def reason(self, loop: str) -> str:
-        """Return why it stops the ``running`` loop, or the ``waiting`` loop; empty if it does not."""
+        """Return the reason why it stops the ``running`` or ``waiting`` loop; empty if it does not."""
         return self.running if loop == "running" else self.waiting
 
 
@@ -73,7 +73,7 @@ class _Word(StrEnum):
 
 
 class Cause(_Word):
-    """Why a loop of ``schedule()`` ended, or why it skipped one request."""
+    """Reason why a loop of ``schedule()`` ended, or skipped a request."""
 
     QUEUE_EMPTY = Entry(
         "queue_empty",
@@ -447,12 +447,12 @@ def entries(cause: str, detail: str | None) -> list[Entry]:
 
 
 def is_refusal(cause: str, detail: str | None) -> bool:
-    """Return whether an exit refuses a request; so does a cause that the table does not have."""
+    """Return whether an exit refuses a request; an unknown cause counts as a refusal."""
     return all(entry.refusal for entry in entries(cause, detail)[:1])
 
 
 def reason_text(cause: str, detail: str | None, loop: str) -> str:
-    """Return the text of the table why a loop stops for a cause; empty: it has none."""
+    """Return the table's text on why a loop stops for a cause; empty if it has none."""
     return next((text for entry in entries(cause, detail) if (text := entry.reason(loop))), "")
 
 
@@ -460,7 +460,7 @@ NOT_A_REFUSAL = frozenset(cause for cause in Cause if not cause.entry.refusal)
 """Causes with which a waiting loop ends although no request was refused."""
 
 ASKED_FOR = frozenset(cause for cause in Cause if cause.entry.requested)
-"""Refusals that a client asked for: reported, but no problem of the configuration."""
+"""Refusals that a client asked for: reported, but not a problem of the configuration."""
 
 OF_ITS_OWN_SIZE = tuple(cause for cause in Cause if cause.entry.own_size)
 """Causes that refuse a request for its size; a smaller one may still fit."""
@@ -473,10 +473,10 @@ CONNECTOR_CAUSES = frozenset(
         Cause.ENCODER_TRANSFER_PENDING,
     }
 )
-"""Causes that a connector has to end."""
+"""Causes that only a connector can end."""
 
 WAITING_STATUS_CAUSES = {status: cause for cause in Cause for status in cause.entry.statuses}
-"""``RequestStatus`` name of a request that is not ready to its cause."""
+"""Cause for each ``RequestStatus`` name of a request that is not ready."""
 
 
 FIGURES = frozenset({"seats", "seats_setting", "seats_option", "token_budget"})

@@ -1,4 +1,4 @@
-"""What ``diff`` finds out about two runs; ``docs/report-format.md`` describes its JSON form."""
+"""Result of ``diff`` for two runs; ``docs/report-format.md`` describes its JSON form."""
 
 from enum import StrEnum
 from typing import Any, Literal
@@ -17,7 +17,7 @@ class ConfigChange(msgspec.Struct, kw_only=True):
     base: Any
     new: Any
     given: bool
-    """Whether a person gave it on either side, or vLLM resolved it differently."""
+    """Whether a user set it on either side, or vLLM resolved it differently."""
     base_origin: Message = NOTHING
     """Origin of the value: ``given``, ``default for LLM_CLASS``, ``derived``, ...; empty: unknown, or a
     setting that does not affect scheduling."""
@@ -31,13 +31,15 @@ class Sample(msgspec.Struct, kw_only=True):
     """Values by trial, in order."""
     count: int
     effective_count: float
-    """Independent trials that they are worth: fewer where slow phases of the machine hit several in a row."""
+    """Number of independent trials with the same information: fewer if slow phases of the machine affected
+    consecutive trials.
+    """
     mean: float
     min: float
     max: float
 
     def same_figures(self, sample: "Sample") -> bool:
-        """Return whether the figures are alike, whatever the number of trials."""
+        """Return whether the figures are the same, whatever the number of trials."""
         return (self.mean, self.min, self.max) == (sample.mean, sample.min, sample.max)
 
 
@@ -50,9 +52,9 @@ class Outcome(StrEnum):
     """Significant after correction, as the next two."""
     WORSE = "worse"
     DIFFERS = "differs"
-    """Neither good nor bad by itself, or ranks and means point to different sides."""
+    """Significant, but neither better nor worse by itself, or ranks and means disagree."""
     EXACT = "differs exactly"
-    """The same value in every base trial and another one in every new trial: needs no test."""
+    """The same value in every base trial and a different one in every new trial, so no test is needed."""
     NONE_FOUND = "no difference found"
     TOO_FEW = "too few trials to tell"
     """Too few trials for any outcome to be significant."""
@@ -66,35 +68,39 @@ class MetricChange(msgspec.Struct, kw_only=True):
     name: str
     unit: str
     higher_is_better: bool | None
-    """Direction of improvement; None: neither direction is better."""
+    """Direction of improvement; None if neither direction is better."""
     base: Sample
     new: Sample
     change_frac: float | None
     """``new / base - 1`` of the means; None where the base is 0."""
     beyond_spread: bool | None
-    """Whether no trial of one side lies within the range of the other; None with one trial on a side."""
+    """Whether no trial of one side lies within the range of the other side; None with a single trial on a
+    side.
+    """
     outcome: Outcome
     """Result in one word; see ``Outcome``."""
     significant: bool | None
-    """Whether the sides differ beyond chance; None: too few trials for any difference to be so."""
+    """Whether the sides differ beyond chance; None if too few trials exist to show any difference."""
     p: float | None
-    """Two-sided Mann-Whitney U test, of servers Student's t of a block bootstrap; None: not tested."""
+    """Two-sided Mann-Whitney U test, of servers Student's t of a block bootstrap; None if not tested."""
     p_corrected: float | None
-    """After Holm's correction for all ``tests``; significant at 0.05 and below."""
+    """``p`` after Holm's correction for all ``tests``; significant at 0.05 and below."""
     effect: float | None
     """Cliff's delta, -1 to 1: share of the pairs of trials in which new is higher, minus that of lower."""
     ci_low_frac: float | None
-    """Lower end of the 95 % bootstrap interval of ``change_frac``; None: not to be told from these."""
+    """Lower end of the 95 % bootstrap interval of ``change_frac``; None if it cannot be computed."""
     ci_high_frac: float | None
     """Upper end."""
     noise_floor_frac: float | None
-    """The smallest change that so many trials, spread so much, would show as significant in 4 of 5 cases."""
+    """Smallest change that this number of trials, with this spread, would show as significant in 4 of 5
+    cases.
+    """
     trials_needed: int | None
-    """Trials a side for a noise floor of 5 %; None where the spread is not known."""
+    """Trials per side for a noise floor of 5 %; None if the spread is not known."""
 
     @property
     def worsened(self) -> bool:
-        """Whether the sides differ beyond chance, and the new one is worse."""
+        """Whether the sides differ beyond chance, and the new side is worse."""
         if self.outcome is Outcome.EXACT and self.higher_is_better is not None:
             return (self.new.mean < self.base.mean) == self.higher_is_better
         return self.outcome is Outcome.WORSE
@@ -106,17 +112,18 @@ class FindingChange(msgspec.Struct, kw_only=True):
     code: str
     cause: str | None
     state: str
-    """``appeared``, ``went``, ``stayed``. A finding that needs a share of something stayed, too, where that
-    share crossed ``threshold_frac`` by less than a factor of two."""
+    """``appeared``, ``went``, ``stayed``. A finding with a threshold also stayed if its share crossed
+    ``threshold_frac`` by less than a factor of two.
+    """
     base_count: int
     new_count: int
     base_trials: list[int]
     new_trials: list[int]
     base_frac: float | None = None
-    """The share that it is found for, the largest of its findings, where the run has it; else None."""
+    """Share on which the finding depends, the largest of its findings, if the run has it; otherwise None."""
     new_frac: float | None = None
     threshold_frac: float | None = None
-    """The share below which it is not found."""
+    """Threshold of that share."""
     message: str | Message
     """Sentence of the new run's finding, or of the base's if the new run has none."""
 
@@ -143,12 +150,13 @@ class DecidedStep(msgspec.Struct, kw_only=True):
     """Requests scheduled."""
     tokens: int
     first_different: str | None
-    """The first request, in the order of scheduling, that the other side did not schedule alike: its number
-    and its tokens."""
+    """First request, in the order of scheduling, that the other side scheduled differently: its number and
+    its tokens.
+    """
     preempted: list[int | None]
     """Numbers of the requests preempted."""
     causes: list[str]
-    """Why the step ended: ``loop: cause`` of its exits, each once."""
+    """Reasons why the step ended: ``loop: cause`` of each distinct exit."""
     arrived: int
     """Requests of the trial that had reached the scheduler when the step began."""
     num_running_before: int
@@ -163,25 +171,25 @@ class Divergence(msgspec.Struct, kw_only=True):
 
     trial: int | None
     at: int
-    """Steps that both sides had decided alike before; those in which nothing could be decided left out."""
+    """Steps before it that both sides decided identically, not counting those with nothing to decide."""
     base: DecidedStep | None
-    """Step of the base; None: the base had no further step."""
+    """Step of the base; None if the base had no further step."""
     new: DecidedStep | None
     decided: list[str]
-    """What of the decision differs: ``scheduled``, ``preempted``, ``causes``."""
+    """Parts of the decision that differ: ``scheduled``, ``preempted``, ``causes``."""
     given: list[str]
-    """What it was decided from and differs: fields of ``DecidedStep``. Empty: nothing that a trace tells."""
+    """Inputs of the decision that differ: fields of ``DecidedStep``. Empty if no recorded input differs."""
 
 
 class Decisions(msgspec.Struct, kw_only=True):
-    """Whether the schedulers of both runs decided alike: engine 0, trial by trial, from the first step on."""
+    """Agreement of both runs' schedulers: engine 0, trial by trial, from the first step."""
 
     trials_compared: int
-    """Trials that both sides have; a trace without trials is one."""
+    """Trials that both sides have; a trace without trials counts as one."""
     trials_alike: int
-    """Trials in which all steps were decided alike."""
+    """Trials in which all steps were decided identically."""
     common_steps: list[int]
-    """Per trial compared: steps decided alike before the first that differs, or all."""
+    """Number of steps decided identically before the first difference, for each trial compared."""
     first: Divergence | None
     """Divergence of the first trial that has one."""
 
@@ -196,25 +204,31 @@ class Comparison(msgspec.Struct, kw_only=True):
     base_label: str
     new_label: str
     notes: list[Message]
-    """What to keep in mind: problems of the traces, trials on one side only."""
+    """Notes on the comparison: problems of the traces, trials on one side only."""
     config: list[ConfigChange]
     metrics: list[MetricChange]
     causes: list[CauseChange] | None
-    """Every kind of refusal of either run, the largest change first; None: a side does not tell them."""
+    """Every kind of refusal in either run, the largest change first; None if a side does not record
+    refusals.
+    """
     findings: list[FindingChange]
     unjudged: list[str] = []
-    """Codes of findings that one of the records cannot show: what is said of findings is without them."""
+    """Codes of findings that one of the records cannot show, and that are therefore not compared."""
     compared_by: Literal["trials", "requests"]
-    """``requests``: two servers, which have no trials, by blocks of their requests and of time."""
+    """Unit of comparison. ``requests``: two servers, which have no trials, are compared by blocks of their
+    requests and of time.
+    """
     tests: int
-    """Metrics tested, for which ``p_corrected`` is corrected; one that repeats another does not count."""
+    """Number of tested metrics, for which ``p_corrected`` is corrected; a metric that repeats another does
+    not count.
+    """
     trials_least: int
-    """Trials a side with which a difference in any metric can become significant, whichever of them vary."""
+    """Trials per side from which a difference in any metric can be significant, whichever of them vary."""
     decisions: Decisions
 
     @property
     def undecided(self) -> bool:
-        """Whether there are figures that might differ, but too few trials to tell of any of them."""
+        """Whether there are figures that might differ, but too few trials to judge any of them."""
         if self.compared_by == "requests":
             return not self.tests
         return any(metric.outcome is Outcome.TOO_FEW for metric in self.metrics)

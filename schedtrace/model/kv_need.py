@@ -1,9 +1,9 @@
 """KV blocks of a request by cache group, as vLLM's cache managers count them.
 
-The same for a trace, whose header records the groups, and for an engine that runs. What a group's manager
-counts may not follow from what is recorded of it (encoder outputs, Mamba's prefill checkpoints, classes of
-other packages): the need is unknown then. Hits in the prefix cache are not known beforehand: with them a
-request needs less.
+The counts are the same for a trace, whose header records the groups, and for a running engine. What a group's
+manager counts may not follow from what is recorded of it (encoder outputs, Mamba's prefill checkpoints,
+classes of other packages): the need is unknown then. Hits in the prefix cache are not known beforehand: with
+them a request needs less.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import CacheGroup
 
 _FULL = frozenset({"FullAttention", "MLAAttention", "SinkFullAttention", "HiddenStateCache"})
-"""Kinds of groups that keep every token."""
+"""Kinds of groups that keep the blocks of every token."""
 _REFERENCE = "RSWA"
-"""Keeps the prompt and a window; the prompt's length decides which blocks it gives back."""
+"""Kind of group that keeps the prompt and a window; the prompt's length decides which blocks it frees."""
 _WINDOW = frozenset({"SlidingWindow", "SlidingWindowMLA"})
 _CHUNK = "ChunkedLocalAttention"
 _MAMBA = "Mamba"
 _RING = "CircularBuffer"
-"""Has one block for each request."""
+"""Kind of group with one block per request."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class KvNeed:
 
     groups: tuple[CacheGroup, ...]
     lookahead: int = 0
-    """Slots for drafts beside a request's tokens."""
+    """Slots for drafts in addition to a request's tokens."""
     max_model_len: int | None = None
 
     def held(self, computed: int, tokens: int) -> list[int] | None:
-        """Return the blocks that a request holds after a step, by group, null blocks aside; None: unknown.
+        """Return the blocks that a request holds after a step, by group, null blocks aside; None if unknown.
 
         For a request with nothing computed, these are what vLLM asks for its first chunk. A block that only
         rejected drafts had needed is not counted, nor one that a batch in flight still reads.
@@ -58,9 +58,9 @@ class KvNeed:
         return _known(_sequence_blocks(group, tokens) for group in self.groups)
 
     def most(self, tokens: int) -> list[int] | None:
-        """Return the most blocks that a request ever holds until it has so many tokens; None: unknown.
+        """Return the most blocks that a request holds until it has this many tokens; None if unknown.
 
-        An aligned Mamba group has a state more than at its begin while a block is begun.
+        An aligned Mamba group holds one more state than at the beginning while it starts a block.
         """
         blocks = self.sequence(tokens)
         return blocks and [
@@ -70,7 +70,7 @@ class KvNeed:
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether ``sequence`` and ``most`` bound what a request holds, however it was admitted."""
+        """Return whether ``sequence`` and ``most`` bound a request's blocks, however it was admitted."""
         windowed = (group for group in self.groups if group.kind in {*_WINDOW, _CHUNK})
         return all(group.admission_cap is not None for group in windowed)
 

@@ -15,7 +15,7 @@ import msgspec
 from schedtrace.model.trace import Exit
 
 MOST_ENTRIES = 10_000
-"""Requests of each list in an answer; more are counted."""
+"""Requests of each list in an answer; further requests are only counted."""
 
 
 class QueueEntry(msgspec.Struct, kw_only=True):
@@ -25,15 +25,16 @@ class QueueEntry(msgspec.Struct, kw_only=True):
     state: str
     """Its ``RequestStatus`` of vLLM in lower case: ``waiting``, ``preempted``, ``waiting_for_remote_kvs``."""
     age_s: float
-    """Time since arrival."""
+    """Time since its arrival."""
     refused_for: str | None = None
-    """The cause for which the engine's latest step gave it nothing: the skip that named it, else what ended
-    the waiting loop. Null: it got something, or nobody knows."""
+    """Cause for which the engine's latest step gave it nothing: the skip that named it, or else the exit that
+    ended the waiting loop. Null: it got tokens, or the cause is not known.
+    """
     prompt_tokens: int
     computed_tokens: int
     output_tokens: int
     blocks: int
-    """KV blocks that it holds, in all cache groups."""
+    """KV blocks that it holds in all cache groups."""
     num_preemptions: int | None = None
     priority: int = 0
     lora: str | None = None
@@ -48,44 +49,49 @@ class EngineQueue(msgspec.Struct, kw_only=True):
     unix_s: float
     """Unix time of the observation."""
     held_us: float
-    """Time that the engine was held up for the observation."""
+    """Time for which the engine was held up for the observation."""
     between_steps: bool
-    """False: it did not come to the end of a step, and was read meanwhile: lists may be of two moments."""
+    """Whether the engine was between two steps; if not, it was read within a step, and lists may be from two
+    moments.
+    """
     policy: str | None
     seats: int
     """Requests that may run at once."""
     token_budget: int
     blocks_usable: int | None
-    """KV blocks without the null block; null where the pool is not vLLM's."""
+    """KV blocks without the null block; null if the pool is not vLLM's."""
     blocks_free: int | None
     pause: Literal["PAUSED_NEW", "PAUSED_ALL"] | None = None
     running: list[QueueEntry]
-    """In the scheduler's order."""
+    """Running requests in the scheduler's order."""
     waiting: list[QueueEntry]
-    """In the order in which they are taken; those at the end that are in no queue that can be read."""
+    """Waiting requests in the order in which they are taken; requests at the end may be in a queue that
+    cannot be read.
+    """
     input_requests: int | None = None
-    """Requests that the engine's process has received and its thread has not taken: they are in no list here.
-    Null: not known. What is still in sockets between front end and engine cannot be seen."""
+    """Requests that the engine's process has received and its thread has not read; they are in no list here.
+    Null if not known. Requests still in sockets between front end and engine cannot be seen.
+    """
     more_running: int = 0
-    """Requests that run beside those in ``running``, which holds 10,000 at most."""
+    """Running requests beyond those in ``running``, which holds at most 10,000."""
     more_waiting: int = 0
-    """Requests that wait behind those in ``waiting``, which holds 10,000 at most."""
+    """Waiting requests beyond those in ``waiting``, which holds at most 10,000."""
     exits: list[Exit]
-    """Exits of the latest step: where ``schedule()`` stopped or skipped; empty: not known."""
+    """Exits of the latest step: where ``schedule()`` stopped or skipped; empty if not known."""
 
     @property
     def num_running(self) -> int:
-        """Requests that run."""
+        """Number of running requests."""
         return len(self.running) + self.more_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return len(self.waiting) + self.more_waiting
 
 
 def within_bounds(queue: EngineQueue) -> EngineQueue:
-    """Return a copy whose lists hold ``MOST_ENTRIES`` at most, and which counts the others."""
+    """Return a copy whose lists have at most ``MOST_ENTRIES`` entries, with the others counted."""
     return msgspec.structs.replace(
         queue,
         running=queue.running[:MOST_ENTRIES],
@@ -102,11 +108,13 @@ class EngineQueues(msgspec.Struct, kw_only=True):
 
 
 FOLDER = Path("/tmp")  # noqa: S108  # below it a folder that only its owner may enter is made, and checked
-"""Fixed: a server and the shell that asks it may have other values of ``TMPDIR`` and ``XDG_RUNTIME_DIR``."""
+"""Fixed folder: a server and the shell that asks it may have different values of ``TMPDIR`` and
+``XDG_RUNTIME_DIR``.
+"""
 
 
 class SquattedError(OSError):
-    """Something stands in the place of a user's folder of sockets; the text says what."""
+    """Error: something else is in the place of a user's folder of sockets; the text says what."""
 
 
 def socket_folder(user: int) -> Path:
@@ -115,7 +123,7 @@ def socket_folder(user: int) -> Path:
 
 
 def squatted(folder: Path, user: int) -> str | None:
-    """Return why a folder of sockets is not used; None: it is its user's alone, or is not there."""
+    """Return the reason why a folder of sockets is not used; None if it is private to its user, or absent."""
     try:
         about = folder.lstat()
     except FileNotFoundError:
@@ -144,8 +152,8 @@ def own_folder() -> Path:
     """Return the folder of this user's sockets; make it if it does not exist.
 
     Raises:
-        SquattedError: something else stands in its place.
-        OSError: it cannot be made.
+        SquattedError: If something else stands in its place.
+        OSError: If it cannot be made.
     """
     user = os.geteuid()
     folder = socket_folder(user)
@@ -157,7 +165,7 @@ def own_folder() -> Path:
 
 
 LONGEST_S = 10 * 366 * 86400.0
-"""Ten years: the longest time that a command or an engine takes; a timer cannot wait for 300."""
+"""Longest time that a command or an engine accepts: ten years. A timer cannot wait for 300."""
 
 
 class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
@@ -165,45 +173,47 @@ class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
 
 
 class AskStatus(Ask, tag="status"):
-    """Ask for the state of an engine."""
+    """Question: the state of an engine."""
 
 
 class AskAttach(Ask, tag="attach"):
-    """Ask for a recording from now on."""
+    """Question: record from now on."""
 
     run_dir: str
     """Absolute path of the run folder."""
     for_s: float | None = None
-    """Stop by itself after so many seconds, whatever becomes of who asked; at most ``LONGEST_S``."""
+    """Seconds after which the recording ends by itself, whatever happens to the client; at most
+    ``LONGEST_S``.
+    """
     hash_ids: bool = False
-    """Write request ids as hashes."""
+    """Whether to write request ids as hashes."""
     trace: str = "plain"
     """Bounds of the trace, in the syntax of ``model.trace_bounds``."""
 
 
 class AskDetach(Ask, tag="detach"):
-    """Ask for the end of an attached recording."""
+    """Question: end an attached recording."""
 
 
 class AskQueue(Ask, tag="queue"):
-    """Ask for the waiting and running requests."""
+    """Question: the waiting and running requests."""
 
 
 class AskSnapshot(Ask, tag="snapshot"):
-    """Ask for the part of the trace kept in memory to be written."""
+    """Question: write the part of the trace that is kept in memory."""
 
     run_dir: str
     """Absolute path of the run folder."""
 
 
 class AskTimes(Ask, tag="times"):
-    """Ask a worker to start or stop recording when batches are executed."""
+    """Question to a worker: start or stop recording when batches are executed."""
 
     on: bool
 
 
 class AskStacks(Ask, tag="stacks"):
-    """Ask a worker for the stacks of its threads."""
+    """Question to a worker: the stacks of its threads."""
 
 
 AnyAsk = AskStatus | AskAttach | AskDetach | AskQueue | AskSnapshot | AskTimes | AskStacks
@@ -219,32 +229,32 @@ class Status(Answer, tag="status"):
     role: Literal["engine", "worker"]
     pid: int
     engine_pid: int
-    """Engine's process: of a worker its parent, of an engine ``pid``."""
+    """Process id of the engine: for a worker, its parent; for an engine, ``pid``."""
     rank: int
-    """Data-parallel rank of an engine, rank of a worker."""
+    """Data-parallel rank of an engine, or rank of a worker."""
     schedtrace_version: str
     vllm_version: str
     model: str = ""
     running: int = 0
     waiting: int = 0
     recording: str | None = None
-    """The trace that is written now."""
+    """Trace being written."""
     keeps: str | None = None
-    """Contents and bounds of the trace kept in memory, for a person."""
+    """Contents and bounds of the trace kept in memory, in words."""
     attached: bool = False
-    """Whether an attached recording writes it, which ``detach`` can end."""
+    """Whether an attached recording, which ``detach`` can end, writes it."""
     stopped: str | None = None
-    """Why the recording ended though nobody has ended it."""
+    """Reason why the recording ended although nobody ended it."""
     left_s: float | None = None
     """Time until the recording ends by itself."""
     stalled_s: float | None = None
     """Time without progress of any step, once the watchdog has reported it."""
     stall: str | None = None
-    """Why, in a sentence."""
+    """Reason for it, in a sentence."""
     paused: str | None = None
-    """Sentence that somebody has paused its scheduler or put it to sleep."""
+    """Sentence saying that the scheduler was paused or put to sleep."""
     input_requests: int | None = None
-    """Requests that its process has received and its thread has not taken; null: not known."""
+    """Requests that the process has received and its thread has not read; null if not known."""
 
 
 class Attached(Answer, tag="attached"):
@@ -252,9 +262,9 @@ class Attached(Answer, tag="attached"):
 
     path: str
     present: int
-    """Requests that were there."""
+    """Number of requests present."""
     held_us: float
-    """Time that the engine was held up."""
+    """Time for which the engine was held up."""
 
 
 class Detached(Answer, tag="detached"):
@@ -263,7 +273,7 @@ class Detached(Answer, tag="detached"):
     path: str
     held_us: float
     stopped: str | None = None
-    """Why the recording ended before, or is not whole; null: it is whole."""
+    """Reason why the recording ended before, or is incomplete; null if it is complete."""
 
 
 class QueueNow(Answer, tag="queue"):

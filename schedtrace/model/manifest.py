@@ -83,30 +83,30 @@ OFFLINE = "LLMEngine"
 ONLINE = "AsyncLLM"
 FILE_NAME = "run.json"
 LARGEST = 2**26
-"""Bytes of a manifest; what is larger is cut there, and so is none."""
+"""Bytes at which a manifest is cut; a cut manifest is invalid."""
 
 Status = Literal["starting", "running", "finished", "interrupted", "failed", "attached"]
 ENDED_EARLY = frozenset({"running", "interrupted", "failed"})
-"""Statuses of a run whose last trial may be cut."""
+"""Statuses of a run whose last trial may be incomplete."""
 
 
 class RunWorkload(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The requests of one trial, and how they are handed over."""
+    """Requests of one trial, and how they are sent."""
 
     dataset: str
     num_prompts: int
     input_tokens: int | None = None
-    """Sum over the prompts; None where only the engine's front end tokenizes."""
+    """Sum over the prompts; None if only the engine's front end tokenizes."""
     output_tokens: int | None = None
-    """Sum of the ``max_tokens`` asked for."""
+    """Sum of the requested ``max_tokens``."""
     input_len: int | None = None
     output_len: int | None = None
     range_ratio: float = 0.0
-    """Random lengths vary by this share around ``input_len`` and ``output_len``."""
+    """Share by which random lengths vary around ``input_len`` and ``output_len``."""
     request_rate: float | None = None
-    """Requests per second; None: all at once, or at the file's times."""
+    """Requests per second; None if all are sent at once, or at the file's times."""
     own_times: bool = False
-    """Requests are sent at the times in the file."""
+    """Whether requests are sent at the times in the file."""
     speedup: float | None = None
     """Divisor of the gaps between the file's times."""
     burstiness: float = 1.0
@@ -127,7 +127,7 @@ class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     input_tokens: int
     output_tokens: int
     prefix_cache_reset: bool | None = None
-    """Whether the cache was emptied before this trial; None: not asked for."""
+    """Whether the cache was emptied before this trial; None if not asked for."""
 
 
 class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -138,7 +138,7 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: Status
     label: str | None = None
     started_at: str
-    """ISO 8601, UTC."""
+    """Start of the run in ISO 8601, UTC."""
     command: list[str] = []
     host: str | None = None
     cpu_count: int | None = None
@@ -152,7 +152,7 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """``LLMEngine`` (as ``LLM.generate``) or ``AsyncLLM`` (as ``vllm serve``)."""
     engine_args_given: dict[str, Any] = {}
     engine_args_chosen: dict[str, Any] = {}
-    """What schedtrace added because it could be found out (a CPU's KV cache size, ...)."""
+    """Arguments that schedtrace added because it could determine them (such as a CPU's KV cache size)."""
     config_resolved: dict[str, Any] = {}
     """vLLM's own configuration after it resolved every default: section -> field -> value."""
     workload: RunWorkload | None = None
@@ -162,10 +162,10 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``run.json`` so that a reader sees the old or the new one, never a part.
+    """Write ``run.json`` so that a reader sees the old or the new version, never a part.
 
     Raises:
-        OSError: the disk is full, or the folder gone or read-only; the old one stays.
+        OSError: If the disk is full, or the folder gone or read-only; the old one stays.
     """
     safe_files.replace(folder / FILE_NAME, msgspec.json.format(json_of(manifest), indent=2) + b"\n")
 
@@ -174,7 +174,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a run folder; None if there is none.
 
     Raises:
-        InputError: it is there but cannot be understood.
+        InputError: If it is there but cannot be understood.
     """
     path = folder / FILE_NAME
     try:
@@ -204,22 +204,22 @@ OFFLINE_CONTEXT = "LLM_CLASS"
 
 
 class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field="type", kw_only=True):
-    """vLLM made an engine's configuration of its arguments."""
+    """Configuration of an engine that vLLM made from its arguments."""
 
     at_unix_us: int
     usage_context: str | None = None
     """vLLM's usage context: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ``ENGINE_CONTEXT``."""
     given: dict[str, Any] = {}
-    """Arguments that differ from vLLM's default; secrets are hidden, and structured ones not shown."""
+    """Arguments that differ from vLLM's default; secrets are hidden, and structured values are not shown."""
     derived: dict[str, Any] = {}
-    """Arguments that were not given, with the value that vLLM chose; those of the scheduler and the cache."""
+    """Arguments that were not set, with the value that vLLM chose, for the scheduler and the cache."""
     context_defaults: dict[str, dict[str, int]] = {}
     """Defaults of ``max_num_seqs`` and ``max_num_batched_tokens`` on this platform, by usage context
     (vLLM 0.12 and newer). vLLM adapts it to the model and to other arguments."""
 
 
 class RequestRefusal(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type", kw_only=True):
-    """The front end turned a request away, which no engine ever saw."""
+    """Request that the front end rejected before it reached an engine."""
 
     at_unix_us: int
     reason: str

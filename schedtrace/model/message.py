@@ -117,7 +117,7 @@ Value = (
     | Code
     | Slot
 )
-"""What an argument can be, beside plain words and other messages."""
+"""Kinds of argument, besides plain words and other messages."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
@@ -146,13 +146,13 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
 
 
 Worded = Value | Message | str | float | bool | None
-"""What a place of a template takes: an argument, or a plain value whose kind the template says."""
+"""Value for a place of a template: an argument, or a plain value whose kind the template states."""
 
 NOTHING = Message("")
 
 
 def given(value: float) -> Number:
-    """Return a number that a person chose: exact, also where an option's type made a ``float`` of it."""
+    """Return a number that a user chose, which is exact even if an option's type made it a ``float``."""
     return Number(int(value) if float(value).is_integer() else value)
 
 
@@ -170,7 +170,7 @@ def filled(template: Message, values: "dict[str, Value]") -> Message:
     """Return a sentence with values in its slots.
 
     Raises:
-        KeyError: a slot has no value.
+        KeyError: If a slot has no value.
     """
 
     def filled_argument(argument: Any) -> Any:

@@ -25,11 +25,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Invisible, though Unicode calls them letters, marks or symbols: fillers, variation selectors, blanks."""
+"""Invisible characters that Unicode calls letters, marks or symbols: fillers, variation selectors, blanks."""
 
 
 def visible(text: str) -> str:
-    r"""Escape whatever cannot be seen in a text: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
+    r"""Escape every invisible character of a text: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
 
     That is, for what Python's ``str.isprintable`` rejects (controls, line and paragraph separators, format
     characters such as those for direction, lone surrogates, unassigned and private code points, any space but
@@ -52,7 +52,7 @@ def json_of(document: Any) -> bytes:
     A lone surrogate, which JSON cannot carry, becomes its escape as text: ``\udcff``.
 
     Raises:
-        TypeError: msgspec cannot encode it.
+        TypeError: If msgspec cannot encode it.
     """
     try:
         encoded = msgspec.json.encode(document)
@@ -62,7 +62,7 @@ def json_of(document: Any) -> bytes:
 
 
 def visible_json(encoded: bytes) -> bytes:
-    """Escape the characters in JSON's strings that cannot be seen; it decodes to the same."""
+    """Escape the invisible characters in JSON's strings; it decodes to the same texts."""
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded  # JSON itself escapes the other control characters
     return _SUSPECT_IN_JSON.sub(lambda match: _json_escape(match[0]), encoded.decode()).encode()
@@ -104,9 +104,11 @@ def _mapped(document: Any, text: Callable[[str], str]) -> Any:
 
 
 LONGEST = 256
-"""Characters. vLLM's own ids have about 50; those that carry the addresses of a KV transfer, 125."""
+"""Maximum characters of a name. vLLM's own ids have about 50; those that contain the addresses of a KV
+transfer, 125.
+"""
 PREFIX = 64
-"""Characters that are kept of a longer one."""
+"""Characters kept of a longer name."""
 MARK = "...blake2b-"
 
 
@@ -124,7 +126,7 @@ def capped(name: Any) -> str:
 
 
 def hashed(request_id: Any) -> str:
-    """Return a request id as 12 hex digits of its BLAKE2b hash: equal ids stay equal, and unreadable."""
+    """Return a request id as 12 hex digits of its BLAKE2b hash, the same for equal ids."""
     return _digest(request_id if isinstance(request_id, str) else repr(request_id), 6)
 
 
@@ -226,7 +228,7 @@ _SECRET_IN_TEXT = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?!None\b|null\b)[^\s,;&"'{}\[\]()]+)""",
     re.IGNORECASE,
 )
-"""In JSON, in the ``repr`` of a dict or a dataclass, and in the query of an address."""
+"""Pattern of secrets in JSON, in the ``repr`` of a dict or a dataclass, and in the query of an address."""
 _CREDENTIALS_IN_ADDRESS = re.compile(r"""(\w://)[^/\s@"']+@""")
 _KEPT = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
@@ -254,12 +256,12 @@ def without_secrets(command: list[str]) -> list[str]:
 
 
 def hide_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the secret ones hidden, within texts as well; what is not set stays so."""
+    """Return settings with secrets hidden, also within texts; unset values stay unset."""
     return {name: HIDDEN if value and is_secret(name) else _shown(value) for name, value in settings.items()}
 
 
 def hide_in_text(text: str) -> str:
-    """Hide the values behind the names of secrets in a text, and the login of an address."""
+    """Hide the values after the names of secrets in a text, and the login of an address."""
     hidden = _SECRET_IN_TEXT.sub(_hidden, text)
     return _CREDENTIALS_IN_ADDRESS.sub(rf"\1{HIDDEN}@", hidden)
 
@@ -282,5 +284,5 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def without_colours(text: str) -> str:
-    """Return a text without the colours of a terminal."""
+    """Return a text without terminal colour codes."""
     return _COLOUR.sub("", text)

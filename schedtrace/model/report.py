@@ -10,29 +10,31 @@ from schedtrace.model.statistics import Percentiles, Statistics
 from schedtrace.model.what_if import Replays
 
 Origin = Literal["given", "default", "derived", "overridden", "reduced", "unknown"]
-"""``given``: by the user. ``default``: vLLM's; of some settings it depends on the usage context. ``derived``:
-vLLM chose it for this model, platform or other settings. ``overridden``: another value was given.
-``reduced``: by what speculative decoding takes. ``unknown``: no front end recorded what was given."""
+"""``given``: set by the user. ``default``: vLLM's default, which for some settings depends on the usage
+context. ``derived``: vLLM chose it for this model, platform or other settings. ``overridden``: another value
+was given. ``reduced``: by the share that speculative decoding takes. ``unknown``: no front end recorded what
+was given.
+"""
 
 SettingValue = bool | int | float | str | list[int]
 
 
 class EffectiveSetting(msgspec.Struct, kw_only=True):
-    """Setting that decides scheduling, as the engine ran with it."""
+    """Setting that decides scheduling, with the value that the engine used."""
 
     name: str
-    """vLLM's name of the engine argument; of a figure that is no argument, of the field that holds it."""
+    """vLLM's name of the engine argument, or of the field if the figure is not an argument."""
     value: SettingValue
     """Value as the scheduler uses it."""
     origin: Origin
     context: str | None = None
-    """Usage context of this run, where vLLM's default depends on it and nothing was given."""
+    """Usage context of this run, if vLLM's default depends on it and no value was given."""
     given: SettingValue | None = None
-    """The value that was given, where another is in effect: ``overridden``."""
+    """The given value, if a different value is in effect (``overridden``)."""
     inert: bool = False
-    """Whether it was set and has no effect in this release or configuration."""
+    """Whether it was set but has no effect in this release or configuration."""
     explanation: Message = NOTHING
-    """Origin of the value, what the setting does not do, and how much of it this run used."""
+    """Origin of the value, effects that the setting lacks, and how much of it this run used."""
 
 
 REPORT_SCHEMA_VERSION = 4
@@ -47,24 +49,26 @@ class Severity(IntEnum):
 
 
 class Evidence(msgspec.Struct, kw_only=True):
-    """Figures behind a finding; each rule has a struct of its own."""
+    """Figures behind a finding; each rule has its own struct."""
 
 
 class Advice(msgspec.Struct, kw_only=True):
     """Action to take about a finding."""
 
     message: Message
-    """The setting with its present value, or what else to do."""
+    """The setting with its present value, or another action."""
     setting: str | None = None
-    """Field of vLLM's ``EngineArgs``; None: it is no setting."""
+    """Field of vLLM's ``EngineArgs``; None if the advice is not a setting."""
     value: int | float | bool | str | None = None
-    """The proposed value, which vLLM accepts in this configuration; None: no particular one."""
+    """Proposed value, which vLLM accepts in this configuration; None if no particular value is proposed."""
     costs: Message = NOTHING
-    """Cost of it elsewhere: a whole sentence."""
+    """Cost elsewhere, as a sentence."""
     proven: bool = False
-    """A contract test drives vLLM's scheduler with this advice and sees that the wait gets shorter."""
+    """Whether a contract test runs vLLM's scheduler with this advice and verifies that the wait gets
+    shorter.
+    """
     tested: Message = NOTHING
-    """Result of it on this very load, on a replay (``analyze --predict``)."""
+    """Result of the advice in a replay of this load (``analyze --predict``)."""
 
 
 class Gain(msgspec.Struct, kw_only=True):
@@ -76,12 +80,12 @@ class Gain(msgspec.Struct, kw_only=True):
     """Relative change of the metric: 0.86 is 86 % more."""
     low_frac: float | None = None
     high_frac: float | None = None
-    """The interval that it lies in; None: not known."""
+    """Interval of the change; None if not known."""
     before: float | None = None
     after: float | None = None
-    """The metric itself, in its unit."""
+    """Value of the metric with the advice, in its unit; ``before``: without it."""
     saved_frac: float
-    """Share of the requests' time on all engines that it saves: what findings are ranked by."""
+    """Share of the requests' time on all engines that it saves, by which findings are ranked."""
     method: str
     """Method of the estimate: ``step_time`` (bounds by the model of step times) or ``replay`` (the load was
     replayed with it)."""
@@ -93,32 +97,33 @@ class Finding(msgspec.Struct, kw_only=True):
     code: str
     """Name of the page in ``docs/findings/``."""
     severity: str
-    """``info``, ``warning`` or ``critical``: by gain, or by share where no gain can be estimated."""
+    """``info``, ``warning`` or ``critical``: by gain, or by share if no gain can be estimated."""
     title: Message = NOTHING
-    """A few words; empty for a symptom."""
+    """Title in a few words; empty for a symptom."""
     verdict: Message = NOTHING
     """First sentence about the run if this finding leads: what limited it, and by how much."""
     share_frac: float | None = None
-    """Share of the requests' time on all engines that it explains; None: it is about something else."""
+    """Share of the requests' time on all engines that it explains; None if it is about something else."""
     holder: Message = NOTHING
     """Holder of the resource."""
     gain: Gain | None = None
-    """Estimated gain; None: the trace allows no estimate."""
+    """Estimated gain; None if the trace allows no estimate."""
     leads: bool = False
-    """Whether it stands before all that is ranked by gain: requests that can never run, or make no progress.
+    """Whether it comes before all findings that are ranked by gain: requests can never run, or make no
+    progress.
     """
     cause: str | None
-    """A word of ``docs/causes.md``; None where the finding is not about an exit."""
+    """A word of ``docs/causes.md``; None if the finding is not about an exit."""
     via: str
-    """Source of the cause: ``recorded`` as a fact; of an exit, from ``source`` or ``inferred``."""
+    """Source of the cause: ``recorded`` for a fact; for an exit, ``source`` or ``inferred``."""
     location: str | None = None
-    """``file:line`` of the exit in the installed vLLM, where all that count were taken at one place."""
+    """``file:line`` of the exit in the installed vLLM, if all counted exits were taken at one place."""
     engine_rank: int
-    """Data-parallel rank that all figures but shares are of, and whose steps are listed."""
+    """Data-parallel rank whose steps are listed and whose figures are given, except for shares."""
     engine_ranks: list[int] = []
-    """All ranks that show it."""
+    """All ranks that show the finding."""
     of_ranks: bool = False
-    """Whether it is about all ranks together, and so are its figures."""
+    """Whether the finding and its figures are about all ranks together."""
     count: int
     """Steps that show it (for ``preemption``: preemptions)."""
     trials: list[int]
@@ -126,24 +131,24 @@ class Finding(msgspec.Struct, kw_only=True):
     steps: list[int]
     """Numbers of these steps, the first ``MAX_STEPS``."""
     tokens: int
-    """Tokens, as defined on the finding's page."""
+    """Number of tokens, as defined on the finding's page."""
     message: Message
     """The evidence in figures."""
     advice: list[Advice] = []
-    """The best first; empty for a symptom: its root cause has it."""
+    """Advice, the best first; empty for a symptom, whose root cause has advice."""
     refuted: list[Message] = []
-    """Advice that was taken back: it did not help on a replay of this load, or vLLM overrode it."""
+    """Withdrawn advice: it did not help in a replay of this load, or vLLM overrode it."""
     evidence: Evidence
     example: Message | None = None
-    """Example: the first of the evidence's ``examples``."""
+    """Sentence about the first of the evidence's ``examples``."""
     cost_ms: float | None = None
-    """Time that it cost; None where the trace allows no estimate, or one that the model does not resolve."""
+    """Estimated cost in time; None if the trace allows no estimate, or the model does not resolve it."""
     cost_frac: float | None = None
     """``cost_ms`` as a share of ``cost_of``."""
     cost_of: str = "busy time"
-    """``busy time``: the engine's, without what it was idle; or ``run``, from its first step to its last."""
+    """``busy time`` (the engine's time without idle time) or ``run`` (from its first step to its last)."""
     cost_error_frac: float | None = None
-    """Typical relative error of the step-time model that the estimate rests on; None: not from that model."""
+    """Typical relative error of the step-time model behind the estimate; None if no model is used."""
     symptoms: "list[Finding]" = []
     """Effects of this root cause."""
 
@@ -154,9 +159,10 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def weight(self) -> float:
-        """What it is ranked by: the share of the requests' time that is gained, or else explained.
+        """Weight by which it is ranked: the share of the requests' time that is gained, or else explained.
 
-        What lengthens the run weighs the share of that, if it is more: a tail costs few requests' time.
+        If a finding lengthens the run, the share of the run counts if it is larger, because a tail costs
+        little of the requests' time.
         """
         if self.gain:
             return self.gain.saved_frac
@@ -165,59 +171,58 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def place(self) -> tuple[bool, bool, float]:
-        """What findings are sorted by: root causes before symptoms, those that lead, then by weight."""
+        """Sort key of findings: root causes before symptoms, leading findings first, then by weight."""
         return not self.is_root, not self.leads, -self.weight
 
 
 MAX_STEPS = 100
-"""Step numbers that a finding lists."""
+"""Maximum number of step numbers that a finding lists."""
 
 
 class TrialReport(msgspec.Struct, kw_only=True):
-    """Report of one trial on one engine; of a trace without trials, the whole of it."""
+    """Report of one trial on one engine, or of the whole of a trace without trials."""
 
     trial: int | None
     engine_rank: int
     complete: bool
-    """Whether it is complete; false: the run ended within this trial."""
+    """Whether it is complete; false if the run ended within this trial."""
     steps: int
-    """``schedule()`` calls, those without tokens included."""
+    """``schedule()`` calls, including those without tokens."""
     duration_s: float | None
     """Time from the start of the first step to the last output."""
     first_step_requests: int | None
     first_step_tokens: int | None
     """Requests and tokens of the first step that scheduled anything."""
     new_per_step: list[int] | None
-    """Requests newly scheduled in each successive step that scheduled any; None: not recorded."""
+    """Requests newly scheduled in each successive step that scheduled any; None if not recorded."""
     budget_use_frac: float | None
     """Mean share of the token budget used, over steps that scheduled anything."""
     budget_use_waiting_frac: float | None
-    """The same over steps after which requests still waited; None if there were none."""
+    """Mean share over steps after which requests still waited; None if there were none."""
     preemptions: int | None
-    """Preemptions; None: this scheduler cannot be asked for them."""
+    """Preemptions; None if they cannot be recorded for this scheduler."""
     requests_finished: int | None
     requests_aborted: int | None
-    """Requests that ended otherwise: aborted, ignored, in error."""
+    """Requests that ended in another way: aborted, ignored, with an error."""
     requests_per_s: float | None
     total_tokens_per_s: float | None
     output_tokens_per_s: float | None
     throughput_from: str | None
-    """``front_end``: measured there by ``schedtrace run``; ``trace``: from the engine's times."""
+    """``front_end``: measured by ``schedtrace run``; ``trace``: from the engine's times."""
     throughput_over: Literal["trial", "requests"] | None
     """``trial``: over all of the trial's time, idle included; ``requests``: over the time in which there were
     requests, as of a server, and of a part of a trace."""
     throughput_s: float | None
-    """Length of that time. Of several engines it is the time of all together, so their figures add up.
-    """
+    """Length of that time. For several engines it is their common time, so their figures add up."""
     queue_ms: Percentiles | None = None
-    """Arrival at the scheduler to the first step that scheduled it, of all that were scheduled."""
+    """Time from arrival at the scheduler to the first step that scheduled it, over all scheduled requests."""
     ttft_ms: Percentiles | None
     """Arrival at the front end to the first token's output in the engine, of all requests that had a first
     token: aborted and unfinished ones count."""
     tpot_ms: Percentiles | None
-    """Time per output token after the first, of those that finished."""
+    """Time per output token after the first, over finished requests."""
     e2e_ms: Percentiles | None
-    """Arrival at the front end to the last token's output in the engine, of those that finished."""
+    """Time from arrival at the front end to the last token's output in the engine, over finished requests."""
     iteration_ms: Percentiles | None = None
     """vLLM's own "iteration elapsed time" over steps: mostly waiting for the model's result; only from
     its iteration lines."""
@@ -226,12 +231,12 @@ class TrialReport(msgspec.Struct, kw_only=True):
 
 
 class StripCell(msgspec.Struct):
-    """Piece of the budget-use strip: an equal share of the steps."""
+    """Column of the budget-use strip: an equal share of the steps."""
 
     use_frac: float
-    """Highest share of the budget used by a step of it."""
+    """Highest share of the budget that one of its steps used."""
     waiting_frac: float | None
-    """Share of its steps after which requests waited; None: not recorded."""
+    """Share of its steps after which requests waited; None if not recorded."""
 
 
 class CauseRow(msgspec.Struct, kw_only=True):
@@ -246,13 +251,13 @@ class CauseRow(msgspec.Struct, kw_only=True):
     """``file:line`` in the installed vLLM; None for inferred exits."""
     via: str
     refusal: bool
-    """A request was refused or skipped; else the loop ended because none was left."""
+    """Whether a request was refused or skipped; if not, the loop ended because none was left."""
     exits: int
-    """Times that it was taken."""
+    """Number of times that it was taken."""
     steps: int
     """Steps in which it was taken."""
     requests: int
-    """Number of different requests that it concerned, as far as they are recorded."""
+    """Number of different requests that it concerned, as far as recorded."""
     mean_budget_left: float
     """Token budget left when it was taken."""
 
@@ -264,17 +269,17 @@ class CapRow(msgspec.Struct, kw_only=True):
     """A word of ``docs/causes.md``."""
     location: str | None
     chunks: int
-    """Chunks that it made smaller."""
+    """Number of chunks that it made smaller."""
     steps: int
     requests: int
     withheld_tokens: int
-    """Tokens that it withheld, in all."""
+    """Total number of tokens that it withheld."""
     mean_budget_left: float
-    """Token budget left after the steps in which it did so."""
+    """Token budget left after these steps."""
 
 
 class RequestTime(msgspec.Struct, kw_only=True):
-    """Time of one engine's requests in one state, for one cause."""
+    """Time of one engine's requests in one state with one cause."""
 
     engine_rank: int
     state: str
@@ -282,11 +287,11 @@ class RequestTime(msgspec.Struct, kw_only=True):
     ``stalled`` or ``interrupted``."""
     cause: str | None
     """A word of ``docs/causes.md``, or ``next_step``: no step could see them yet; of ``interrupted`` the
-    event's kind. None: not kept from it."""
+    event's kind. None if not kept from it."""
     time_ms: float
-    """Added up over the requests."""
+    """Total over the requests."""
     share_frac: float
-    """Share of all their time; the shares of an engine add up to 1."""
+    """Share of all requests' time; the shares of an engine add up to 1."""
     requests: int
     strip: list[float]
     """Shares of the requests' time in it, over equal parts of the run's steps."""
@@ -318,12 +323,12 @@ class TimePart(msgspec.Struct, kw_only=True):
 
 
 class NotJudged(msgspec.Struct, kw_only=True):
-    """Rule that a record lacks facts for."""
+    """Rule whose facts a record lacks."""
 
     code: str
     """Name of the page in ``docs/findings/``."""
     missing: list[str]
-    """Facts that the record lacks, of what the rule needs."""
+    """Facts that the rule needs and the record lacks."""
 
 
 class RunReport(msgspec.Struct, kw_only=True):
@@ -341,15 +346,15 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Parts of the requests' time, the largest first."""
     trials: list[TrialReport]
     findings: list[Finding]
-    """Root causes by gain, each with its symptoms; then what is no symptom of any."""
+    """Root causes by gain, each with its symptoms; then symptoms without a root cause."""
     lacks: list[str] = []
-    """Kinds of facts that the record does not hold, and that no figure, finding or sentence is about."""
+    """Kinds of facts that the record lacks, on which no figure, finding or sentence is based."""
     not_judged: list[NotJudged]
     """Rules that the record lacks facts for."""
     causes: list[CauseRow]
-    """Every kind of exit, refusals first, the most frequent first."""
+    """Every kind of exit: refusals first, then by frequency."""
     caps: list[CapRow]
-    """Every limit that made chunks smaller, the one that withheld most first."""
+    """Every limit that made chunks smaller, in descending order of withheld tokens."""
     request_time: list[RequestTime]
     """States and causes that took the requests' time, the largest share first."""
     engine_time: list[EngineTime]
@@ -358,9 +363,9 @@ class RunReport(msgspec.Struct, kw_only=True):
     statistics: Statistics | None = None
     """Latency by class, prefix cache, drafts, outcomes, durations, sums over engines."""
     warmup_steps: int
-    """Steps of the warm-up: recorded, but in no figure above."""
+    """Number of warm-up steps, which are recorded but in no figure above."""
     requests_missing: bool = False
-    """Whether there may be requests that the traces do not hold; ``problems`` says why."""
+    """Whether the traces may lack requests; ``problems`` says why."""
     settings: list[EffectiveSetting] = []
     """Every setting that decides scheduling, with its origin."""
     tested: Replays | None = None

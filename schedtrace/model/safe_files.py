@@ -1,4 +1,4 @@
-"""Files as they are safe to open: to read them, and to write what names clients' requests.
+"""Safe opening of files, for reading untrusted ones and for writing private ones.
 
 What is read is a regular file, since a pipe in its place would block whoever opens it. What is written only
 its owner may read, whatever the umask: traces name clients' requests. Nothing here follows a symbolic link in
@@ -19,7 +19,7 @@ def opened(path: Path) -> BinaryIO:
     """Return a regular file, open for reading.
 
     Raises:
-        OSError: it cannot be read, or is none.
+        OSError: If it cannot be read, or is none.
     """
     return os.fdopen(descriptor(path), "rb")
 
@@ -44,7 +44,7 @@ def writable(path: Path) -> IO[bytes]:
     """Return a new private file, open for writing; replaces a file or a link that is there.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: If it cannot be made.
     """
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb")
@@ -54,16 +54,16 @@ def create(path: Path) -> None:
     """Make an empty private file for a library that opens it by its name; replace what is there.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: If it cannot be made.
     """
     writable(path).close()
 
 
 def create_new(path: Path, content: bytes) -> None:
-    """Make a private file with this content where none is; leave none if it cannot be written.
+    """Create a private file with this content if none exists; leave none if it cannot be written.
 
     Raises:
-        OSError: it cannot be made, or one is there.
+        OSError: If it cannot be made, or one is there.
     """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
     try:
@@ -75,10 +75,10 @@ def create_new(path: Path, content: bytes) -> None:
 
 
 def appendable(path: Path) -> int:
-    """Return the descriptor of a private file that is made if need be, and only grows.
+    """Return the descriptor of a private file that is created if needed and only grows.
 
     Raises:
-        OSError: it cannot be opened, or is a link.
+        OSError: If it cannot be opened, or is a link.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
@@ -103,19 +103,19 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a private folder, and its parents as usual; one that is there stays as it is.
+    """Create a private folder, and its parents as usual; an existing folder stays as it is.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: If it cannot be made.
     """
     path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
 
 
 def own_cache_folder(name: str) -> Path:
-    """Return a folder of this name in the user's cache; made if it is not there.
+    """Return a folder of this name in the user's cache; create it if needed.
 
     Raises:
-        OSError: it cannot be made, or others own it or may enter it: what is in it may not be this user's.
+        OSError: If it cannot be made, or others own it or may enter it: what is in it may not be this user's.
     """
     make_folder(user_cache())
     folder = user_cache() / name
@@ -130,7 +130,7 @@ def expanded(path: str | Path) -> Path:
     """Return a path with the home of a user in place of ``~`` and ``~user``.
 
     Raises:
-        InputError: there is no such user.
+        InputError: If there is no such user.
     """
     try:
         return Path(path).expanduser()
@@ -140,10 +140,10 @@ def expanded(path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the folder for files that can be made again: ``$XDG_CACHE_HOME/schedtrace`` or in ``~/.cache``.
+    """Return the folder for reproducible files: ``$XDG_CACHE_HOME/schedtrace`` or in ``~/.cache``.
 
     Raises:
-        OSError: the user has no home.
+        OSError: If the user has no home.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:

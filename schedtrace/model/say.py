@@ -64,7 +64,7 @@ class TemplatePlace(NamedTuple):
 
 
 class TemplatePart(NamedTuple):
-    """A part of a template that is left out if one of its own arguments is empty."""
+    """Part of a template that is left out if one of its own arguments is empty."""
 
     pieces: "tuple[str | TemplatePlace | TemplatePart, ...]"
 
@@ -81,8 +81,8 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
         values: By the names in the template.
 
     Raises:
-        ValueError: the template is none, a place has no value, or a value that was given by name no place.
-        TypeError: a plain number stands where no kind says what it is.
+        ValueError: If the template is none, a place has no value, or a value that was given by name no place.
+        TypeError: If a plain number stands where no kind says what it is.
     """
     pieces = parsed(template)
     unplaced = values.keys() - set(argument_names(pieces))
@@ -105,7 +105,7 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
 
 
 def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | TemplatePlace]:
-    """Return words and places without the parts that are left out.
+    """Return words and places without the omitted parts.
 
     No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
     """
@@ -148,10 +148,10 @@ def argument_names(pieces: Pieces) -> list[str]:
 
 @cache
 def parsed(template: str) -> Pieces:
-    """Return a template, taken apart.
+    """Return a template, parsed into its parts.
 
     Raises:
-        ValueError: a bracket has no partner, or a kind is not known.
+        ValueError: If a bracket has no partner, or a kind is not known.
     """
     parts: list[list[str | TemplatePlace | TemplatePart]] = [[]]
     at = 0

@@ -1,4 +1,4 @@
-"""Figures of a run beside its findings: latency by class, caches, drafts, outcomes, durations, engines."""
+"""Further figures of a run: latency by class, caches, drafts, outcomes, durations, engines."""
 
 import msgspec
 
@@ -26,11 +26,11 @@ class ClassLatency(msgspec.Struct, kw_only=True):
     by: str
     """``all``, ``priority`` or ``lora``."""
     name: str
-    """The priority (vLLM serves lower numbers first), or the adapter; empty: all, or the base model."""
+    """Priority (vLLM serves lower numbers first) or adapter; empty for all, or for the base model."""
     requests: int
     """Requests that arrived."""
     finished: int
-    """Requests that finished with what they asked for."""
+    """Requests that finished normally."""
     without_first_token: int = 0
     """Aborted before they had one, or without one when the trace ended: no time is theirs but the queue's."""
     waiting_frac: float | None
@@ -48,7 +48,7 @@ class ClassLatency(msgspec.Struct, kw_only=True):
 
 
 class PrefixCacheUse(msgspec.Struct, kw_only=True):
-    """What requests found in a cache when they were first scheduled."""
+    """Cache hits of requests when they were first scheduled."""
 
     requests: int
     """Requests that were scheduled."""
@@ -74,7 +74,7 @@ class DraftUse(msgspec.Struct, kw_only=True):
     accepted: int
     """Drafts that were accepted and delivered."""
     invalid: int | None
-    """Forbidden by a grammar (vLLM 0.14 and newer)."""
+    """Drafts that a grammar rejected (vLLM 0.14 and newer)."""
     accepted_frac: float
     """``accepted`` as a share of ``drafts``."""
     wasted_frac: float | None
@@ -87,13 +87,13 @@ class Outcomes(msgspec.Struct, kw_only=True):
     arrived: int
     """Requests that reached the scheduler."""
     finished: int
-    """Requests that finished with what they asked for."""
+    """Requests that finished normally."""
     aborted: int
     """Requests aborted by the client."""
     errored: int
-    """Any other end, such as an error."""
+    """Requests that ended in any other way, such as an error."""
     unfinished: int
-    """Still in the scheduler when the trace ended."""
+    """Requests still in the scheduler when the trace ended."""
     unrecorded: int | msgspec.UnsetType = msgspec.UNSET
     """Left where steps are missing, or may have: nothing is known of them afterwards; absent if none did."""
     by_scheduler: int = 0
@@ -122,13 +122,13 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     steps: int
     """``schedule()`` calls, those without tokens included."""
     requests_finished: int | None
-    """Requests that finished with what they asked for; None: not recorded."""
+    """Requests that finished normally; None if not recorded."""
     output_tokens_per_s: float | None
     """Output tokens by the trace, over the ``throughput_s`` of all trials and of all engines together."""
     total_tokens_per_s: float | None
     """Prompt and output tokens per second."""
     preemptions: int | None
-    """Preemptions; None: this scheduler does not report them."""
+    """Preemptions; None if this scheduler does not report them."""
     mean_running: float | None
     """Requests that ran at a time, over the engine's busy time; of several engines over the time in which any
     of them had a request."""
@@ -138,12 +138,12 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     """Batches run only because another rank had work. With ranks in lock-step: between the first and the last
     common step of a wave in which any rank computed; otherwise all that steps report. None: not recorded."""
     dummy_ms: float | None
-    """Time that dummy batches took."""
+    """Time of the dummy batches."""
     kv_used_frac: float | None = None
-    """Mean share of the KV blocks in use after a step, over all engines' steps; None: not recorded."""
+    """Mean share of the KV blocks in use after a step, over all engines' steps; None if not recorded."""
     stalled_ms: float | None = None
     """Time that it only decoded and waited for prefills of other ranks in lock-step; of all ranks: added up.
-    None: not in lock-step, or not known."""
+    None if not in lock-step, or not known."""
 
 
 class Statistics(msgspec.Struct, kw_only=True):
@@ -156,7 +156,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     drafts: DraftUse | None
     """Use of drafts; None: no speculative decoding, or not recorded."""
     outcomes: Outcomes | None
-    """Numbers of requests by how they ended; None: not recorded."""
+    """Numbers of requests by how they ended; None if not recorded."""
     durations: Durations
     """Durations of steps, and times between tokens."""
     engines: list[EngineFigures]

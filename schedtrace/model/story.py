@@ -36,17 +36,18 @@ class Scheduled(msgspec.Struct, kw_only=True):
     request_id: str
     phase: str
     work: str | None
-    """``prefill``, ``recompute`` (of what a preemption had thrown away) or ``decode``; None: its prompt's
-    length is not recorded."""
+    """``prefill``, ``recompute`` (of tokens that a preemption discarded) or ``decode``; None if its prompt's
+    length is not recorded.
+    """
     computed_tokens: int
     scheduled_tokens: int
     prompt_tokens: int | None
-    """Length of the prompt; None: the trace began after the request had arrived."""
+    """Length of the prompt; None if the trace began after the request had arrived."""
     draft_tokens: int
     wanted_tokens: int | None
-    """Tokens wanted before the first cap; None: no cap made its chunk smaller."""
+    """Tokens wanted before the first cap; None if no cap made its chunk smaller."""
     caps: list[str]
-    """The limits that made its chunk smaller, in their order."""
+    """Limits that made its chunk smaller, in the order of their application."""
 
 
 class Stop(msgspec.Struct, kw_only=True):
@@ -101,18 +102,18 @@ class RankTurn(msgspec.Struct, kw_only=True):
 
     engine_rank: int
     step: int | None
-    """Its own step; None: it called no ``schedule()``, or the trace lacks it."""
+    """Its own step; None if it called no ``schedule()``, or the trace lacks it."""
     dummy: bool | None
-    """Whether it had nothing to compute and ran a dummy batch; None: not recorded."""
+    """Whether it had nothing to compute and ran a dummy batch; None if not recorded."""
     requests: int
     prefill_tokens: int
     """Prefill tokens, including those recomputed after a preemption."""
     decode_tokens: int
     num_running: int | None
     num_waiting: int | None
-    """Requests waiting after its step; None: no step."""
+    """Requests waiting after its step; None without a step."""
     back_us: int | None
-    """Time from the first rank's start to its output, or to the end of its dummy batch; None: not known."""
+    """Time from the first rank's start to its output, or to the end of its dummy batch; None if not known."""
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
@@ -169,14 +170,16 @@ class StepStory(msgspec.Struct, kw_only=True):
     interruptions: list[Message]
     """Interruptions of the engine's usual steps right before this step, in it and right after it."""
     late: list[Newcomer]
-    """Requests at the front end before the step's output, but in the scheduler only after the step began."""
+    """Requests that reached the front end before the step's output, but the scheduler only after the step
+    began.
+    """
     scheduled: list[Scheduled]
     """Scheduled requests and their tokens, in vLLM's order."""
     preempted: list[Victim]
     stops: list[Stop]
     """Exits in the order in which they were taken."""
     waiting: list[Waiter]
-    """The requests that waited after the step, reconstructed from the trace, in the order of the queue."""
+    """Requests that waited after the step, reconstructed from the trace, in queue order."""
     waiting_agrees: bool
     """Whether the reconstruction has as many requests as the recorder counted."""
     what_if: list[WhatIf]
@@ -186,8 +189,9 @@ class StepStory(msgspec.Struct, kw_only=True):
     problems: list[Message] = []
     """Gaps of the trace: requests and steps that this story leaves out."""
     facts: list[Message] = []
-    """Recorded facts beside the decisions: holders of KV blocks, cache hits, execution by the worker,
-    requests neither running nor waiting."""
+    """Recorded facts other than decisions: holders of KV blocks, cache hits, execution by the worker,
+    requests neither running nor waiting.
+    """
     wave: int | None = None
     """Wave of ranks in lock-step."""
     step_counter: int | None = None
@@ -200,7 +204,7 @@ LIFE_SCHEMA_VERSION = 4
 
 
 class LifeState(msgspec.Struct, kw_only=True):
-    """A piece of its life; the pieces follow each other without a gap, to when it left the scheduler."""
+    """Period of a request's life in one state; periods follow each other without a gap."""
 
     state: str
     """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside`` or
@@ -213,14 +217,14 @@ class LifeState(msgspec.Struct, kw_only=True):
     from_ms: float
     to_ms: float
     first_step: int | None
-    """The first of the steps that refused or scheduled it; None: no step knew of it."""
+    """The first of the steps that refused or scheduled it; None if no step knew of it."""
     last_step: int | None
     tokens: int
     """Tokens scheduled for the request in these steps."""
     device_ms: float
     """Part of the time in which the device executed a batch, with this request or without it."""
     of_state: str | None = None
-    """State that goes on afterwards, of ``interrupted``."""
+    """State that continues afterwards, for ``interrupted``."""
 
     @property
     def steps(self) -> int:
@@ -231,7 +235,7 @@ class LifeState(msgspec.Struct, kw_only=True):
 
 
 class LifeEvent(msgspec.Struct, kw_only=True):
-    """Something that happened to it."""
+    """Event in the life of a request."""
 
     at_ms: float
     what: str
@@ -247,7 +251,7 @@ class LifeEvent(msgspec.Struct, kw_only=True):
 
 
 class Gap(msgspec.Struct, kw_only=True):
-    """The time between two of its outputs."""
+    """Time between two consecutive outputs of a request."""
 
     step: int
     """The step whose output ended it."""
@@ -275,21 +279,21 @@ class Life(msgspec.Struct, kw_only=True):
     num_preemptions: int
     """Preemptions by the scheduler in this trace, counted as ``analyze`` counts them."""
     num_cache_resets: int
-    """Preemptions by a reset of the prefix cache, counted apart."""
+    """Preemptions by a reset of the prefix cache, counted separately."""
     status: str | None
-    """``RequestStatus`` name without ``FINISHED_``; None: it did not leave while the trace was recorded."""
+    """``RequestStatus`` name without ``FINISHED_``; None if it did not leave while the trace was recorded."""
     e2e_ms: float | None
-    """Time from arrival to leaving the scheduler: the sum of ``states``. None: it did not leave."""
+    """Time from arrival to leaving the scheduler: the sum of ``states``. None if it did not leave."""
     ttft_ms: float | None
     """Time from arrival to first output."""
     states: list[LifeState]
     events: list[LifeEvent]
     outputs: int
-    """Steps whose output had a token of it."""
+    """Number of steps whose output contained a token of this request."""
     mean_gap_ms: float | None
     """Mean time between these outputs."""
     gaps: list[Gap]
-    """The longest of them, at most ``MOST_GAPS``."""
+    """The longest gaps, at most ``MOST_GAPS``."""
     problems: list[Message] = []
     """Gaps of the trace, some of which may concern this request."""
 

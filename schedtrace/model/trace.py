@@ -204,7 +204,7 @@ class Preemption(msgspec.Struct, omit_defaults=True):
     lost_tokens: int
     """Computed tokens that have to be computed again, unless the prefix cache still has them."""
     for_request_id: str | None = None
-    """Request whose allocation failed; None: not visible."""
+    """Request whose allocation failed; None if not visible."""
     num_preemptions: int | None = None
     """Preemptions of this request so far, including this one."""
     in_schedule: bool = True
@@ -371,7 +371,7 @@ class Step(Line, tag="step", kw_only=True):
     schedule_us: int
     """Duration of ``schedule()``."""
     output_us: int | None = None
-    """Time of ``update_from_output`` for this step; None: not back when the line was written."""
+    """Time of ``update_from_output`` for this step; None if not back when the line was written."""
     update_us: int | None = None
     """Duration of ``update_from_output``."""
     execute_after_us: int | None = None
@@ -410,7 +410,7 @@ class Step(Line, tag="step", kw_only=True):
     """Tokens that new and resumed requests found in a cache."""
     draft_tokens: int = 0
     output_tokens: int | None = None
-    """Tokens sampled by this step and accepted; None: the output has not come back."""
+    """Tokens sampled by this step and accepted; None if the output has not come back."""
     finished_holding: int | None = None
     """Requests that are finished and whose KV blocks the scheduler still keeps."""
     deferred_free_blocks: int | None = None

@@ -45,7 +45,7 @@ def bounds(text: str) -> Bounds | None:
     """Parse the bounds of a trace; None: a plain file.
 
     Raises:
-        ValueError: it is not understood; the text says what is expected.
+        ValueError: If it is not understood; the text says what is expected.
     """
     if text == PLAIN:
         return None
@@ -70,7 +70,7 @@ def memory_bounds(text: str) -> Bounds:
     """Parse what a flight recorder keeps in memory: ``120s`` or ``120s,64M``.
 
     Raises:
-        ValueError: it is not understood; the text says what is expected.
+        ValueError: If it is not understood; the text says what is expected.
     """
     age, *size = text.split(",")
     try:
@@ -87,7 +87,7 @@ def size_of(text: str) -> int:
     """Parse a size in bytes: ``20G``.
 
     Raises:
-        ValueError: it is not understood; the text says what is expected.
+        ValueError: If it is not understood; the text says what is expected.
     """
     try:
         return int(_quantity(text, SIZES))

@@ -15,7 +15,7 @@ WHAT_IF_SCHEMA_VERSION = 3
 
 
 class Objective(StrEnum):
-    """What a change has to make better to be advised."""
+    """Objective that advice must improve."""
 
     LATENCY = "latency"
     """The mean end-to-end latency."""
@@ -29,7 +29,7 @@ OF_RANKS: dict[str, tuple[Any, ...]] = {
     "router": ("vllm", "round-robin", "least-running", "least-tokens"),
     "balance_ranks": (True, False),
 }
-"""Settings that a replay takes beside vLLM's, and their values."""
+"""Settings of ranks that a replay accepts besides vLLM's, and their values."""
 
 
 Latency = Literal["ttft", "tpot", "e2e"]
@@ -53,20 +53,20 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadPart(msgspec.Struct, kw_only=True):
-    """The part of a recorded load that is replayed, where the whole would take too long."""
+    """Part of a recorded load that is replayed if the whole would take too long."""
 
     requests: int
     """Number of requests that are replayed."""
     whole_requests: int
     """Number of requests of the whole load."""
     begin_s: float
-    """Seconds into the recording at which the first of them came."""
+    """Seconds into the recording at which the first of them arrived."""
     end_s: float
     """Seconds into the recording at which most of them had been answered."""
 
     @property
     def words(self) -> str:
-        """Return it as it stands in a sentence."""
+        """Return the name for use within a sentence."""
         seconds = f"{number(self.begin_s)} to {number(self.end_s)} s"
         return f"{self.requests:,} of this load's {self.whole_requests:,} requests ({seconds})"
 
@@ -140,7 +140,7 @@ class Configuration(msgspec.Struct, kw_only=True):
     recorded: bool = False
     """Whether this is the recorded configuration."""
     refused: str | None = None
-    """Reason for absent figures; null: figures are present."""
+    """Reason why figures are absent; null if they are present."""
     kv_blocks: int | None = None
     """Size of the KV cache."""
     figures: list[Figure] = []
@@ -148,7 +148,7 @@ class Configuration(msgspec.Struct, kw_only=True):
     finished: int | None = None
     """Requests that ended by themselves."""
     too_long: int | None = None
-    """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
+    """Requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int | None = None
     """``schedule()`` calls of all trials."""
     preemptions: int | None = None
@@ -160,8 +160,9 @@ class Configuration(msgspec.Struct, kw_only=True):
     meets_slo: bool | None = None
     """Whether every bound holds; null without bounds or figures."""
     goodput_requests_per_s: float | None = None
-    """Requests a second that meet every bound themselves, from the first arrival to the last token; null
-    without bounds or figures."""
+    """Requests per second that meet every bound, from the first arrival to the last token; null without
+    bounds or figures.
+    """
     pareto: bool | None = None
     """Whether no other configuration is better in one of ``objectives`` and at least as good in the
     others; null: only ``sweep`` compares them."""
@@ -207,7 +208,7 @@ class Replays(msgspec.Struct, kw_only=True):
     commands: list[str] = []
     """Commands that try the first proposal of ``advise`` on the real machine: a run, and its comparison."""
     notes: list[Message] = []
-    """Facts missing in the load, and assumptions in their place."""
+    """Notes on facts missing in the load, and the assumptions in their place."""
 
     @property
     def recorded(self) -> Configuration | None:
@@ -223,25 +224,27 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     changes: dict[str, Any]
     """Settings that differ from those of the engine that the sweep starts from."""
     refused: str | None = None
-    """Reason for absent figures; None: figures are present."""
+    """Reason why figures are absent; None if they are present."""
     requests: int = 0
     """Requests of the load."""
     too_long: int = 0
-    """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
+    """Requests that vLLM's front end rejects because their prompt fills ``max_model_len``."""
     steps: int = 0
     """``schedule()`` calls."""
     preemptions: int | None = None
-    """Preemptions in ``schedule()``; None: not recorded."""
+    """Preemptions in ``schedule()``; None if not recorded."""
     extrapolated_steps: int | None = None
-    """Steps outside the range that the step times were fitted to; None: they were not fitted."""
+    """Steps outside the range that the step times were fitted to; None if they were not fitted."""
     kv_blocks: int | None = None
     """Size of the KV cache; None: not noted by an older release, or refused."""
     fitted_max_model_len: int | None = None
-    """Tokens that the KV cache holds, where that decided ``max_model_len``; None: it did not."""
+    """Tokens that the KV cache holds, if this decided ``max_model_len``; otherwise None."""
     duration_s: float = 0.0
     """Time from first arrival to last token, summed over trials."""
     counted_s: float | None = None
-    """The time of it with requests, which throughput is over where a server's load is replayed; null: all."""
+    """Part of that time with requests, over which throughput is computed if a server's load is replayed; null
+    for all of it.
+    """
     output_tokens: int = 0
     """Output tokens of finished requests."""
     ttft_ms: list[float] = []

@@ -150,7 +150,7 @@ def print_elapsed(console: Console, elapsed_s: float, text: str) -> None:
 
 
 class ReadingBar:
-    """A bar for one file after the other: called with the bytes done and those there are.
+    """Bar for one file after the other, called with the bytes done and the total.
 
     Args:
         console: Where to; if it is no terminal, a line every ``EVERY_S``.

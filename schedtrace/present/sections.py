@@ -104,7 +104,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Field(Generic[_R]):
-    """A column, and what stands in it for each thing that has a row."""
+    """Column of a table, with the function that fills its cells."""
 
     heading: str
     cell: Callable[[_R], Cell]
@@ -154,7 +154,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Strip:
-    """Pictures over time, one above the other, and what they mean."""
+    """Strip of pictures over time, one above the other, with a legend."""
 
     bands: list[Band]
     legend: Text
@@ -163,7 +163,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class FactRow:
-    """A label and what stands beside it."""
+    """Label with its value."""
 
     label: str
     content: "list[Content | Table | Strip]"

@@ -1,1 +1,1 @@
-"""Run folders to checked Polars frames. Works where vLLM is not installed."""
+"""Reading of run folders into checked Polars frames. It works without vLLM."""

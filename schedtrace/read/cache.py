@@ -35,22 +35,24 @@ SMALL = (
     *("dummies", "syncs", "controls", "cpu", "stalls"),
 )
 LAYOUT = 10
-"""Raised when the content of the files changes without a change of the trace's schema."""
+"""Version of the files; raise it when the content of the files changes without a change of the trace's
+schema.
+"""
 IN_USE_S = 600
 """Seconds in which another process may still read, or build, a cache that no longer fits the trace."""
 KEPT_S = 30 * 24 * 3600
-"""A cache that nobody used for so long is removed: its trace may be gone."""
+"""Seconds after which an unused cache is removed, because its trace may be gone."""
 KEPT_BYTES = 2**30
-"""All caches together; those that were used last stay."""
+"""Maximum size of all caches together; the most recently used ones stay."""
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 SETTLED_NS = 2 * 10**9
 """A file changed as recently as this may change again at the same time: clocks of file systems are coarse."""
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
-"""Held until the process ends: lazy tables refer to the files in them."""
+"""Folders that exist until the process ends, because lazy tables refer to files in them."""
 
 Cached = tuple[Parsed, dict[str, pl.LazyFrame]]
-"""What stays in memory, and the large tables."""
+"""Parts of a trace that stay in memory, and the large tables."""
 
 
 class Fingerprint(msgspec.Struct):
@@ -62,17 +64,17 @@ class Fingerprint(msgspec.Struct):
     sampled: str
     """BLAKE2b of its first block, its last block and blocks between."""
     stamp: list[int] | None
-    """Times of the last change (no program can set ``ctime``), inode and device; None: not settled yet."""
+    """Times of the last change (no program can set ``ctime``), inode and device; None if not settled yet."""
 
 
 class CacheNote(msgspec.Struct):
-    """What a cache was made from and by, and what it holds beside tables."""
+    """Record of what a cache was made from, by which version, and what it contains beside tables."""
 
     made_by: str
     read: dict[str, Fingerprint]
-    """Name of the trace's file, or of each of its parts."""
+    """Fingerprint of the trace's file, or of each of its parts, by name."""
     files: dict[str, str]
-    """Name of each Parquet file to the BLAKE2b of its content."""
+    """BLAKE2b of each Parquet file's content, by the file's name."""
     header: Header
     notices: list[str]
     end: End | None
@@ -84,7 +86,7 @@ def read_by_files(path: Path, options: ReadOptions) -> Cached:
     """Read a trace whose tables do not fit memory.
 
     Raises:
-        InputError: it cannot be read, is no trace, or there is no room for the files.
+        InputError: If it cannot be read, is no trace, or there is no room for the files.
     """
     if options.cache:
         cached = _find(path, options)
@@ -109,7 +111,7 @@ def made_by() -> str:
 
 
 def folders_of(path: Path) -> list[Path]:
-    """Return the cache folders of this trace, those under construction included."""
+    """Return the cache folders of this trace, including those under construction."""
     with suppress(OSError):
         return sorted(safe_files.own_cache_folder(FOLDER).glob(f"{_prefix(path)}*"))
     return []
@@ -191,10 +193,10 @@ def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Finge
 
 
 def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fingerprint] | None:
-    """Return the fingerprints of a trace's files as they are now; None if their content is another one.
+    """Return the fingerprints of a trace's files as they are now; None if their content has changed.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: If one cannot be read.
     """
     if [file.name for file in files] != list(read):
         return None
@@ -224,7 +226,7 @@ def building(path: Path) -> Iterator[Path]:
     """Make a new cache folder for this trace; remove it if building it fails.
 
     Raises:
-        CannotWriteError: the user's cache cannot be written to, or the disk is full.
+        CannotWriteError: If the user's cache cannot be written to, or the disk is full.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=safe_files.own_cache_folder(FOLDER)))
@@ -240,7 +242,7 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def _remove_unused(path: Path, but: Path) -> None:
-    """Remove caches that no other process can still use: the trace's others, old ones, and too much."""
+    """Remove caches that no process can still use: the trace's others, old ones, and those over the limit."""
     used = []
     for folder in but.parent.iterdir():
         with suppress(OSError):
@@ -255,7 +257,7 @@ def _remove_unused(path: Path, but: Path) -> None:
 
 
 def stamp_of(path: Path) -> list[int] | None:
-    """Return the file's stamp, if nothing can change any more without changing it."""
+    """Return the file's stamp if any later change to the file must change it."""
     stat = path.stat()
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED_NS:
         return None
@@ -263,12 +265,12 @@ def stamp_of(path: Path) -> list[int] | None:
 
 
 def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
-    """Return the fingerprint if the file still has this content, with its new stamp; else None.
+    """Return the fingerprint with its new stamp if the file still has this content; otherwise None.
 
     A file with another stamp, such as a copy, is hashed as a whole.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If it cannot be read.
     """
     stamp = stamp_of(path)
     if path.stat().st_size != fingerprint.size:
@@ -284,7 +286,7 @@ def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
 
 
 def sampled(file: BinaryIO, size: int) -> str:
-    """Hash blocks at equal distances, the first and the last of ``size`` bytes among them."""
+    """Hash blocks at equal distances, including the first and the last of ``size`` bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for at in range(SAMPLES):
         file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))
@@ -296,7 +298,7 @@ def digests(folder: Path) -> dict[str, str]:
     """Return the name of each Parquet file to the digest of its content.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: If one cannot be read.
     """
     return {file.name: digest_of(file) for file in sorted(folder.glob("*.parquet"))}
 
@@ -305,7 +307,7 @@ def digest_of(path: Path) -> str:
     """Return the BLAKE2b hash of a whole file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If it cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

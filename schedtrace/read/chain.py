@@ -32,24 +32,24 @@ from schedtrace.read.tables import (
 
 T = TypeVar("T")
 _BLOCK = 32
-"""Values compared at once."""
+"""Number of values compared at once."""
 _FEW = 4
-"""Number of requests up to which they are looked up singly, which is faster than all at once."""
+"""Number of requests up to which looking them up individually is faster than looking up all at once."""
 
 
 class Got(NamedTuple):
-    """Columns of a step, place by place."""
+    """Columns of a step, row by row."""
 
     ids: tuple[str, ...]
     computed: tuple[int, ...]
     scheduled: tuple[int, ...]
     details: tuple[tuple[Any, ...], ...]
-    """A column for each of ``DETAILS``; none where nobody asks for them."""
+    """Column for each of ``DETAILS``; empty if no caller needs them."""
     alone: Sequence[bool]
     """Whether the row is a stretch of its own; empty if none is."""
 
     def without(self, places: Sequence[int]) -> "Got":
-        """Return the columns without these ascending places."""
+        """Return the columns without these ascending rows."""
         ids, computed, scheduled = self.ids, self.computed, self.scheduled
         return Got(
             tuple(without(ids, places)),
@@ -78,7 +78,7 @@ def got_in_line(requests: Sequence[Any]) -> Got:
 
 
 def got_by(rows: Sequence[Stretch], step: int) -> Got:
-    """Read the columns from stretches that go on in this step or end with it."""
+    """Read the columns from stretches that continue in this step or end with it."""
     return Got(
         tuple([row.request_id for row in rows]),
         tuple([row.expected(step) for row in rows]),
@@ -89,10 +89,10 @@ def got_by(rows: Sequence[Stretch], step: int) -> Got:
 
 
 def not_continued(before: Got, now: Got) -> list[int]:
-    """Return the places at which another stretch of several steps begins.
+    """Return the rows at which a stretch of several steps ends and another begins.
 
     Args:
-        before: Of the last step; its requests are the first of this one, too.
+        before: Columns of the last step, whose requests are also the first ones of this step.
         now: Of this step.
     """
     here = len(before.ids)
@@ -105,7 +105,7 @@ def not_continued(before: Got, now: Got) -> list[int]:
 
 
 def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
-    """Return the ascending places of rows to take out, so that the others are the first ones now."""
+    """Return the ascending indices of the rows to remove, so that the remaining rows come first."""
     places: list[int] = []
     left = tuple(before)
     while left != now[: len(left)]:
@@ -121,7 +121,7 @@ def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
 
 
 def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
-    """Return the items that are not at these ascending places."""
+    """Return the items that are not at these ascending indices."""
     left: list[T] = []
     for before, place in pairwise([-1, *places, len(items)]):
         left += items[before + 1 : place]
@@ -129,9 +129,9 @@ def without(items: Sequence[T], places: Sequence[int]) -> list[T]:
 
 
 def _different(first: tuple[Any, ...], second: tuple[Any, ...]) -> Iterator[int]:
-    """Yield the places where the first differs from the second, which is as long or longer.
+    """Yield the indices at which the first sequence differs from the second, which is at least as long.
 
-    Mostly there are few: whole blocks are compared, which takes a third of the time.
+    There are usually few, so whole blocks are compared, which takes a third of the time.
     """
     for start in range(0, len(first), _BLOCK):
         these, those = first[start : start + _BLOCK], second[start : start + _BLOCK]
@@ -149,7 +149,7 @@ def _continues(before: Got, now: Got, place: int) -> bool:
 
 
 class Running:
-    """Follows the scheduled requests from step to step.
+    """Tracker of the scheduled requests from step to step.
 
     Args:
         put: Gets tables of their stretches.
@@ -159,23 +159,23 @@ class Running:
         self._ended = EndedStretches(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
-        """Stretches that end if the request gets the expected token; None: not looked up yet."""
+        """Stretches that end if the request gets the expected token; None if not looked up yet."""
         self._at: tuple[int, int | None] | None = None
-        """Their step and trial; None: unknown."""
+        """Step and trial of the latest rows; None if unknown."""
         self._line: Got | None = None
-        """What a full line told of them, as far as the rows do not have it yet."""
+        """Columns of a full line that the rows have not taken over yet."""
         self._orders = 0
         self._cut = False
-        """All stretches have ended; the next step begins new ones."""
+        """Whether all stretches have ended, so that the next step begins new ones."""
 
     @property
     def step(self) -> int | None:
-        """The last step; None where its requests are unknown."""
+        """Number of the last step; None if its requests are unknown."""
         return self._at and self._at[0]
 
     @property
     def tokens(self) -> int:
-        """What the last step scheduled."""
+        """Tokens that the last step scheduled."""
         self._take_over()
         return sum(row.scheduled for row in self._rows)
 
@@ -187,7 +187,7 @@ class Running:
                 yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.details)
 
     def lose(self) -> None:
-        """Note that nothing can continue the last step."""
+        """Note that the next line cannot continue the last step."""
         self._end(self._rows)
         self._rows, self._at, self._line = [], None, None
 
@@ -197,7 +197,7 @@ class Running:
         self._ended.flush()
 
     def cut(self) -> None:
-        """End all stretches with the last step, and put them; the next step may still continue it."""
+        """End all stretches with the last step and store them; the next step may still continue the rows."""
         self._take_over()
         self._end(self._rows)
         self._cut = True
@@ -231,8 +231,8 @@ class Running:
 
         Args:
             changes: ``RowChanges`` as read.
-            total: Requests that there must be after them.
-            tokens: Tokens that these must have got together; None: any.
+            total: Number of requests that must result.
+            tokens: Tokens that the requests must have got in total; None for any number.
         """
         leave, changed, added = changes.gone, changes.changed, changes.added
         left = len(self._rows) - len(leave)
@@ -249,7 +249,7 @@ class Running:
         )
 
     def follow(self, step: int, trial: int | None, changes: Any) -> None:
-        """Take the next step from its changes, which ``can_follow`` has accepted."""
+        """Take the next step from changes that ``can_follow`` has accepted."""
         self._take_over()
         cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
         if cut or unsteady is None:
@@ -290,13 +290,13 @@ class Running:
         return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
 
     def _is_cut(self, trial: int | None, rows: int) -> bool:
-        """Return whether all stretches end before the next step, which has so many rows."""
+        """Return whether all stretches end before the next step, which has this many rows."""
         return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
 
     def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
-        """Return what the requests still present got in the last step.
+        """Return the columns of the requests that are still present.
 
-        The stretches of the rest end; if the remaining requests changed their order, all stretches end.
+        The stretches of all others end; if the remaining requests changed their order, all stretches end.
         """
         before = self._line or got_by(self._rows, step - 1)
         places = gone(before.ids, ids)
@@ -306,14 +306,14 @@ class Running:
         return before.without(places)
 
     def _take_out(self, places: Sequence[int]) -> list[Stretch]:
-        """End the stretches at these ascending places."""
+        """End the stretches at these ascending rows."""
         taken = [self._rows[place] for place in places]
         self._rows = without(self._rows, places)
         self._end(taken)
         return taken
 
     def _take_over(self) -> None:
-        """Let the rows have what a full line told of those that are stretches of their own."""
+        """Copy from a full line the columns of the rows that are stretches of their own."""
         if self._line is not None and self._at is not None:
             step, line = self._at[0], self._line
             for place in compress(range(len(line.ids)), line.alone):
@@ -356,7 +356,7 @@ _AS_EXPECTED = RowChanges()
 
 
 class Chain:
-    """Takes the lines of steps in the order of the file; each number counts once.
+    """Reader of step lines in the order of the file, which accepts each step number once.
 
     Args:
         put: Gets tables of what requests got, as stretches.
@@ -364,15 +364,17 @@ class Chain:
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
         self.running = Running(put)
-        """The requests of the step that was taken last."""
+        """Requests of the latest step."""
         self.in_order = True
-        """Steps stood in the order of their numbers."""
+        """Whether the steps came in the order of their numbers."""
         self.not_rebuilt: list[int] = []
-        """Numbers of deltas whose step before is unknown."""
+        """Numbers of deltas that follow an unknown step."""
         self.doubtful: list[tuple[int, int]] = []
-        """First and last of steps that were rebuilt, and do not lead to the full line after them."""
+        """First and last of the rebuilt steps that do not lead to the full line after them."""
         self.refused: list[int] = []
-        """Numbers of steps that came again, or whose start is not between those of the steps beside them."""
+        """Numbers of steps that appeared twice, or whose start is not between those of the neighbouring
+        steps.
+        """
         self._numbers: list[int] = []
         self._starts: list[int] = []
         """Step numbers so far, ascending."""
@@ -380,9 +382,9 @@ class Chain:
         """Number and start of the last step that ``forget`` forgot."""
         self._before: Values = ()
         self._deltas = 0
-        """Rebuilt since the last full line."""
+        """Deltas rebuilt since the last full line."""
         self._adds_up = False
-        """The tokens of that line's requests are those that its budget lacks."""
+        """Whether the tokens of the last full line's requests equal the budget that the step used."""
 
     def take(self, line: Any) -> Values | None:
         """Return the values of a line's step; None if it is not new, contradicts others or cannot be rebuilt.
@@ -407,7 +409,7 @@ class Chain:
         return values
 
     def _fits(self, line: Any, place: int) -> bool:
-        """Return whether its number is new, and its time between those of the steps beside it."""
+        """Return whether the step's number is new, and its time between those of the neighbouring steps."""
         if line.step <= self._forgotten or line.step in self._numbers[place : place + 1]:
             return False
         start: int = line.start_us
@@ -415,7 +417,7 @@ class Chain:
         return before <= start <= (self._starts[place] if place < len(self._starts) else LARGEST)
 
     def forget(self) -> None:
-        """Forget the numbers of the steps so far, of which none may come again: a trace may have no end."""
+        """Forget the numbers of the steps so far: a growing trace may have no end. None may appear again."""
         if self._numbers:
             self._forgotten, self._began = self._numbers[-1], self._starts[-1]
             self._numbers, self._starts = [], []
@@ -458,7 +460,7 @@ _LATE = tuple(name for name in Output.__struct_fields__ if name != "step")
 
 
 def expanded_lines(path: Path) -> Iterator[bytes]:
-    """Yield a trace's lines without newlines: steps in full and with their output, all others as they are.
+    """Yield a trace's lines without newlines: steps in full with their output, all other lines unchanged.
 
     Steps that cannot be rebuilt, broken lines and ``output`` lines are left out.
 
@@ -466,7 +468,7 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
         path: A trace that ``read_trace`` accepts.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     outputs: dict[int, Any] = {}
     for _, read in _lines(path):

@@ -1,4 +1,4 @@
-"""A trace that grows: its last minutes, of which only what is new is read. The file is never locked."""
+"""The last minutes of a growing trace, of which only new lines are read. The file is never locked."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -49,13 +49,13 @@ from schedtrace.read.tables import (
 from schedtrace.read.trace import Trace
 
 MOST_STALLS = 64
-"""Lines about the latest ones."""
+"""Maximum number of recent stall lines that are kept."""
 _KINDS = {as_read: line for line, as_read in AS_READ.items()}
 
 
 @dataclass
 class Chunk:
-    """What was read at once."""
+    """Lines that were read together."""
 
     lives: list[Live]
     """Requests alive before it."""
@@ -73,15 +73,15 @@ class Chunk:
     cpu: list[Any]
     lines: list[bytes]
     first: Step | None
-    """Its first step, in full."""
+    """First step of the chunk, in full."""
     first_line: int
-    """Its place in ``lines``."""
+    """Index of the first step's line in ``lines``."""
     last_us: int
 
 
 @dataclass
 class _Taken:
-    """What stands in some lines."""
+    """Content of some lines."""
 
     steps: list[Values] = field(default_factory=list)
     lines: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
@@ -103,33 +103,33 @@ class Following:
 
     Args:
         path: The file, or all parts.
-        keep_us: At least the steps of so many microseconds before the last one are kept.
+        keep_us: Microseconds before the last step of which at least all steps are kept.
 
     Raises:
-        InputError: it cannot be opened.
+        InputError: If it cannot be opened.
     """
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self.path, self._keep_us = path, keep_us
         self.header: Header | None = None
-        """Header of the trace; None: its first line is not there yet."""
+        """Header of the trace; None if its first line is not there yet."""
         self.notices: list[str] = []
         self.end: End | None = None
-        """The engine was shut down in order."""
+        """End line; None unless the engine was shut down in order."""
         self.newest_us = 0
-        """The latest time that any line tells."""
+        """Latest time in any line."""
         self.garbled_us: int | None = None
-        """Time of the last line before the latest that was not understood; None: all were."""
+        """Time of the line before the latest line that could not be decoded; None if all could be."""
         self.dropped = False
-        """The recorder dropped steps."""
+        """Whether the recorder dropped steps."""
         self.gaps = False
-        """Steps are missing for another reason."""
+        """Whether steps are missing for another reason."""
         self.chunks: deque[Chunk] = deque()
         self._next_step = 0
         self._behind_gap = False
-        """The next ``events`` line tells who is there behind a gap."""
+        """Whether the next ``events`` line lists the requests present after a gap."""
         self._listed_us: int | None = None
-        """Time of that line; the step after it is the first one behind the gap."""
+        """Time of that line; the step after it is the first one after the gap."""
         self._head = b""
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
@@ -139,7 +139,7 @@ class Following:
         self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._growing.close()
 
     def modified_s(self) -> float:
@@ -148,7 +148,7 @@ class Following:
 
     @property
     def left_out(self) -> Sequence[str]:
-        """A sentence for files that are no part of the trace, or not to their end."""
+        """Sentence for each file that is not part of the trace, or only up to a point."""
         return self._growing.notes
 
     @property
@@ -158,16 +158,16 @@ class Following:
 
     @property
     def stalled(self) -> Any:
-        """The stall that lasts, as its line has it; None: there is none."""
+        """Current stall, as in its line; None if there is none."""
         latest = self._stalls[-1].stalled if self._stalls else None
         return None if latest is None or latest.until_us is not None else latest
 
     def read(self) -> list[Chunk]:
-        """Read what is new, in chunks; those that are too old by now are left out.
+        """Read what is new, in chunks; without those that are too old by now.
 
         Raises:
-            LostError: the file was removed, replaced or cut.
-            InputError: it is no trace, or cannot be read.
+            LostError: If the file was removed, replaced or cut.
+            InputError: If it is no trace, or cannot be read.
         """
         with reading(self.path):
             if self.header is None and not self._begin():
@@ -181,7 +181,7 @@ class Following:
         return list(self.chunks)[-new:] if new else []
 
     def trace(self, chunks: list[Chunk]) -> Trace:
-        """Return the trace of some chunks that follow each other, with those who were there before."""
+        """Return the trace of consecutive chunks, with the requests that were present before them."""
         if self.header is None:
             msg = f"{self.path}: no header"
             raise InputError(msg)
@@ -221,12 +221,12 @@ class Following:
         )
 
     def since(self, us: int) -> list[Chunk]:
-        """Return the chunks with steps that began at this time or later; the last one if none has."""
+        """Return the chunks with steps that began at this time or later, or else the last chunk."""
         chunks = [chunk for chunk in self.chunks if chunk.last_us >= us]
         return chunks or list(self.chunks)[-1:]
 
     def saved(self, us: int) -> bytes:
-        """Return a trace of the steps since then, with earlier waiting requests; it begins a little early."""
+        """Return a trace of the steps since this time, or slightly earlier, with the waiting requests."""
         chunks = [chunk for chunk in self.since(us) if chunk.first is not None]
         if not chunks or chunks[0].first is None:
             return self._head + b"\n"
@@ -255,7 +255,7 @@ class Following:
         return b"".join(line + b"\n" for line in lines if line)
 
     def _begin(self) -> bool:
-        """Read the header; False: it is not whole yet."""
+        """Read the header; return False if it is not complete yet."""
         begun = self._growing.begin(self._lives)
         if begun is None:
             return False

@@ -1,4 +1,4 @@
-"""What the readers of foreign logs share: lines, and a trace with nulls for what a log does not tell."""
+"""Shared parts of the readers of foreign logs: lines, and a trace with nulls for missing facts."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -18,21 +18,21 @@ from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"
 LONGEST_LINE = 16 * 2**20
-"""Bytes; a record of 1,024 requests has about 90 KB. What is longer is cut off there."""
+"""Maximum bytes of a line; longer lines are cut off. A record of 1,024 requests has about 90 KB."""
 LARGEST = 2**40
-"""Largest count of tokens or requests; a larger number comes from no recorder."""
+"""Largest count of tokens or requests that is believed; no recorder writes a larger one."""
 EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
 """Columns of a step that only vLLM's iteration lines have."""
 _CHUNK = 4096
 _TEXT_OF_A_REQUEST = re.compile(r"""\b(?:prompt|output): ['"]|['"]role\\?['"]\s*:""")
-"""vLLM's log of a prompt or an answer, and the messages of a chat."""
+"""Pattern of prompts and answers in vLLM's log, and of chat messages."""
 _OF_A_LOG = re.compile(r"\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\d\d:\d\d:\d\d")
 _PREFIX = 200
-"""Characters of a line in which its level or time stands."""
+"""Characters at the beginning of a line in which its level or time is searched."""
 
 
 def quoted_from(line: str) -> int:
-    """Return where the text of a request begins in a log line; its length where there is none."""
+    """Return the index at which a request's text begins in a log line; the line's length if there is none."""
     match = _TEXT_OF_A_REQUEST.search(line)
     return len(line) if match is None else match.start()
 
@@ -43,7 +43,7 @@ def is_log_line(line: str) -> bool:
 
 
 def prose_notice(kind: str, read: int, prose: int) -> list[str]:
-    """Return a notice for a file most of whose lines are neither of the kind nor log lines.
+    """Return a notice about a file in which most lines are neither of the expected kind nor log lines.
 
     Args:
         kind: What was read, in the plural.
@@ -63,7 +63,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number (from 1) and text of every line, without terminal colours.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: If the file cannot be read.
     """
     number = 0
     with reading(path), opened(path) as file:
@@ -75,7 +75,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class StepRows:
-    """Steps as they are read; every so many of them become a frame, which needs far less memory."""
+    """Steps collected while reading; batches of them become frames, which need far less memory."""
 
     def __init__(self) -> None:
         self._steps: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ class StepRows:
 
         Args:
             step: Its number.
-            requests: Of each its id, computed and scheduled tokens, and phase.
+            requests: Id, computed tokens, scheduled tokens and phase of each request.
             columns: Columns of the step.
         """
         self._steps.append({"step": step, **columns})
@@ -122,7 +122,7 @@ def foreign_trace(
     notices: list[str],
     **header: Any,
 ) -> Trace:
-    """Return a trace as far as a log tells it.
+    """Return a trace with everything that a log contains.
 
     Args:
         path: The log.

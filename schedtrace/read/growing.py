@@ -27,27 +27,29 @@ from schedtrace.read.part_files import TOO_LARGE, ZstdFrames, decode_head, head_
 from schedtrace.read.tables import STRETCH_SCHEMA, readable_struct, structs_of
 
 CAME, LOST, RUNS = -3, -2, -1
-"""Steps, before any, in which those who were there before a window came, were preempted and were admitted."""
+"""Step numbers before the first step, for requests that were present before a window: when they arrived, were
+preempted and were admitted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A request that has come and not gone."""
+    """Request that has arrived and not left."""
 
     entry: Any
-    """Its ``Arrival`` as read; of one that was there when the trace began its ``Present``."""
+    """Its ``Arrival`` as read, or its ``Present`` if it was present when the trace began."""
     waits_since_us: int | None
-    """Time at which it entered the waiting queue, as far as recorded; None: it runs."""
+    """Time at which it entered the waiting queue, as far as recorded; None if it runs."""
     preempted: int = 0
     """Number of preemptions."""
     lost_tokens: int = 0
-    """The most that a preemption threw away."""
+    """Largest number of tokens that a preemption discarded."""
     there_us: int | None = None
-    """Time at which the trace began with it; None: it came later."""
+    """Time at which the trace began with the request; None if it arrived later."""
 
 
 class LiveRequests:
-    """Follows the requests from step to step."""
+    """Tracker of living requests from step to step."""
 
     def __init__(self) -> None:
         self.alive: dict[str, Live] = {}
@@ -74,7 +76,7 @@ class LiveRequests:
             self.alive.pop(request.request_id, None)
 
     def were_there(self, at_us: int, present: Iterable[Any]) -> None:
-        """Note the requests that were there when the trace began."""
+        """Note the requests that were present when the trace began."""
         for request in present:
             since = None if request.state == "running" else at_us
             if request.state == "waiting" and request.queued_us is not None:
@@ -83,7 +85,7 @@ class LiveRequests:
             self.alive[request.request_id] = Live(request, since, preempted, request.lost_tokens, at_us)
 
     def scheduled(self, request_ids: Iterable[str]) -> None:
-        """Note that requests run."""
+        """Note that these requests run."""
         for name in request_ids:
             live = self.alive.get(name)
             if live is not None and live.waits_since_us is not None:
@@ -97,11 +99,12 @@ class LiveRequests:
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return arrivals, stretches and preemptions that lead to these lives before a window's first step.
 
-    Of those that came: who was there when the trace began still is there, ``still_there``.
+    Only requests that arrived are included; ``still_there`` returns those that were present when the trace
+    began.
 
-    Their steps have negative numbers and scheduled nothing. Only what matters later stands in them: who ran,
-    who waited, and how much a preemption threw away. The arrival of one who waits after a preemption is that
-    of an update: as that of a new request it would be a second wait.
+    The added steps have negative numbers and schedule nothing. They contain only what matters later: which
+    requests ran, which waited, and how much a preemption discarded. A request that waits after a preemption
+    arrives as an update, because the arrival of a new request would count as a second wait.
     """
     lives = [live for live in lives if live.there_us is None]
     queued_again = [live for live in lives if live.preempted and live.waits_since_us is not None]
@@ -129,7 +132,7 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
 
 
 def arrivals_of(lives: list[Live]) -> list[Arrival]:
-    """Return the arrivals of those who came and wait, as the format has them."""
+    """Return the arrivals of the waiting requests, in the trace's format."""
     waiting = [live.entry for live in lives if live.there_us is None and live.waits_since_us is not None]
     return [msgspec.convert(record, Arrival, from_attributes=True) for record in waiting]
 
@@ -144,7 +147,7 @@ def still_there(lives: list[Live]) -> pl.DataFrame:
 
 
 def present_of(lives: list[Live]) -> list[Present]:
-    """Return the requests that are there as the format has them."""
+    """Return the living requests as ``Present`` entries of the trace's format."""
     return [_now(live) for live in lives if live.there_us is not None]
 
 
@@ -169,11 +172,11 @@ def _now(live: Live) -> Present:
 SKIM_BLOCK = 2**23
 FULL = b'{"type":"step"'
 TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
-"""In lines of any kind; inside an id the quotes would be escaped."""
+"""Field names to search in raw lines; inside an id, their quotes would be escaped."""
 
 
 def _named_in_lines() -> type[msgspec.Struct]:
-    """Return what is decoded of a line: who came, went, was preempted or scheduled."""
+    """Return the decoded parts of a line that name arrived, departed, preempted or scheduled requests."""
     named: Any = msgspec.defstruct("Named", [("request_id", str)], gc=False)
     changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
     fields: list[Any] = [
@@ -198,9 +201,10 @@ _decode = msgspec.json.Decoder(_named_in_lines()).decode
 
 
 def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tuple[int, list[str]]:
-    """Return where to begin to read a trace, with the lives up to there, and the notices before.
+    """Return the position from which to read a trace, with the living requests and notices up to there.
 
-    That is the last full line that is ``keep_us`` before the last one, or the trace's begin.
+    The position is that of the last full line at least ``keep_us`` before the last line, or the beginning of
+    the trace.
 
     Args:
         file: Its descriptor.
@@ -251,32 +255,32 @@ BLOCK = 2**20
 PART_BLOCK = 2**16
 """Compressed bytes of a part that are read at once."""
 GAP = b'{"type":"gap"}'
-"""Given as a line where parts are missing: none that a recorder writes."""
+"""Line that is yielded where parts are missing; no recorder writes it."""
 
 
 class LostError(InputError):
-    """The file was removed, replaced or cut: nothing can be read on."""
+    """Error: the file was removed, replaced or cut, so reading cannot continue."""
 
 
 class Growing(ABC):
-    """What is new in a trace.
+    """Reader of the new lines of a trace.
 
     Args:
         path: The file, or all parts.
         keep_us: What is older than so many microseconds before the last step may be left out.
 
     Raises:
-        InputError: it cannot be opened.
+        InputError: If it cannot be opened.
     """
 
     _file: int
-    """Descriptor of what is read."""
+    """Descriptor of the file being read."""
     notes: Sequence[str] = ()
-    """A sentence for files that are no part of this trace, or not to their end."""
+    """Sentence for each file that is not part of this trace, or only up to a point."""
 
     @abstractmethod
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Return the header's line, and notices of what is too old to be read; None: it is not whole yet.
+        """Return the header's line and the notices in skipped lines; None if the header is not complete yet.
 
         Args:
             lives: Gets who came and went in what is too old.
@@ -287,8 +291,8 @@ class Growing(ABC):
         """Yield the lines that are new, up to the last newline.
 
         Raises:
-            LostError: the file was removed, replaced or cut.
-            OSError: it cannot be read.
+            LostError: If the file was removed, replaced or cut.
+            OSError: If it cannot be read.
         """
 
     @abstractmethod
@@ -296,12 +300,12 @@ class Growing(ABC):
         """Return the Unix time of the last write."""
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._file)
 
 
 class GrowingFile(Growing):
-    """A file that grows."""
+    """Reader of a single growing file."""
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path, self._keep_us, self._at = path, keep_us, 0
@@ -309,7 +313,7 @@ class GrowingFile(Growing):
             self._file = descriptor(path)
 
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Skim what is too old."""
+        """Skim the lines that are too old."""
         size = self._checked_size()
         head, newline, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
         if not newline:
@@ -318,7 +322,7 @@ class GrowingFile(Growing):
         return head, notices
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Read up to the last newline: the recorder takes back what a full disk cut off of a line."""
+        """Read up to the last newline: the recorder removes an incomplete line that a full disk left."""
         size, begun = self._checked_size(), b""
         while left := size - self._at - len(begun):
             block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
@@ -348,12 +352,12 @@ class GrowingFile(Growing):
         return ours.st_size
 
     def modified_s(self) -> float:
-        """Return the Unix time of the last write to the file that has the name now."""
+        """Return the Unix time of the last write to the file that currently has this name."""
         return self._path.stat().st_mtime
 
 
 class GrowingParts(Growing):
-    """Parts, read from the one in which ``keep_us`` before now stands."""
+    """Reader of parts, beginning with the part that was written ``keep_us`` ago."""
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path = path
@@ -363,17 +367,17 @@ class GrowingParts(Growing):
         ended = [at for at, (before, _) in enumerate(pairwise(parts.files)) if _age_s(before) * 1e6 > keep_us]
         first = ended[-1] + 1 if ended else 0
         self._later = parts.files[first + 1 :]
-        """Parts behind this one, as far as they were listed."""
+        """Parts after this one that have been listed so far."""
         self._joint = Joint(parts)
         self._begin_part((parts.files or [path])[first])
         self._ready: list[bytes] = []
 
     def _begin_part(self, part: Path) -> None:
-        """Leave the part that is read for this one.
+        """Switch from the current part to this one.
 
         Raises:
-            InputError: it cannot be opened; the other one is not left.
-            FileNotFoundError: it went meanwhile.
+            InputError: If it cannot be opened; the other one is not left.
+            FileNotFoundError: If it went meanwhile.
         """
         with reading(part, missing=True):
             file = descriptor(part)
@@ -383,7 +387,7 @@ class GrowingParts(Growing):
         self._joint.begin(part)
 
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Read the header; a part says itself who is there when it begins."""
+        """Read the header; every part begins with the requests present."""
         del lives
         for lines in self._part_lines():
             head, *self._ready = lines
@@ -391,7 +395,7 @@ class GrowingParts(Growing):
         return None
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield lines of this part and of those that follow it, those of several small ones together."""
+        """Yield the lines of this part and of the following ones; several small parts are joined."""
         gathered, self._ready = self._ready, []
         size = sum(map(len, gathered))
         for lines in self._read():
@@ -423,7 +427,7 @@ class GrowingParts(Growing):
                     break
 
     def _list(self) -> None:
-        """Look for further parts, if all that are known are read."""
+        """Look for further parts once all known parts have been read."""
         if self._later or not (new := [part for part in files_of(self._path) if part not in self._listed]):
             return
         self._listed.update(new)
@@ -432,7 +436,7 @@ class GrowingParts(Growing):
         self.notes += [note for note in parts.left_out if note not in self.notes]
 
     def _is_whole(self) -> bool:
-        """Return whether all of the part was read, as far as can be seen."""
+        """Return whether all of the part has been read, as far as this can be seen."""
         frames = self._frames
         frames.cut = frames.cut or bool(self._begun)
         damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
@@ -470,7 +474,7 @@ def first_trace_line(path: Path) -> tuple[bytes, bool]:
     """Return the first line of a trace, as far as it is there, and whether it is whole.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If it cannot be read.
     """
     parts = files_of(path)
     file = descriptor(parts[-1] if parts else path)

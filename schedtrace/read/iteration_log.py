@@ -37,11 +37,11 @@ _STARTED = re.compile(
 )
 _LOOKS_LIKE = "Iteration("
 MARKERS = (_LOOKS_LIKE.encode(),)
-"""Byte strings, one of which stands in every such line."""
+"""Byte strings, one of which is in every such line."""
 
 
 def iteration_in(line: str) -> re.Match[str] | None:
-    """Return the iteration that a line logs; None for one in the text of a request."""
+    """Return the iteration that a line logs; None if it is in the text of a request."""
     match = ITERATION.search(line) if _LOOKS_LIKE in line else None
     return None if match is None or match.start() > quoted_from(line) else match
 
@@ -50,11 +50,11 @@ def read_iteration_log(path: Path) -> list[Trace]:
     """Read a trace per engine, in the order of ranks.
 
     Requests in context are those without output yet, so a preempted request that had output counts its
-    recomputed prompt as generation tokens. Dummy batches are no steps. Times are unknown but for the
+    recomputed prompt as generation tokens. Dummy batches are not steps. No times are known except for the
     iteration's own, which is mostly waiting for the model's result.
 
     Raises:
-        InputError: it cannot be read, or not one of its lines can.
+        InputError: If it cannot be read, or not one of its lines can.
     """
     problems = Problems()
     engines: dict[int, _Engine] = {}
@@ -105,7 +105,7 @@ class _Engine:
         self.rows = StepRows()
         self._dummies = 0
         self.first_index = 0
-        """Iterations before the first one that the log has."""
+        """Index of the first iteration that the log contains."""
         self._last_index = -1
         self._missing = 0
         self._starts = 0
@@ -134,7 +134,7 @@ class _Engine:
         self._dummies = 0
 
     def notices(self, rank: int, *, several: bool) -> list[str]:
-        """Return what a person should know about its lines."""
+        """Return notices about the log's lines for the user."""
         who = f"engine {rank}: " if several else ""
         sentences = []
         if self._missing:

@@ -24,11 +24,11 @@ from schedtrace.read.loguru_log import has_records, read_loguru_log
 from schedtrace.read.trace import Trace
 
 HEAD = 2**20
-"""Bytes of a block that a file's kind is recognized from."""
+"""Bytes of a block from which the kind of a file is recognized."""
 MOST_ROWS = 20
-"""JSON objects that are looked at."""
+"""Maximum number of JSON objects that are examined."""
 _BINARY = 4096
-"""Bytes of which none is 0 in a text."""
+"""Number of bytes among which a text has no 0."""
 _STEP = json.JSONDecoder()
 _TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
 
@@ -39,16 +39,16 @@ class FileSample:
 
     content: bytes
     whole: bool = True
-    """The block is the whole file."""
+    """Whether the block is the whole file."""
 
     @cached_property
     def is_binary(self) -> bool:
-        """Return whether it is no text."""
+        """Return whether the block is not text."""
         return b"\0" in self.content[:_BINARY]
 
     @cached_property
     def text(self) -> str:
-        """The text without colours of a terminal."""
+        """Text without terminal colours."""
         return without_colours(self.content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
 
     @cached_property
@@ -63,19 +63,19 @@ class FileSample:
 
     @property
     def is_json(self) -> bool:
-        """Return whether it begins as a JSON object, or a list of them."""
+        """Return whether it begins like a JSON object or a list of objects."""
         return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """Cells of the first line as CSV."""
+        """Cells of the first line, read as CSV."""
         return frozenset(cell.strip().strip('"') for cell in self.first_line.split(","))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The first JSON objects, one a line, in a list or one after the other; empty where it is no JSON.
+        """The first JSON objects, one per line, in a list or one after the other; empty if it is not JSON.
 
-        Of an object that is longer than the block the fields that stand in it; the last one may be None.
+        An object longer than the block has only the fields within it, of which the last may be None.
         """
         if not self.is_json:
             return []
@@ -94,7 +94,7 @@ class FileSample:
 
     @property
     def is_list(self) -> bool:
-        """Return whether it begins as a JSON list."""
+        """Return whether it begins like a JSON list."""
         return self.text.lstrip().startswith("[")
 
     @property
@@ -108,7 +108,7 @@ class FileSample:
 
 
 def _fields_so_far(text: str, at: int) -> dict[str, Any]:
-    """Return the fields of an object that is cut or broken, as far as they can be read."""
+    """Return the readable fields of a cut or broken object."""
     fields: dict[str, Any] = {}
     at += 1
     while key := _TRUNCATED_KEY.match(text, at):
@@ -124,7 +124,7 @@ def first_sample(path: Path) -> FileSample:
     """Return a file's first block.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     with reading(path), opened(path) as file:
         content = file.read(HEAD)
@@ -132,10 +132,10 @@ def first_sample(path: Path) -> FileSample:
 
 
 def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample]:
-    """Yield the blocks behind the first that have one of the markers; they begin and end with whole lines.
+    """Yield the later blocks that contain one of the markers; each begins and ends with a whole line.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: If the file cannot be read.
     """
     with reading(path), opened(path) as file:
         rest = file.read(HEAD)
@@ -157,7 +157,7 @@ TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "
 
 @dataclass(frozen=True)
 class FileKind:
-    """Noun phrase: what such a file is."""
+    """Kind of file."""
 
     name: str
     """A noun phrase: what such a file is."""
@@ -166,7 +166,7 @@ class FileKind:
     """Advice on such a file, in the imperative."""
     reader: Reader | None = None
     is_workload: bool = False
-    """``schedtrace.workloads`` reads it."""
+    """Whether ``schedtrace.workloads`` reads it."""
 
 
 TO_RECORD = "record with schedtrace, or restart vLLM with --enable-logging-iteration-details"
@@ -176,7 +176,7 @@ TO_UNPACK = "unpack it first"
 
 
 def _fields(*names: str) -> Callable[[FileSample], bool]:
-    """Return a check for a JSON object, which may be the first of several, with these fields."""
+    """Return a check that a JSON object, possibly the first of several, has these fields."""
     return lambda sample: sample.has(*names)
 
 
@@ -185,7 +185,7 @@ def _own(*names: str) -> Callable[[FileSample], bool]:
 
 
 def _text(pattern: str, least: int = 1) -> Callable[[FileSample], bool]:
-    """Return a check for a text with so many places that match."""
+    """Return a check that a text has at least this many matches."""
     compiled = re.compile(pattern, re.MULTILINE)
 
     def matches(sample: FileSample) -> bool:
@@ -386,17 +386,17 @@ EXPECTED = (
 )
 READ = tuple(kind for kind in KINDS if kind.reader)
 _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
-"""Kinds of which a part may stand before the lines that are read."""
+"""Kinds of logs that may precede the lines that are read."""
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
 
 
 def kind_of(path: Path) -> FileKind | None:
-    """Return what a file is; None for no known kind.
+    """Return the kind of a file; None if it is unknown.
 
     Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records.
 
     Raises:
-        InputError: it cannot be read, or is of two kinds that are read.
+        InputError: If it cannot be read, or is of two kinds that are read.
     """
     if is_in_parts(path):
         return TRACE
@@ -413,7 +413,7 @@ def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = 
     """Return the first kind that matches.
 
     Raises:
-        InputError: two kinds of logs match.
+        InputError: If two kinds of logs match.
     """
     kind = next((kind for kind in kinds if kind.matches(sample)), None)
     if kind is None or kind.reader is None:
@@ -429,14 +429,14 @@ def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = 
 
 
 def look_of(kind: FileKind | None) -> str:
-    """Return what a file that is not read looks like."""
+    """Return a description of a file that is not read."""
     if kind is None:
         return "not understood"
     return "empty" if kind is EMPTY else f"looks like {kind.name}"
 
 
 def refusal(kind: FileKind | None) -> str:
-    """Return why a file is not read, and what to do instead."""
+    """Return the reason why a file is not read, and advice."""
     if kind is None or kind is EMPTY:
         return f"{look_of(kind)}; {EXPECTED}"
     return f"{look_of(kind)}: {kind.advice}"

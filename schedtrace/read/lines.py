@@ -1,4 +1,4 @@
-"""The lines of a trace, told apart and checked; broken ones are dropped, and their numbers noted."""
+"""Lines of a trace, classified and checked; broken lines are dropped and their numbers noted."""
 
 import hashlib
 import os
@@ -33,20 +33,22 @@ from schedtrace.read.problems import Problems
 from schedtrace.read.tables import readable_struct
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are done and the bytes that there are."""
+"""Callback with the number of bytes done and the total number of bytes."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Settings that change how long reading takes and, but for ``last_us``, never what is read."""
+    """Settings that affect how long reading takes but, except for ``last_us``, not what is read."""
 
     cache: bool = True
     """Whether a large trace's Parquet files may be kept in the user's cache, and used again."""
     progress: Progress | None = None
     memory_bytes: int = 32 * 2**20
-    """Larger traces go by way of Parquet files; parsed, a trace needs up to ten times as much memory."""
+    """Trace size in bytes above which Parquet files are used; a parsed trace needs up to ten times its size
+    in memory.
+    """
     last_us: int | None = None
-    """Time before the end of a trace in parts that must be read; None: all of it."""
+    """Time before the end of a trace in parts that must be read; None for all of it."""
     chunk_bytes: int = 8 * 2**20
     """Bytes of a trace parsed at once."""
 
@@ -61,11 +63,11 @@ def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
 
     Args:
         path: Of the file.
-        missing: It may be gone: that is for the caller.
+        missing: Whether to let FileNotFoundError pass to the caller.
 
     Raises:
-        InputError: it cannot be.
-        FileNotFoundError: it is ``missing``.
+        InputError: If it cannot be.
+        FileNotFoundError: If it is ``missing``.
     """
     try:
         yield
@@ -80,7 +82,9 @@ def _unreadable(path: Path, error: OSError) -> str:
 
 
 LONGEST_LINE = 2**27
-"""Bytes: 100,000 requests that arrive in one step take as much, 8,192 that are scheduled in one 3 MB."""
+"""Maximum bytes of a line. A step with 100,000 arrivals needs as much; a step with 8,192 scheduled requests
+needs 3 MB.
+"""
 
 
 NOTICE = b'{"type":"notice"'
@@ -98,9 +102,9 @@ class Content(NamedTuple):
 class WholeLines:
     """The whole lines of a trace in chunks: the number (from 1) of a chunk's first line, and its lines.
 
-    What is longer than ``LONGEST_LINE`` is cut, and so is no line of a trace. Lines are numbered through all
-    parts; the head of a part that continues the one before it is given as empty lines. Behind lost lines it
-    is given as it is: who is there is known from nowhere else.
+    A line longer than ``LONGEST_LINE`` is cut, which makes it invalid. Lines are numbered across all parts.
+    The head of a part that continues the previous part is replaced by empty lines. After lost lines the head
+    is kept, because it alone lists the requests present.
 
     Args:
         path: The file, or all parts.
@@ -110,26 +114,28 @@ class WholeLines:
     path: Path
     options: ReadOptions = READ
     cut_off: bool = field(default=False, init=False)
-    """At the end: whether something stood behind the last newline, or the last frame of a part has no end."""
+    """Whether, at the end, text follows the last newline or the last frame of a part is incomplete."""
     left_out: bool = field(default=False, init=False)
-    """Whether there are parts that nobody asked for."""
+    """Whether parts exist that were not asked for."""
     broken_frames: int = field(default=0, init=False)
     """Frames of parts that cannot be decompressed."""
     dropped: list[str] = field(default_factory=list, init=False)
-    """A sentence for parts, or the rest of them, that are no part of this trace."""
+    """Sentence for each part, or rest of a part, that does not belong to this trace."""
     begun_anew: list[tuple[int, int]] = field(default_factory=list, init=False)
-    """Behind lost lines: number of the next step, and the time at which it is known who was there."""
+    """Number of the next step after each loss of lines, and the time at which the requests present are
+    known.
+    """
     contents: dict[str, Content] = field(default_factory=dict, init=False)
-    """Name of each file that was read to its end."""
+    """Content of each file that was read to its end, by name."""
     _read: int = field(default=0, init=False)
     _total: int = field(default=0, init=False)
-    """Bytes so far, and those that there are."""
+    """Total bytes."""
 
     def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
         """Read the file, or part after part.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: If it cannot be read.
         """
         parts = parts_of(self.path)
         files = last_of(parts.files, self.options.last_us)
@@ -151,7 +157,7 @@ class WholeLines:
         """Yield the lines of one file, in chunks.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: If it cannot be read.
         """
         for path in files:
             with reading(path):
@@ -160,10 +166,10 @@ class WholeLines:
     def _parts(
         self, parts: TraceParts, files: list[Path], beside: ThreadPoolExecutor
     ) -> Iterator[list[bytes]]:
-        """Yield the lines of one part after the other, in chunks of several small ones.
+        """Yield the lines of each part in order; small parts are joined into larger chunks.
 
         Raises:
-            InputError: the last one cannot be read.
+            InputError: If the last one cannot be read.
         """
         joint, gathered, size = Joint(parts), list[bytes](), 0
         oversized = []
@@ -195,8 +201,8 @@ class WholeLines:
         """Yield the whole lines of one file, in chunks.
 
         Raises:
-            FileNotFoundError: it is gone.
-            InputError: it cannot be read.
+            FileNotFoundError: If it is gone.
+            InputError: If it cannot be read.
         """
         begun, size = [b""], 0
         with reading(path, missing=True):
@@ -212,7 +218,7 @@ class WholeLines:
         self.cut_off = any(begun) or frames.cut
 
     def _blocks(self, path: Path, beside: ThreadPoolExecutor) -> Iterator[bytes]:
-        """Yield blocks of bytes, large ones hashed beside what is done with them."""
+        """Yield blocks of bytes; large blocks are hashed in another thread meanwhile."""
         hashed = hashlib.blake2b(digest_size=16)
         size = 0
         with opened(path) as file:
@@ -235,12 +241,12 @@ class WholeLines:
 
 
 SMALL_BLOCK = 2**16
-"""Bytes that are hashed at once: to ask another thread takes longer."""
+"""Number of bytes up to which hashing in this thread is faster than in another one."""
 _STEP_LINE = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:step|delta)"\s*,\s*"step"\s*:\s*(\d{1,18})')
 
 
 class Joint:
-    """Joins parts: a head that continues the part before becomes empty lines, another one is kept and noted.
+    """Joiner of parts: drops the head of a part that continues the previous one, and notes any other.
 
     Args:
         parts: All of the trace.
@@ -250,9 +256,9 @@ class Joint:
         self.begun_anew: list[tuple[int, int]] = []
         self._parts = parts
         self.kept_head = False
-        """The lines that were taken last begin with a head that continues nothing."""
+        """Whether the lines taken last begin with a head that does not continue the previous part."""
         self._whole: int | None = None
-        """Number of the last part of which nothing is missing."""
+        """Number of the last part that is complete."""
         self._last_step: int | None = None
         self._notices: set[str] = set()
         self._path = Path()
@@ -261,11 +267,11 @@ class Joint:
         self._blank = 0
         """Number of these lines that belong to a head that continues the part before."""
         self._begins: Begins | None = None
-        """The head that is kept, until its second line comes."""
+        """The kept head, until its second line is read."""
         self._is_first = True
 
     def begin(self, path: Path) -> None:
-        """Take note that the next lines are of this part."""
+        """Note that the next lines belong to this part."""
         self._path, self._lines, self._blank, self._begins = path, 0, 0, None
 
     def take(self, lines: list[bytes]) -> list[bytes]:
@@ -286,7 +292,7 @@ class Joint:
         return lines
 
     def end(self, path: Path, *, lacks: bool) -> None:
-        """Take note whether something is missing of the part."""
+        """Note whether the part is incomplete."""
         self._whole = None if lacks or not self._lines else part_number(path)
 
     def _begin(self, lines: list[bytes]) -> list[bytes]:
@@ -303,7 +309,7 @@ class Joint:
         return lines
 
     def _continues(self, head: Begins) -> bool:
-        """Return whether nothing is missing between the part before and one with this header."""
+        """Return whether nothing is missing between the previous part and a part with this header."""
         expected = self._whole is not None and (
             not self._parts.in_order or part_number(self._path) == self._whole + 1
         )
@@ -311,7 +317,7 @@ class Joint:
         return expected and says_so and self._last_step in {None, head.first_step - 1}
 
     def _note(self, line: bytes) -> None:
-        """Note when the second line of a head tells who was there."""
+        """Note the time if the second line of a head lists the requests present."""
         at_us, head, self._begins = began_us(line), self._begins, None
         if head is not None and at_us is not None:
             self.begun_anew.append((head.first_step, at_us))
@@ -333,7 +339,7 @@ class _Notices(msgspec.Struct):
 
 
 def _notices(lines: list[bytes]) -> set[str]:
-    """Return what is in headers and lines of notices among these; nothing of broken ones."""
+    """Return the notices in these headers and notice lines, without those in broken lines."""
     notices: set[str] = set()
     for line in lines:
         if _TELLS.match(line):
@@ -381,18 +387,20 @@ def check_settings(scheduler_config: dict[str, Any]) -> None:
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
+"""Errors that msgspec raises for bytes that are not valid JSON of a trace; the last is for endlessly nested
+brackets.
+"""
 HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
-"""Numbers of 19 digits, which no count or time has, and which do not fit Polars' integers."""
+"""Pattern of numbers with 19 digits, which no count or time has and which do not fit Polars' integers."""
 AS_READ = {line: readable_struct(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
-"""Kind of line to the struct that it is read into."""
+"""Struct into which each kind of line is read."""
 _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: UP007  # made at run time
 
 
 def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[msgspec.Struct], list[Any]]:
     """Return the lines of each kind, in their order.
 
-    Deltas stand among the steps. So does a None for every line that a delta cannot continue: a broken one,
+    Deltas are among the steps. A None stands for every line that a delta cannot continue: a broken line,
     which may have been a step, and the header of another trace.
 
     Args:
@@ -430,7 +438,7 @@ def read_header(path: Path, lines: list[bytes]) -> Header:
     """Return the first line.
 
     Raises:
-        InputError: it is no header, broken, or of a newer schema.
+        InputError: If it is no header, broken, or of a newer schema.
     """
     try:
         raw = msgspec.json.decode(lines[0])

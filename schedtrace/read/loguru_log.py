@@ -1,4 +1,4 @@
-"""Logs in which ``Scheduler.schedule()`` was patched to print one Python dict a call, as in the forum thread.
+"""Logs of a ``schedule()`` that was patched to print one Python dict per call, as in the forum thread.
 
 A record stands on one line or is wrapped over several, with or without ``#`` comments:
 ``2025-07-28 10:25:09.014 | DEBUG | ...:schedule:562 - {'token_budget': 16384, 'requests': [...], ...}``.
@@ -32,14 +32,16 @@ KEYS = ("token_budget", "remaining_budget", "total_requests", "requests", "max_n
 BEGINS = re.compile(rf"""\{{\s*['"](?:{"|".join(KEYS)})['"]\s*:""")
 _KEY = re.compile(rf"""['"](?:{"|".join(KEYS)})['"]""")
 MARKERS = tuple(key.encode() for key in KEYS)
-"""Byte strings, one of which stands in every record."""
+"""Byte strings, one of which is in every record."""
 _OPENS = re.compile(r"\{\s*(?:#.*)?$")
-"""A brace that ends its line: a wrapped record, whose first key stands on the next one."""
+"""Pattern of a line that ends with an opening brace: a wrapped record, whose first key is on the next
+line.
+"""
 _OF_A_RECORD = re.compile(r"""^\s*(?:[\[{(#}\]).]|['"]\w+['"]\s*:)|\{\s*['"]\w+['"]\s*:""")
 """A line that may be a part of a record."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _PREFIX = 200
-"""Characters of a line in which its time is looked for."""
+"""Characters at the beginning of a line in which its time is searched."""
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^'\\\n]|\\.)*'?|"(?:[^"\\\n]|\\.)*"?)|(?P<comment>\#[^\n]*)|(?P<more>\.\.\.)"""
     r"""|[{}\[\](),:]|[^\s'"\#{}\[\](),:]+"""
@@ -60,7 +62,7 @@ class RecordedRequest(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """What one call wrote; its keys are the thread's."""
+    """Output of one call, with the keys of the forum thread."""
 
     token_budget: Count | None = None
     remaining_budget: Left | None = None
@@ -84,20 +86,20 @@ class Record(msgspec.Struct):
 
     @property
     def budget(self) -> int | None:
-        """``token_budget``, or the sum of what was used and left."""
+        """``token_budget``, or the sum of the used and remaining budget."""
         if self.token_budget is not None:
             return self.token_budget
         return self._put_together(1, self.remaining_budget)
 
     @property
     def left(self) -> int | None:
-        """``remaining_budget``, or what the requests left of the budget."""
+        """``remaining_budget``, or the budget minus the tokens of the requests."""
         if self.remaining_budget is not None:
             return self.remaining_budget
         return self._put_together(-1, self.token_budget)
 
     def key(self) -> bytes:
-        """Return a key that repeats of a record share, however they are wrapped."""
+        """Return a key that all repeats of a record share, however they are wrapped."""
         return msgspec.json.encode(self)
 
     def _put_together(self, sign: int, tokens: int | None) -> int | None:
@@ -108,7 +110,7 @@ class Record(msgspec.Struct):
 def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None, Record | None]]:
     """Yield line, time (microseconds, of an unknown time zone) and content of each record; None if broken.
 
-    Braces in the text of a request, which vLLM may log, begin no record.
+    Braces in the text of a request, which vLLM may log, do not begin a record.
 
     Args:
         lines: Numbers and texts.
@@ -152,7 +154,7 @@ def parse_record(text: str) -> Record | None:
 
 @lru_cache(maxsize=1)
 def _as_it_stands(text: str) -> Record | None:
-    """Parse a record that is JSON but for its quotes; cached, since the next one is often a repeat."""
+    """Parse a record that is JSON except for its quotes; cached, because the next one is often a repeat."""
     return None if '"' in text or "\\" in text else _decoded(text.replace("'", '"'))
 
 
@@ -167,7 +169,7 @@ def _decoded(text: str) -> Record | None:
 def _record_in(
     start: int, logged_us: int | None, text: str, *, whole: bool
 ) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Yield a record, unless it is some other thing in braces."""
+    """Yield a record, unless the braces contain something else."""
     if _KEY.search(text):
         yield start, logged_us, parse_record(text) if whole else None
 
@@ -183,7 +185,7 @@ def _time_of(line: str) -> int | None:
 
 
 def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
-    """Return where the outermost bracket closes in this line, if it does, and the depth at the line's end."""
+    """Return the index at which the outermost bracket closes in a line, if it does, and the final depth."""
     for token in _TOKEN.finditer(line, at):
         depth += (token[0] in "{[(") - (token[0] in "}])")
         if depth == 0:
@@ -192,7 +194,7 @@ def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
 
 
 def _as_json(text: str) -> str:
-    """Rewrite a Python literal as JSON: other quotes, no comments, no ``...``, no comma before a bracket."""
+    """Rewrite a Python literal as JSON: double quotes, no comments, no ``...``, no comma before a bracket."""
     out: list[str] = []
     for token in _TOKEN.finditer(text):
         word = token[0]
@@ -220,7 +222,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
     (milliseconds by default). Durations are unknown.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     problems, steps, prose = Problems(), _Steps(), 0
 
@@ -250,9 +252,9 @@ def read_loguru_log(path: Path) -> list[Trace]:
 
 
 def has_records(lines: Iterable[str]) -> bool:
-    """Return whether one of the records says what only a call of ``schedule()`` does.
+    """Return whether a record contains what only a call of ``schedule()`` logs.
 
-    A single name, such as ``total_requests``, stands in results of benchmarks, too.
+    A single key, such as ``total_requests``, also occurs in results of benchmarks.
     """
     for _, _, record in records(enumerate(lines)):
         if record is None:
@@ -266,14 +268,16 @@ def has_records(lines: Iterable[str]) -> bool:
 
 
 class _Steps:
-    """Records to steps: repeats left out, requests that are seen for the first time told as new."""
+    """Conversion of records to steps, without repeats; requests seen for the first time are marked as new."""
 
     def __init__(self) -> None:
         self.rows = StepRows()
         self.begins_later = False
-        """Requests of the first record had computed tokens: the log may not have the run's first steps."""
+        """Whether requests of the first record had computed tokens, so that the log may lack the run's first
+        steps.
+        """
         self.unlisted = 0
-        """Records that do not list all requests."""
+        """Number of records that do not list all requests."""
         self.token_budget: int | None = None
         self.max_num_running_reqs: int | None = None
         self._repeats = 0
@@ -324,7 +328,7 @@ class _Steps:
         )
 
     def notices(self) -> list[str]:
-        """Return what a person should know about the log."""
+        """Return notices about the log for the user."""
         sentences = []
         if self._repeats:
             records = "1 repeated record" if self._repeats == 1 else f"{self._repeats:,} repeated records"

@@ -1,4 +1,4 @@
-"""A trace's lines to frames, chunk by chunk."""
+"""Conversion of a trace's lines to frames, chunk by chunk."""
 
 import gc
 from collections import defaultdict
@@ -35,7 +35,7 @@ from schedtrace.read.tables import (
 
 
 class StepTables:
-    """The steps as they come, each number once.
+    """Collector of the steps, which accepts each step number once.
 
     Args:
         tables: What is nested in them goes there.
@@ -48,7 +48,7 @@ class StepTables:
         self._events: dict[str, list[pl.DataFrame]] = {name: [] for name in EVENTS}
 
     def add(self, lines: list[Any]) -> None:
-        """Add the steps and deltas of a chunk; a None is a line that may have been one of them."""
+        """Add the steps and deltas of a chunk; None stands for a line that may have been one."""
         taken = map(self.chain.take, lines)
         columns = columns_of([values for values in taken if values is not None])
         self._tables.put({name: entries_of(columns, name) for name in LISTS})
@@ -75,7 +75,7 @@ class StepTables:
 
 
 BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
-"""Lists of what happened beside the steps: in order of these times."""
+"""Lists of events outside steps, with the field that gives their time and order."""
 
 
 def side_tables(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Parsed:
 
     header: Header
     steps: pl.DataFrame
-    """Without their lists, which are tables of their own."""
+    """Steps without their lists, which are separate tables."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     present: pl.DataFrame = field(default_factory=lambda: present_in(()))
@@ -97,13 +97,13 @@ class Parsed:
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in(()))
-    """Requests there at the end of gaps of the kind ``TOLD``, also those whose arrival is recorded."""
+    """Requests present at the end of gaps of the kind ``TOLD``, including those whose arrival is recorded."""
     dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
-    """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
+    """Dummy batches of a rank in lock-step, in order; older traces list fewer than they count."""
     syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))
     """All-reduces among ranks in lock-step, in their order."""
     controls: pl.DataFrame = field(default_factory=lambda: structs_of((), Control))
-    """What was asked of the engine beside requests, in order of time."""
+    """Calls to the engine other than requests, in order of time."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
     """Processor times of threads (``read/tables.py``)."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in(()))
@@ -112,15 +112,15 @@ class Parsed:
     end: End | None
     problems: Problems
     in_order: bool = True
-    """Its steps stood in the order of their numbers."""
+    """Whether its steps came in the order of their numbers."""
 
 
 def parse(lines: WholeLines, tables: Tables) -> Parsed:
-    """Read all lines; what is nested in the steps goes to ``tables``, entries of requests and the like.
+    """Read all lines; the lists nested in the steps, such as ``requests``, go to ``tables``.
 
     Raises:
         InputError: empty, no schedtrace trace, or of a newer schema.
-        CannotWriteError: ``tables`` cannot.
+        CannotWriteError: If ``tables`` cannot.
     """
     with _uncollected():
         return _parse(lines, tables)
@@ -128,7 +128,7 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Suspend garbage collection: lines have no cycles, and searching so many for them takes a while."""
+    """Suspend garbage collection: lines have no cycles, and searching so many objects takes a while."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -216,21 +216,21 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
 
 
 def _notices(header: Header, lines: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
-    """Return all notices, including those of a later header, which a file has behind lost lines."""
+    """Return all notices, including those of later headers, which follow lost lines."""
     notices = [*header.notices, *about_the_recorder(lines[Notice])]
     later = dict.fromkeys(notice for header_read in lines[Header] for notice in header_read.notices)
     return [*notices, *(notice for notice in later if notice not in notices)]
 
 
 def about_the_recorder(lines: list[Any]) -> list[str]:
-    """Return the notices of what the recorder could not do; stalls are the engine's."""
+    """Return the notices about failures of the recorder, without stalls, which concern the engine."""
     return [line.message for line in lines if line.stalled is None]
 
 
 def _before_the_end(
     listed: pl.DataFrame, begun_anew: Sequence[tuple[int, int]], steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the listed requests, without heads of parts that no step follows: the trace ends before them."""
+    """Return the listed requests without those of heads that no step follows."""
     if steps.is_empty():
         return listed
     late = [at_us for first, at_us in begun_anew if first > steps["step"][-1]]
@@ -238,7 +238,7 @@ def _before_the_end(
 
 
 def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return who was there at its begin, and after a gap those of whom no arrival is recorded."""
+    """Return the requests present when the trace began, and those first seen after a gap."""
     present = listed.unique("request_id", keep="first", maintain_order=True)
     if steps.is_empty():
         return present
@@ -247,14 +247,14 @@ def unseen_requests(listed: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.Data
 
 
 def _missing_parts(gaps: pl.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Return the gaps in which parts are missing: first and last step, from when to when (us)."""
+    """Return the gaps with missing parts: first and last step, begin and end in microseconds."""
     lacks = (pl.col("first_step") <= pl.col("last_step")) | (pl.col("from_us") < pl.col("to_us"))
     missing = gaps.filter(lacks, kind=TOLD).select("first_step", "last_step", "from_us", "to_us")
     return [(first, last, from_us, to_us) for first, last, from_us, to_us in missing.iter_rows()]
 
 
 def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
-    """Put what ``output`` lines tell into the steps that were written before."""
+    """Merge ``output`` lines into the steps that were written before them."""
     if not late:
         return steps
     outputs = structs_of(late, Output).unique("step", keep="first")
@@ -262,7 +262,7 @@ def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
 
 
 def _nothing(lines: WholeLines) -> str:
-    """Return why a file without a header is no trace."""
+    """Return the reason why a file without a header is not a trace."""
     stopped = "the engine stopped before it recorded anything"
     if lines.dropped:
         return f"{lines.path}: no line of a trace in it; {lines.dropped[-1]}"

@@ -1,4 +1,4 @@
-"""Parts of a trace: what stands in their zstd frames as far as these are whole, and which are needed."""
+"""Parts of a trace: the content of their complete zstd frames, and which parts are needed."""
 
 import re
 from collections import Counter, defaultdict
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 MAGIC = b"\x28\xb5\x2f\xfd"
 """First bytes of a frame (RFC 8878)."""
 PIECE = 2**8
-"""Bytes given to the decompressor at once: at most 8 MiB come of them, whatever the file says."""
+"""Bytes given to the decompressor at a time; they expand to at most 8 MiB, whatever the file contains."""
 MOST_EXPANSION = 256
-"""Times its compressed size that a frame may hold: the most repetitive line of a recorder has 140."""
+"""Maximum expansion of a frame; a recorder's most repetitive line reaches 140."""
 TOO_LARGE = (
     f"a frame expands to more than {MOST_EXPANSION} times its size, which no recorder writes; it and what "
     "follows it in its part was dropped"
 )
-"""Said of such a part."""
+"""Message about a part with such a frame."""
 SMALL_FRAME = 2**12
-"""Bytes that any frame may hold."""
+"""Decompressed bytes that any frame may have."""
 HEAD_LINES = 2
-"""Lines with which every part but the first begins: its header, and who was there."""
+"""Lines at the beginning of every part but the first: the header and the requests present."""
 LONGEST_HEAD = 2**25
-"""Bytes, decompressed: 100,000 requests that are there take 24 MB."""
+"""Maximum decompressed bytes of these lines; 100,000 requests take 24 MB."""
 BLOCK = 2**16
-"""Compressed bytes that are read at once."""
+"""Compressed bytes read at once."""
 _NAMED = 3
-"""Files that a sentence names."""
+"""Maximum number of files that a sentence names."""
 _BLANK = re.compile(rb"\n\n+")
 
 
@@ -49,25 +49,25 @@ class ZstdFrames:
     """Decompressor of a file's frames, which gets the file block by block."""
 
     cut: bool = False
-    """The last frame has no end."""
+    """Whether the last frame is incomplete."""
     broken: int = 0
-    """Frames that were dropped; a newline stands in the place of the rest of each."""
+    """Number of dropped frames; a newline replaces the rest of each."""
     oversized: bool = False
-    """A frame expanded to more than any recorder writes; it and all behind it was dropped."""
+    """Whether a frame expanded to more than any recorder writes; it and all that follows was dropped."""
 
     def __post_init__(self) -> None:
         self._frame: ZstdDecompressionObj | None = None
         self._searching = False
         self._read = self._made = 0
-        """Bytes of the frame so far: compressed, and decompressed."""
+        """Compressed and decompressed bytes of the frame so far."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether the end of a frame is still to come."""
+        """Return whether the current frame has not ended."""
         return self._frame is not None
 
     def blocks(self, compressed: Iterable[bytes], least_bytes: int) -> Iterator[bytes]:
-        """Yield decompressed blocks, of at least so many bytes but for the last."""
+        """Yield decompressed blocks of at least this many bytes, except for the last."""
         pieces, size = [], 0
         for block in compressed:
             for content in self.content(block):
@@ -81,7 +81,7 @@ class ZstdFrames:
         self.cut = self.is_open
 
     def content(self, block: bytes) -> Iterator[bytes]:
-        """Yield what a block adds, without blank lines, which no recorder writes."""
+        """Yield the content that a block adds, without blank lines, which no recorder writes."""
         at = 0
         while at < len(block) and not self.oversized:
             if self._searching:
@@ -111,7 +111,7 @@ class ZstdFrames:
                 yield _BLANK.sub(b"\n", content) if b"\n\n" in content else content
 
     def _bounded(self, content: bytes, used: int) -> bytes:
-        """Return what ``used`` bytes gave; of a frame that expands too far a newline."""
+        """Return what ``used`` bytes decompress to; a newline if the frame expands too far."""
         self._read += used
         self._made += len(content)
         if self._made <= SMALL_FRAME + MOST_EXPANSION * self._read:
@@ -125,7 +125,7 @@ class _Begin(msgspec.Struct):
 
 
 class Begins(msgspec.Struct, tag="header", frozen=True):
-    """Fields of a part's header that tell which engine wrote it, and where it stands in the trace."""
+    """Fields of a part's header that identify its engine and its place in the trace."""
 
     host: str = ""
     pid: int | None = None
@@ -138,7 +138,7 @@ class Begins(msgspec.Struct, tag="header", frozen=True):
 
     @property
     def engine(self) -> "Begins":
-        """The same without what differs from part to part."""
+        """Fields that identify the engine, without those that differ from part to part."""
         return msgspec.structs.replace(self, first_step=0, notices=())
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ class Begins(msgspec.Struct, tag="header", frozen=True):
 
 
 def decode_head(line: bytes) -> Begins | None:
-    """Decode the first line of a part; None: it is no header."""
+    """Decode the first line of a part; None if it is not a header."""
     try:
         return msgspec.json.decode(line, type=Begins)
     except (ValueError, RecursionError):
@@ -158,7 +158,7 @@ def decode_head(line: bytes) -> Begins | None:
 
 
 def began_us(line: bytes) -> int | None:
-    """Decode the time in the second line of a part, which says who was there; None: there is none."""
+    """Decode the time in the second line of a part, which lists the requests present; else None."""
     try:
         return msgspec.json.decode(line, type=_Begin).at_us
     except (ValueError, RecursionError):
@@ -171,18 +171,18 @@ class TraceParts:
 
     files: list[Path]
     header: bytes = b""
-    """Line of the first header that can be read."""
+    """Line of the first readable header."""
     left_out: list[str] = field(default_factory=list)
-    """A sentence for the parts of each other engine, and for copies."""
+    """Sentence about the parts of each other engine, and about copies."""
     in_order: bool = True
-    """The numbers in the files' names are in the order of the steps."""
+    """Whether the numbers in the files' names follow the order of the steps."""
 
 
 def parts_of(path: Path) -> TraceParts:
     """Return the parts of a trace that belong together: those of the engine that wrote most of them.
 
-    Names may have been changed: a part's place is that of its header, or behind the part before it where the
-    header is broken.
+    Files may have been renamed, so a part's place is taken from its header. A part with a broken header
+    follows the previous part.
     """
     files = files_of(path)
     if not is_in_parts(path) or not files:
@@ -227,7 +227,7 @@ def named_files(names: list[str]) -> str:
 
 
 def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
-    """Return each file whose content an earlier one has, with that."""
+    """Return each file whose content equals that of an earlier file, with that file."""
     alike: dict[tuple[int, int], list[Path]] = defaultdict(list)
     copies = {}
     with suppress(OSError):
@@ -248,16 +248,16 @@ def _digest(file: Path) -> bytes:
 
 
 def files_for(path: Path, last_us: int | None) -> list[Path]:
-    """Return the files of a trace that hold what happened so many microseconds before its end; None: all.
+    """Return the files of a trace that cover this many microseconds before its end; None for all files.
 
-    The trace ends after its last part begins, so what is that long before this begin is enough. A part whose
-    begin is unknown, such as one that is being begun, is read with those beside it.
+    The trace ends after its last part begins, so it is enough to go back that long from this beginning. A
+    part whose beginning is unknown, such as one that is just being created, is read with its neighbours.
     """
     return last_of(parts_of(path).files, last_us)
 
 
 def last_of(files: list[Path], last_us: int | None) -> list[Path]:
-    """Return those of a trace's files that ``files_for`` names."""
+    """Return the files of a trace that ``files_for`` selects."""
     if last_us is None or len(files) == 1:
         return files
     latest = None
@@ -272,13 +272,13 @@ def last_of(files: list[Path], last_us: int | None) -> list[Path]:
 
 
 def _began_us(part: Path) -> int | None:
-    """Return a part's begin from its second line; None for the first part, or if it cannot be read."""
+    """Return a part's beginning from its second line; None for the first part, or if it cannot be read."""
     lines = head_of(part, HEAD_LINES)
     return began_us(lines[1]) if len(lines) == HEAD_LINES else None
 
 
 def head_of(part: Path, count: int) -> list[bytes]:
-    """Return the first lines of a part, as far as they are whole; none of what cannot be read."""
+    """Return the first complete lines of a part; none if it cannot be read."""
     blocks, size, newlines = [], 0, 0
     with suppress(OSError), opened(part) as file:
         for block in ZstdFrames().blocks(iter(partial(file.read, BLOCK), b""), 1):

@@ -19,15 +19,16 @@ GAP_SCHEMA = {
     "kind": pl.String,
     "told_us": pl.Int64,
 }
-"""Columns of a table of gaps, in their order: numbers of the missing steps (none: ``last_step`` is the
-smaller one), from when to when nothing is known, the first step after them, a kind, and the time for which
-the recorder told who was there (null: it did not)."""
+"""Columns of a table of gaps, in order: the first and last missing step (if none is missing, ``last_step`` is
+the smaller one), the beginning and end of the unknown period, the first step after it, the kind of gap, and
+the time at which the recorder listed the requests present (null if it did not).
+"""
 TOLD = "told"
-"""The recorder told who was there when it was over."""
+"""Kind of a gap after which the recorder listed the requests present."""
 DROPPED = "dropped"
-"""The recorder dropped steps, and told who came and went in them."""
+"""Kind of a gap in which the recorder dropped steps but recorded arrivals and departures."""
 LOST = "lost"
-"""Kind of a gap of which nothing is known of who came and went."""
+"""Kind of a gap whose arrivals and departures are unknown."""
 
 
 def gaps_of(
@@ -82,46 +83,48 @@ _NAMED = 5
 
 @dataclass
 class Problems:
-    """What is wrong with a trace, for the person to know."""
+    """Problems of a trace."""
 
     garbled_lines: list[int] = field(default_factory=list)
-    """Line numbers (from 1) that are no trace lines; dropped."""
+    """Line numbers (from 1) of dropped lines that are not valid trace lines."""
     truncated: bool = False
-    """The last line was cut off; dropped."""
+    """Whether the last line was cut off, and dropped."""
     unclosed: bool = False
     """Whether the end line is absent: the engine was killed, or still runs."""
     unfinished_requests: int = 0
-    """Requests that had arrived and not ended when an unclosed trace ends."""
+    """Requests that had arrived but not ended when an unclosed trace ends."""
     missing_steps: int = 0
-    """Steps that the numbering says there were, and that are not in the file."""
+    """Steps missing from the file, according to the numbering."""
     dropped_steps: int = 0
-    """Missing steps that the recorder dropped, whose requests it wrote all the same."""
+    """Missing steps that the recorder dropped, but whose arrivals and departures it recorded."""
     end_missing: bool = False
     """Whether steps after the last one are missing, or could not be rebuilt."""
     first_step: int = 0
-    """Steps before it are in another file, or lost."""
+    """First step in the file; earlier steps are in another file, or lost."""
     began_unix_us: int | None = None
-    """Unix time at which the first recorded step began, if it is not the engine's first."""
+    """Unix time at which the first recorded step began, unless it is the engine's first step."""
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Places of missing parts: first and last step, from and to in microseconds of the trace's clock."""
+    """Missing parts: first and last step, begin and end in microseconds on the trace's clock."""
     broken_frames: int = 0
-    """Seconds of parts that cannot be decompressed."""
+    """Frames that cannot be decompressed; each holds about a second."""
     dropped: list[str] = field(default_factory=list)
-    """A sentence for parts, or the rest of them, that are no part of this trace."""
+    """Sentence for each part, or rest of a part, that does not belong to this trace."""
     missing_arrivals: int = 0
-    """At least so many requests have none in a trace that lacks lines."""
+    """Minimum number of requests without a recorded arrival in a trace that lacks lines."""
     missing_finishes: int = 0
-    """Missing departures; requests that have not ended are not counted."""
+    """Missing departures, not counting requests that have not ended."""
     not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of steps whose lines tell changes to a step that is not known; dropped."""
+    """First and last of the dropped steps whose lines contain changes to an unknown step."""
     refused: list[int] = field(default_factory=list)
-    """Steps whose number had come before, or whose time contradicts the steps beside them; dropped."""
+    """Dropped steps whose number appeared before, or whose time contradicts the neighbouring steps."""
     doubtful: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of steps that were rebuilt from changes, and do not lead to the full line after them."""
+    """First and last of the steps that were rebuilt from changes but do not lead to the full line after
+    them.
+    """
 
     @property
     def is_incomplete(self) -> bool:
-        """Return whether something is missing between its first and its last line."""
+        """Return whether something is missing between the first and the last line."""
         return bool(
             self.missing_steps
             or self.not_rebuilt
@@ -153,7 +156,7 @@ class Problems:
         return sentences
 
     def missing(self, trace: Path) -> list[str]:
-        """Return the sentences about what is missing before the end, which concern all answers."""
+        """Return the sentences about gaps before the end of the trace, which concern every answer."""
         sentences = self._missing_files(trace)
         if self.garbled_lines:
             count = len(self.garbled_lines)
@@ -210,7 +213,7 @@ class Problems:
 
 
 def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Return first and last of each run of consecutive numbers, which are in order."""
+    """Return the first and last of each run of consecutive numbers; the numbers are sorted."""
     spans: list[tuple[int, int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:
@@ -221,7 +224,7 @@ def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _steps(spans: list[tuple[int, int]]) -> str:
-    """Name steps and their number: ``50 steps (12-60, 75)``."""
+    """Name some steps and give their number: ``50 steps (12-60, 75)``."""
     count = sum(last - first + 1 for first, last in spans)
     named = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_NAMED])
     more = ", ..." if len(spans) > _NAMED else ""

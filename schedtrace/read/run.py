@@ -44,10 +44,10 @@ from schedtrace.read.trace import Trace, read_trace
 
 
 def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
-    """Read a file of any kind; one trace an engine.
+    """Read a file of any kind; return one trace per engine.
 
     Raises:
-        InputError: it is of no kind that is read, or cannot be read.
+        InputError: If it is of no kind that is read, or cannot be read.
     """
     kind = kind_of(path)
     if kind is not None and kind.reader is not None:
@@ -59,22 +59,22 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
 
 
 def foreign_reader(path: Path) -> Reader | None:
-    """Return what reads this file, if it is a foreign log.
+    """Return the reader of this file if it is a foreign log.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     kind = kind_of(path)
     return None if kind is None else kind.reader
 
 
 _ONE_LINE = ReadOptions(chunk_bytes=2**16)
-"""Options for a file of which a single line is enough."""
+"""Options for reading a single line of a file."""
 
 
 @dataclass(frozen=True)
 class _Unread:
-    """A trace of schedtrace of which only the header is known."""
+    """Trace of schedtrace of which only the header has been read."""
 
     path: Path
     header: Header
@@ -87,8 +87,8 @@ class _Unread:
 class Traces(Sequence[Trace]):
     """Traces in the order of data-parallel ranks.
 
-    A trace that was asked for by its place is kept; ``once`` reads one without keeping it, except for the
-    first, which many ask for.
+    Indexing keeps the trace; ``once`` reads it without keeping it, except for the first, which is needed
+    often.
     """
 
     def __init__(self, traces: Sequence[Trace | _Unread]) -> None:
@@ -103,7 +103,7 @@ class Traces(Sequence[Trace]):
         """Return this trace without keeping it; asking for it again reads it again.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: If it cannot be read.
         """
         trace = self._traces[place]
         if isinstance(trace, Trace):
@@ -127,12 +127,12 @@ class Traces(Sequence[Trace]):
 
 
 def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Traces, list[str]]:
-    """Return the traces in these files, and a sentence for each of several files that cannot be understood.
+    """Return the traces in these files, and a sentence for each unreadable file among several.
 
-    Of several that schedtrace wrote only the headers are read here.
+    If there are several traces of schedtrace, only their headers are read here.
 
     Raises:
-        InputError: nothing is understood of any of them, or two are of one rank.
+        InputError: If nothing is understood of any of them, or two are of one rank.
     """
     if len(files) == 1:
         return Traces(read_record(files[0], options)), []
@@ -151,7 +151,7 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
 
 
 def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
-    """Raise InputError for two traces of one rank: figures of both cannot be told apart."""
+    """Raise InputError for two traces of one rank, whose figures could not be told apart."""
     files: dict[int, Path] = {}
     for trace in traces:
         rank = trace.header.engine_rank
@@ -162,7 +162,7 @@ def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
 
 
 def _header(file: Path) -> Header | None:
-    """Return the header of a trace; None without one: reading the whole file says what is wrong with it.
+    """Return the header of a trace; None if there is none: reading the whole file then reports the problem.
 
     Raises:
         InputError: of what follows it, not one line is understood.
@@ -191,7 +191,7 @@ _NAME = re.compile(r"profile_(?P<at>\d{4})_bs(?P<bs>\d{1,12})_in(?P<in>\d{1,12})
 
 
 class ProfileName(msgspec.Struct, frozen=True):
-    """The workload by the name of its log; nobody checked it against the log."""
+    """Workload as stated in the name of its log, which is not compared with the log."""
 
     at: str
     """Time of day as ``HHMM``."""
@@ -207,7 +207,7 @@ class ProfileName(msgspec.Struct, frozen=True):
 
 
 def profile_name(path: Path) -> ProfileName | None:
-    """Return the name taken apart; None if it has another form."""
+    """Return the parts of the name; None if it has another form."""
     parts = _NAME.fullmatch(path.stem)
     if parts is None:
         return None
@@ -220,21 +220,21 @@ _decode_front_end_line = msgspec.json.Decoder(FrontEndLine).decode
 
 @dataclass(frozen=True)
 class FrontEndRecord:
-    """What the front ends of one run wrote."""
+    """Record of the front ends of one run."""
 
     configured: Configured | None = None
-    """The configuration that the engines run with; None: not recorded."""
+    """The configuration that the engines run with; None if not recorded."""
     refused: list[RequestRefusal] = field(default_factory=list)
-    """In order of time."""
+    """Refused requests in order of time."""
     arrived: int = 0
-    """Requests that reached an engine, warm-up included; counted only where some were refused."""
+    """Requests that reached an engine, including the warm-up; counted only if some requests were refused."""
 
 
 def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord | None:
     """Read every ``front-end-<pid>.jsonl`` of a run folder; lines that are cut or broken are left out.
 
-    A front end makes configurations only to read defaults, too; the engines' is the last one before they
-    began.
+    A front end also makes configurations just to read defaults; the engines' configuration is the last one
+    made before they began.
 
     Args:
         folder: Of the run.
@@ -256,7 +256,7 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord |
 
 
 def _front_end_lines(file: Path) -> list[Configured | RequestRefusal]:
-    """Return the whole lines of one file; none of one that cannot be read."""
+    """Return the complete lines of one file; none if it cannot be read."""
     decoded = []
     with suppress(InputError):
         for _, lines in WholeLines(file):
@@ -268,24 +268,24 @@ def _front_end_lines(file: Path) -> list[Configured | RequestRefusal]:
 
 @dataclass
 class Run:
-    """A run, whose traces are read when asked for."""
+    """Run whose traces are read on demand."""
 
     path: Path
     manifest: Manifest | None
     traces: Traces
     """Traces in the order of data-parallel ranks."""
     engines: int
-    """Ranks that the run had, though only one of them may have been asked for."""
+    """Number of ranks of the run, even if only one of them was asked for."""
     named: ProfileName | None = None
-    """What the name of a foreign log tells about the workload."""
+    """Workload as stated in the name of a foreign log."""
     front_end: FrontEndRecord | None = None
-    """What the front ends recorded; None: nothing."""
+    """Record of the front ends; None if there is none."""
     problems: list[str] = field(default_factory=list)
-    """Files of the folder that are left out, and why."""
+    """Sentences about files of the folder that are left out, with the reason."""
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Name of the run for users."""
         if self.named is not None:
             return self.named.label
         return (self.manifest and self.manifest.label) or self.path.name
@@ -293,7 +293,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file of a folder that no command reads."""
+    """File in a folder that no command reads."""
 
     path: Path
     why: str
@@ -305,14 +305,14 @@ class FoundRuns:
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    """Files beside the runs of a folder."""
+    """Other files in a folder of runs."""
 
 
 def look_for_runs(paths: list[Path]) -> FoundRuns:
-    """Return the run folders and files in ``paths``; a folder of runs or logs stands for all that recorded.
+    """Return the run folders and files in ``paths``; a folder of runs or logs stands for all of them.
 
     Raises:
-        InputError: a path is missing or holds no trace.
+        InputError: If a path is missing or holds no trace.
     """
     runs_found = FoundRuns()
     for path in paths:
@@ -358,7 +358,7 @@ def _inside(folder: Path) -> FoundRuns:
 
 
 def _why_skipped(file: Path) -> str | None:
-    """Return why a file in a folder of runs is no run; None: it is one."""
+    """Return the reason why a file in a folder of runs is not a run; None if it is one."""
     try:
         kind = kind_of(file)
     except (InputError, OSError) as error:
@@ -370,7 +370,7 @@ MOST_REASONS, MOST_NAMES = 8, 3
 
 
 def skipped_lines(skipped: list[Skipped]) -> list[str]:
-    """Return a line for each reason, with some of the files' names."""
+    """Return a line for each reason, with the names of some files."""
     files: dict[str, list[str]] = {}
     for file in skipped:
         files.setdefault(file.why, []).append(file.path.name)
@@ -386,7 +386,7 @@ def _some(names: list[str]) -> str:
 
 
 def runs_without_trace(paths: list[Path]) -> list[Path]:
-    """Run folders within the folders of ``paths`` that have a manifest and recorded nothing."""
+    """Return run folders within the folders of ``paths`` that have a manifest but no trace."""
     children = [child for path in paths if path.is_dir() for child in path.iterdir() if child.is_dir()]
     return sorted(child for child in children if _is_run(child) and not traces_in(child))
 
@@ -395,7 +395,7 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
     """Read a run folder, a single trace file with the manifest beside it, or a foreign log.
 
     Raises:
-        InputError: nothing was recorded, or it cannot be understood.
+        InputError: If nothing was recorded, or it cannot be understood.
     """
     if path.is_file() and (reader := foreign_reader(path)):
         traces = Traces(reader(path))

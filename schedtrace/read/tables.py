@@ -35,30 +35,31 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Stalled, ThreadTime
 
 LARGEST = 10**18
-"""Largest count or time, which Polars' integers hold."""
+"""Largest count or time; it fits Polars' integers."""
 LONGEST_US = 10**15
-"""Longest time from the begin of a trace: 31 years."""
+"""Longest time since the beginning of a trace: 31 years."""
 ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
-"""Times of the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
+"""Bounds of times on the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
 
 
 FOLDED = frozenset({"also"})
-"""Fields of a trace's line that are further rows of its table, and no column."""
+"""Fields of a trace's line that become further rows of its table and not columns."""
 
 
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return column name to Polars type, for each column that ``struct`` has in its table.
+    """Return the Polars type of each column that ``struct`` has in its table, by name.
 
-    A free-form dict is none.
+    A free-form dict has no column.
     """
     hints = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name not in FOLDED}
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
 
 
 def readable_struct(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """Return the struct as a reader takes it.
+    """Return the struct into which a reader decodes lines.
 
-    A newer version may know more words than a literal names, and no number may be too large for Polars.
+    It accepts words that a literal does not name, because newer versions may write them, and refuses numbers
+    too large for Polars.
     """
     fields: list[Any] = []
     for field in msgspec.structs.fields(struct):
@@ -118,7 +119,7 @@ def _dtype(hint: Any) -> Any:
 
 
 ROWS_AT_ONCE = 2**18
-"""All stretches are cut after so many rows."""
+"""Number of rows after which all stretches are cut."""
 STRETCH_SCHEMA: dict[str, Any] = {
     "step": pl.Int64,
     "last_step": pl.Int64,
@@ -126,15 +127,16 @@ STRETCH_SCHEMA: dict[str, Any] = {
     **schema_of(ScheduledRequest),
     "order": pl.Int64,
 }
-"""Schema of a table of stretches. ``step`` is the first one, before which ``computed_tokens`` were computed.
-In a step's list, the request with the lowest ``order`` stands first."""
+"""Schema of a table of stretches. ``step`` is the first step, before which ``computed_tokens`` were computed.
+In a step's list, the request with the lowest ``order`` comes first.
+"""
 DETAILS = {field.name: field.default for field in msgspec.structs.fields(ScheduledRequest)[3:]}
-"""The other fields of a row than id and tokens, with their values in a stretch of several steps."""
+"""Fields of a row other than id and tokens, with their values in a stretch of several steps."""
 ORDINARY = tuple(DETAILS.values())
 
 
 class Stretch:
-    """A request of the last step; what it gets next may continue the stretch."""
+    """Stretch of a request of the last step, which the next step may continue."""
 
     __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
 
@@ -147,15 +149,15 @@ class Stretch:
         self.is_open = True
 
     def expected(self, step: int) -> int:
-        """Return the computed tokens in a step, unless a line says otherwise."""
+        """Return the computed tokens in a step, unless a line states otherwise."""
         return self.computed + (step - self.first) * self.scheduled
 
 
 class EndedStretches:
-    """Collects stretches that have ended.
+    """Collector of ended stretches.
 
     Args:
-        put: Gets a table of them now and then. All steps of a table come before those of the next one.
+        put: Receives a table of them at intervals. All steps of a table precede those of the next table.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -165,7 +167,7 @@ class EndedStretches:
         self._count = 0
 
     def add(self, stretches: Sequence[Stretch], step: int, trial: int | None) -> None:
-        """Add stretches whose last step this is."""
+        """Add stretches that end with this step."""
         self._rows += [
             (
                 stretch.first,
@@ -183,7 +185,7 @@ class EndedStretches:
             stretch.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Add stretches of only this step: their columns from ``request_id`` on."""
+        """Add stretches of this step only, from their column ``request_id`` on."""
         first = len(self._columns[0])
         for column, values in zip(self._columns[3:], columns, strict=True):
             column.extend(values)
@@ -192,7 +194,7 @@ class EndedStretches:
             column.extend([value] * more)
 
     def is_due(self, rows: int) -> bool:
-        """Return whether all stretches are to end before a step of so many rows."""
+        """Return whether all stretches must end before a step with this many rows."""
         return self._count + rows > ROWS_AT_ONCE
 
     def count(self, rows: int) -> None:
@@ -202,7 +204,7 @@ class EndedStretches:
         self._count += rows
 
     def flush(self) -> None:
-        """Make a table of what there is."""
+        """Make a table of the collected stretches."""
         rows = list(zip(*self._rows, strict=True)) or [()] * len(STRETCH_SCHEMA)
         self._put(pl.concat([_table(rows), _table(self._columns)]).sort("step", "order"))
         self._rows, self._columns, self._count = [], [[] for _ in STRETCH_SCHEMA], 0
@@ -214,7 +216,7 @@ def _table(columns: Iterable[Sequence[Any]]) -> pl.DataFrame:
 
 
 def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """Return the name of each list of structs to its entries."""
+    """Return the type of the entries of each list of structs, by name."""
     lists = {
         field.name: get_args(field.type)[0]
         for field in msgspec.structs.fields(line)
@@ -228,29 +230,29 @@ def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
 
 
 NESTED = _lists_of(Step)
-"""Lists of a step, and what is in them."""
+"""Lists of a step, with the type of their entries."""
 EVENTS = tuple(name for name in NESTED if name in Events.__struct_fields__)
 """Nested fields that also happen between steps."""
 LISTS = tuple(name for name in NESTED if name not in EVENTS and name != "requests")
-"""Nested fields that are tables of a trace, entry by entry."""
+"""Nested fields that have a table with one row per entry."""
 STRETCHES = "stretches"
-"""The table of what requests got."""
+"""Name of the table of stretches."""
 LARGE = (STRETCHES, *LISTS)
-"""Tables that grow with the steps."""
+"""Names of the tables that grow with the steps."""
 OF_STEP = ("step", "trial", "start_us")
-"""Columns that every entry has from its step."""
+"""Columns that every entry takes from its step."""
 ROWS_A_FILE = 2**17
 
 
 class CannotWriteError(Exception):
-    """A table for which there is no room, or which may not be written there."""
+    """Error: there is no room for a table, or it may not be written there."""
 
 
 class Tables:
     """The large tables of a trace, filled chunk by chunk.
 
     Args:
-        folder: Where they are written, in Parquet files; None: they stay in memory.
+        folder: Folder for Parquet files; None to keep the tables in memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -262,7 +264,7 @@ class Tables:
         """Add rows to tables.
 
         Raises:
-            CannotWriteError: the disk is full, for instance.
+            CannotWriteError: If the disk is full, for instance.
         """
         for name, rows in tables.items():
             self._frames[name].append(rows)
@@ -270,10 +272,10 @@ class Tables:
                 self._write(name)
 
     def scan(self, *, in_order: bool) -> dict[str, pl.LazyFrame]:
-        """Return name to table, in the order of the steps.
+        """Return the tables by name, in the order of the steps.
 
         Args:
-            in_order: They were added in that order.
+            in_order: Whether they were added in that order.
         """
         if self._folder is None:
             return {
@@ -285,10 +287,10 @@ class Tables:
         return scan(self._folder, in_order=in_order)
 
     def finish(self) -> None:
-        """Write what is left: there are no more rows.
+        """Write the remaining rows.
 
         Raises:
-            CannotWriteError: the disk is full, for instance.
+            CannotWriteError: If the disk is full, for instance.
         """
         for name in list(self._frames) if self._folder is not None else ():
             self._write(name)
@@ -311,7 +313,7 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
     """Write a Parquet file.
 
     Raises:
-        CannotWriteError: the disk is full, for instance.
+        CannotWriteError: If the disk is full, for instance.
     """
     try:
         safe_files.create(file)
@@ -322,7 +324,7 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
 
 @cache
 def empty_table(name: str) -> pl.DataFrame:
-    """Return a table without rows, ``STRETCHES`` or that of a list."""
+    """Return a table without rows: ``STRETCHES``, or that of a list."""
     if name == STRETCHES:
         return pl.DataFrame(schema=STRETCH_SCHEMA)
     return pl.DataFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))
@@ -343,7 +345,9 @@ _IF_ABSENT = [
     _AT[name] if name in CARRIED_FIELDS else _AT[BEFORE_FIELDS[name]] if name in BEFORE_FIELDS else _NOTHING
     for name in FIELDS
 ]
-"""Place in the step before of what an absent field is; one behind its end for those that are null then."""
+"""Index, in the step before, of the value that an absent field has; an index past the end if that value is
+null.
+"""
 
 Values = Sequence[Any]
 """Values of ``FIELDS``, in their order."""
@@ -351,7 +355,7 @@ _values_in = attrgetter(*FIELDS)
 
 
 def values_of(line: Any) -> Values:
-    """Return the ``Values`` of a full line, each exit an entry of its own."""
+    """Return the ``Values`` of a full line, with each exit as a separate entry."""
     values: Values = _values_in(line)
     if not any(exit_.also for exit_ in line.exits):
         return values
@@ -414,18 +418,18 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
 
 
 def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
-    """Return the entries that only ``events`` lines have, no step, with their trials."""
+    """Return the entries that are only in ``events`` lines and in no step, with their trials."""
     entries = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
     trials = pl.Series("trial", [trial for trial, _ in entries], pl.Int64)
     return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
 
 
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
-    """Return who was there when a trace began, or after a gap, in their order: rows of ``Present``.
+    """Return the requests present when a trace began, or after a gap, in their order: rows of ``Present``.
 
-    Each once, or with ``all`` once for each line.
+    Each request appears once, or, with ``all``, once for each line.
 
-    Before them ``at_us`` and ``trial`` of the ``events`` line that has them.
+    The first columns are ``at_us`` and ``trial`` of the ``events`` line.
     """
     entries = [(line, entry) for line in lines for entry in line.present]
     of_line = {name: [getattr(line, name) for line, _ in entries] for name in ("at_us", "trial")}
@@ -439,7 +443,7 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
     """Make a frame with a row per ``cpu`` line and thread: the line's ``at_us`` and ``ThreadTime``.
 
-    ``ran_us`` and ``waited_us`` count from the thread's beginning.
+    ``ran_us`` and ``waited_us`` count from the start of the thread.
     """
     threads = structs_of([thread for line in lines for thread in line.threads], ThreadTime)
     at_us = pl.Series("at_us", [line.at_us for line in lines for _ in line.threads], pl.Int64)
@@ -450,7 +454,7 @@ STALLS = {"at_us": pl.Int64, **schema_of(Stalled)}
 
 
 def stalls_in(lines: Sequence[Any]) -> pl.DataFrame:
-    """Return a row per stall the watchdog saw: ``at_us``, when it was noticed, and the fields of ``Stalled``.
+    """Return a row per stall that the watchdog saw: ``at_us`` (time of the notice), fields of ``Stalled``.
 
     Args:
         lines: ``notice`` lines, others among them.

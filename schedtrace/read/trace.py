@@ -32,8 +32,8 @@ def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return all rows of these stretches, in the order of the steps.
 
     Args:
-        stretches: Some of a trace.
-        steps: At least those that the stretches are in.
+        stretches: Stretches of a trace.
+        steps: Steps that contain at least those of the stretches.
     """
     into = pl.col("at") - pl.col("step")
     return (
@@ -64,7 +64,7 @@ def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last:
 
 
 def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
-    """Yield the rows of all steps; made bit by bit, so that they need never be in memory as a whole."""
+    """Yield the rows of all steps in pieces, so that they are never in memory as a whole."""
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
@@ -85,7 +85,7 @@ def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
 
 
 def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
-    """Yield first and last steps that have so many rows together."""
+    """Yield the first and last step of groups that together have this many rows."""
     at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
     windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
         pl.col("step").first(), pl.col("step").last().alias("last")
@@ -99,16 +99,18 @@ class Trace(Parsed):
 
     path: Path
     large: dict[str, pl.LazyFrame]
-    """What requests got (``stretches``), and the entries of each list of a step; on disk where they are many,
-    so never collected as a whole."""
+    """What requests got (``stretches``), and the entries of each list of a step. Large tables are on disk, so
+    they are never collected as a whole.
+    """
     facts: frozenset[Fact] = ALL_FACTS
-    """Facts the record holds: the one place that knows. A foreign log's reader says what its kind has; what
-    the recorder could not see of an engine is taken out."""
+    """Facts that the record contains. A foreign log's reader states what its kind of log contains; facts that
+    the recorder could not see are removed.
+    """
     record: str = "trace of schedtrace"
-    """What kind of record it was read from."""
+    """Kind of record it was read from."""
 
     def __post_init__(self) -> None:
-        """Take out the facts that the recorder could not see."""
+        """Remove the facts that the recorder could not see."""
         self.facts -= {*_unseen(self.header, self.steps)}
 
     def require(self, fact: Fact, what: str) -> None:
@@ -139,7 +141,7 @@ class Trace(Parsed):
 
 
 def _unseen(header: Header, steps: pl.DataFrame) -> Iterator[Fact]:
-    """Yield the facts vLLM's scheduler does not show where another class stands in its place."""
+    """Yield the facts that cannot be recorded when another class replaces a part of vLLM's scheduler."""
     if not header.preemptions_recorded:
         yield Fact.PREEMPTIONS
         if steps["num_resumed"].sum():  # requests waited again, and nobody knows since when
@@ -149,13 +151,13 @@ def _unseen(header: Header, steps: pl.DataFrame) -> Iterator[Fact]:
 
 
 EXPANDS = 8
-"""Times as large as a part is what stands in it, about."""
+"""Approximate ratio of a part's decompressed size to its file size."""
 
 
 def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     """Read and check one trace, a file or its parts.
 
-    A large one is read by way of Parquet files, which serve the next time.
+    A large trace is converted to Parquet files, which the next command uses.
 
     Raises:
         InputError: missing, empty, no schedtrace trace, or of a newer schema.

@@ -1,4 +1,4 @@
-"""Inside vLLM's process: plugin, traced scheduler class, recorder, writer.
+"""Recording inside vLLM's process: plugin, traced scheduler class, recorder, writer.
 
 Three promises hold for everything here: no decision of the scheduler changes, no exception reaches the
 engine, and nothing loops over the waiting queue.

@@ -1,14 +1,15 @@
-"""Reasons why ``allocate_slots`` returned None: its own code is asked, up to where it would allocate.
+"""Reasons why ``allocate_slots`` returned None, found by running its own code up to the allocation.
 
-The proven source of ``allocate_slots`` is cut behind its last ``return None``, and every statement that is
-there for its effect is left out. What remains is run once more, with the arguments of the call that failed,
-and tells where it returns and what it had computed by then.
+The proven source of ``allocate_slots`` is cut after its last ``return None``, without the statements that
+only have side effects. The remaining code is run once more, with the arguments of the failed call, and shows
+where it returns and what it has computed by then.
 
-What it calls may still note something: a Mamba group's ``get_num_blocks_to_allocate`` sets or forgets a
-checkpoint. Unless it is known to compute only, it is run on a copy of the managers (``apart``), whose
-containers are its own: that costs more and is right as well.
+The methods that it calls may still change state: a Mamba group's ``get_num_blocks_to_allocate`` sets or
+deletes a checkpoint. Unless they are known only to compute, the code is run on a copy of the managers with
+separate containers (``apart``), which costs more and gives the same answer.
 
-And who holds the blocks that the head of the queue was refused, and how many of each group it needs.
+The module also records which requests hold the blocks that the head of the queue was refused, and how many
+blocks the head needs in each cache group.
 """
 
 import ast
@@ -33,7 +34,7 @@ def managers_of(manager: Any) -> tuple[Any, ...]:
 
 
 def blocks_of(manager: Any, request_id: str) -> list[int]:
-    """Return a request's blocks by cache group, null blocks included; none where it cannot be read."""
+    """Return a request's blocks by cache group, including null blocks; none if they cannot be read."""
     tables = [part.req_to_blocks for part in managers_of(manager)]
     if not all(isinstance(table, dict) for table in tables):
         return []
@@ -42,20 +43,22 @@ def blocks_of(manager: Any, request_id: str) -> list[int]:
 
 @cache
 def _only_computes(kind: Any) -> bool:
-    """Return whether ``get_num_blocks_to_allocate`` leaves everything as it is.
+    """Return whether ``get_num_blocks_to_allocate`` changes no state.
 
-    That of vLLM's base class does, in every release that was tried. Others, such as Mamba's, may note
-    something.
+    The method of vLLM's base class changes none, in every tested release. Others, such as Mamba's, may change
+    some.
     """
     owner = next((owner for owner in kind.__mro__ if "get_num_blocks_to_allocate" in vars(owner)), kind)
     return owner.__name__ == "SingleTypeKVCacheManager" and is_tested(vllm_version())
 
 
 class StandIn(msgspec.Struct, frozen=True):
-    """``allocate_slots`` without its effects."""
+    """``allocate_slots`` without its side effects."""
 
     ask: Any = None
-    """Takes its arguments; returns the limit's kind and the local variables, or None if there is room."""
+    """Function that takes its arguments and returns the limit's kind and the local variables; None if there
+    is room.
+    """
     refused: str | None = None
     """Reason why there is no such function."""
 
@@ -64,15 +67,16 @@ class Refusal(msgspec.Struct, gc=False):
     """A failed allocation, in KV blocks."""
 
     limit: str | None
-    """``free``: the chunk itself does not fit. ``reserved``, ``watermark``: it would, but for blocks that
-    must stay free. ``full_sequence``: it would, but the whole sequence does not. None: cannot be told."""
+    """``free``: the chunk itself does not fit. ``reserved``, ``watermark``: it would fit, but for blocks that
+    must stay free. ``full_sequence``: it would fit, but the whole sequence does not. None: unknown.
+    """
     needed: int | None
-    """New blocks wanted, without what had to stay free beside them."""
+    """New blocks wanted, not counting blocks that had to stay free."""
     free: int
 
 
 def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Refusal | None:
-    """Return the reason right after ``manager.allocate_slots`` returned None; None where none can be asked.
+    """Return the reason right after ``manager.allocate_slots`` returned None; None if it cannot be found.
 
     Args:
         manager: vLLM's ``KVCacheManager``.
@@ -95,13 +99,13 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
 
 
 def question(manager: Any) -> Any:
-    """Return ``StandIn.ask`` for this cache manager; None unless all that it calls is vLLM's own."""
+    """Return ``StandIn.ask`` for this cache manager; None unless everything that it calls is vLLM's own."""
     kind: Any = type(manager)  # hashable, as every class
     return stand_in(kind).ask if not_own(manager) is None else None
 
 
 def not_own(manager: Any) -> str | None:
-    """Return the class of the first part of a KV cache manager that is not vLLM's own; None: all are."""
+    """Return the class of the first part of a KV cache manager that is not vLLM's own; None if all are."""
     coordinator = getattr(manager, "coordinator", None)
     pool = getattr(manager, "block_pool", None)
     parts = (manager, coordinator, *managers_of(manager), pool)
@@ -110,10 +114,10 @@ def not_own(manager: Any) -> str | None:
 
 
 def apart(manager: Any) -> Any:
-    """Return a copy of a KV cache manager that can be asked: nothing that it notes reaches ``manager``.
+    """Return a copy of a KV cache manager on which methods can be called without changing ``manager``.
 
-    Its coordinator and the coordinator's managers are copies, each container of which is copied when it is
-    first read; the blocks and the pool are vLLM's.
+    Its coordinator and the coordinator's managers are copies, and each of their containers is copied when it
+    is first read; the blocks and the pool are vLLM's.
     """
     managers = tuple(map(_copied, managers_of(manager)))
     if not managers:
@@ -139,7 +143,7 @@ _ORIGINAL = "_schedtrace_original"
 
 @cache
 def _copying(kind: type) -> type:
-    """Return a class of copies: an attribute that one does not have yet is the original's."""
+    """Return a class of copies that take an attribute from the original when it is first read."""
     return type(kind.__name__, (kind,), {"__getattr__": _from_original})
 
 
@@ -151,14 +155,14 @@ def _from_original(copied: Any, name: str) -> Any:
 
 @cache
 def _values(kind: type) -> tuple[str, ...]:
-    """Return attributes of which the class has a value, too, which would hide the original's."""
+    """Return the attributes for which the class also has a value, which would hide the original's."""
     names = (name for name in dir(kind) if name[:2] != "__")
     attributes = ((name, inspect.getattr_static(kind, name)) for name in names)
     return tuple(name for name, value in attributes if not callable(value) and not hasattr(value, "__get__"))
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
-    """Return which of the limits was decisive: the first one without which there would have been room."""
+    """Return the decisive limit: the first one without which there would have been room."""
     if answer is None:
         return None
     full_sequence, computed = answer
@@ -189,10 +193,10 @@ def stand_in(manager: type) -> StandIn:
 
 
 def _ask(proven: Proven) -> Any:
-    """Return the function cut behind its last ``return None``.
+    """Return the function cut after its last ``return None``.
 
     Raises:
-        UnprovableError: there is no such line, or its closure cannot be kept.
+        UnprovableError: If there is no such line, or its closure cannot be kept.
     """
     body = proven.node.body
     failing = [n for n, statement in enumerate(body) if any(map(_fails, ast.walk(statement)))]
@@ -223,7 +227,7 @@ def _without_effects(statements: list[ast.stmt], *, full_sequence: bool) -> list
 
 
 def _fails(node: ast.AST) -> bool:
-    """Return whether it is ``return None``."""
+    """Return whether the statement is ``return None``."""
     match node:
         case ast.Return(None | ast.Constant(None)):
             return True
@@ -233,25 +237,26 @@ def _fails(node: ast.AST) -> bool:
 
 MOST_HOLDERS = 16
 MOST_BLOCKS_LOOKED_AT = 4096
-"""Most blocks to look at in a group whose tables hold null blocks: some 30 ns each, on the scheduler's path.
+"""Most blocks to examine in a group whose tables contain null blocks; each takes about 30 ns on the
+scheduler's path.
 """
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class RefusedHead(msgspec.Struct, gc=False):
-    """Plain values, head on the scheduler's path; ``refusal_line`` makes a line of them."""
+    """Plain values on a refused head, from the scheduler's path; ``refusal_line`` makes a line of them."""
 
     request_id: str
     needed: list[int]
     free: int | None
     groups: list[tuple[list[str], list[int]]]
-    """Requests and the blocks of each; none of a group with too many to look at."""
+    """Requests and the blocks of each, by group; empty for a group with too many blocks to examine."""
     finished: list[str]
 
 
 def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> RefusedHead | None:
-    """Return the state right after a request was refused blocks; None where vLLM's managers are not known.
+    """Return the state right after a request was refused blocks; None if the managers are not vLLM's.
 
     Raises:
         Exception: whatever vLLM's own code raises when it is asked once more.
@@ -274,7 +279,7 @@ def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> Refus
 
 
 def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
-    """Return what each of vLLM's managers asks for; empty where nobody can be asked, or no number is meant.
+    """Return the blocks that each cache group asks for; empty if they cannot be determined.
 
     vLLM's own ``allocate_slots`` calls them, on copies that note their answers: the arguments of that call
     differ between releases.
@@ -311,7 +316,7 @@ def _held(manager: Any) -> tuple[list[str], list[int]]:
 
 
 def refusal_line(head: RefusedHead) -> HeadRefusal:
-    """Return the line's struct (writer's thread)."""
+    """Return the line's struct (on the writer's thread)."""
     held = [dict(zip(ids, counts, strict=True)) for ids, counts in head.groups]
     totals: dict[str, int] = {}
     for group in held:
@@ -336,7 +341,7 @@ def refusal_line(head: RefusedHead) -> HeadRefusal:
 def held_blocks(manager: Any) -> Counter[str]:
     """Return the number of blocks that each request has in all cache groups of a ``KVCacheManager``.
 
-    Reads copies: any thread may call this while the engine goes on.
+    It reads copies, so any thread may call it while the engine runs.
     """
     tables = [part.req_to_blocks for part in managers_of(manager)]
     held: Counter[str] = Counter()
@@ -346,12 +351,12 @@ def held_blocks(manager: Any) -> Counter[str]:
 
 
 def blocks_without_null(manager: Any) -> int | None:
-    """Return the KV blocks without the null block; None where the pool is not known."""
+    """Return the number of KV blocks without the null block; None if the pool is unknown."""
     pool = getattr(manager, "block_pool", None)
     return None if pool is None else int(pool.num_gpu_blocks) - 1
 
 
 def free_blocks(manager: Any) -> int | None:
-    """Return the KV blocks that nobody has; None where the pool is not known."""
+    """Return the number of free KV blocks; None if the pool is unknown."""
     pool = getattr(manager, "block_pool", None)
     return None if pool is None else int(pool.get_num_free_blocks())

@@ -1,4 +1,4 @@
-"""Facts of a request, and the hashes of its prompt, taken when it reaches the scheduler."""
+"""Facts about a request, and the hashes of its prompt, taken when it reaches the scheduler."""
 
 import hashlib
 import os
@@ -15,9 +15,9 @@ MOST_BLOCKS = 256
 
 
 class Salt:
-    """Hashes that tell alike from different within one trace, and nothing else.
+    """Keyed hashes that show which values in a trace are equal, and nothing else.
 
-    The key is random and written nowhere, so that nobody can hash a guess and compare.
+    The key is random and never written, so nobody can hash a guess and compare.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class Salt:
         ).hexdigest()
 
     def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
-        """Return 4 characters a block."""
+        """Return 4 characters per block."""
         key = self._key
         digests = (hashlib.blake2b(block_hash, digest_size=3, key=key).digest() for block_hash in hashes)
         return b64encode(b"".join(digests)).decode()
 
 
 def requested(request: Any) -> dict[str, Any]:
-    """Return the fields of an ``Arrival`` that cost the engine time (scheduler's thread)."""
+    """Return the fields of an ``Arrival`` that must be read on the scheduler's thread."""
     facts: dict[str, Any] = {"client_index": getattr(request, "client_index", None)}
     if getattr(request, "structured_output_request", None) is not None:
         facts["structured"] = True
@@ -53,10 +53,10 @@ def requested(request: Any) -> dict[str, Any]:
 
 
 class Prefixes:
-    """Common beginnings of prompts: blocks are noted on the scheduler's thread and hashed on the writer's.
+    """Common beginnings of prompts: blocks are stored on the scheduler's thread and hashed on the writer's.
 
     Args:
-        block_size: Tokens of a block where vLLM hashes none; None: then nothing is known.
+        block_size: Tokens of a block if vLLM computes no hashes; None to record none.
     """
 
     def __init__(self, block_size: int | None = None) -> None:
@@ -65,9 +65,9 @@ class Prefixes:
         self._blocks: dict[str, list[Any] | _Prompt] = {}
 
     def keep_prompt(self, request: Any) -> None:
-        """Keep vLLM's hashes of the prompt's first full blocks; later ones are of its output.
+        """Store vLLM's hashes of the prompt's first full blocks; later blocks contain its output.
 
-        Where vLLM makes none, since nothing asks for them, the prompt itself is kept until it is hashed.
+        If vLLM computes none, because nothing needs them, the prompt itself is kept until it is hashed.
         """
         hashes = getattr(request, "block_hashes", None)
         if hashes:
@@ -76,11 +76,11 @@ class Prefixes:
             self._blocks[request.request_id] = prompt
 
     def drop_prompt(self, request_id: str) -> None:
-        """Drop a prompt whose hashes nobody is going to ask for."""
+        """Drop a prompt whose hashes will not be needed."""
         self._blocks.pop(request_id, None)
 
     def hashes(self, request_id: str) -> str | None:
-        """Return ``Arrival.prefix_hashes``, once; None where the tokens of a prompt are no numbers."""
+        """Return ``Arrival.prefix_hashes``, once; None if the prompt's tokens are not numbers."""
         blocks = self._blocks.pop(request_id, None)
         if blocks is None:
             return None
@@ -101,10 +101,10 @@ class _Prompt:
     """Number of the prompt's own tokens, whatever the list grows to later."""
     block_size: int
     told_apart_by: str
-    """Key that vLLM's hashes depend on besides tokens."""
+    """Key on which vLLM's hashes depend besides tokens."""
 
     def block_hashes(self) -> Iterator[bytes]:
-        """Yield a hash of every full block and all before it."""
+        """Yield a hash of each full block together with all blocks before it."""
         before, size = self.told_apart_by.encode(errors="surrogatepass"), self.block_size
         for at in range(0, min(self.tokens // size, MOST_BLOCKS) * size, size):
             block = array("q", self.token_ids[at : at + size]).tobytes()
@@ -113,7 +113,7 @@ class _Prompt:
 
 
 def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
-    """Return what is kept of a prompt; None: it fills no block, or is more than tokens."""
+    """Return the stored part of a prompt; None if it fills no block, or contains more than tokens."""
     token_ids = getattr(request, "prompt_token_ids", None)
     only_tokens = (
         not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None
@@ -133,6 +133,6 @@ def _as_bytes(block_hash: Any) -> bytes:
 
 
 def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
-    """Return number and hashed parent of a child of a request with ``n`` > 1, by the form of its id."""
+    """Return the number and the hashed parent of a child of a request with ``n`` > 1, from its id."""
     match = _CHILD.fullmatch(str(request_id))
     return (int(match[1]), salt.hashed_id(match[2])) if match else None

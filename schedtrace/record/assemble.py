@@ -1,4 +1,4 @@
-"""Assembly of trace lines from raw captures, in the writer's thread and away from the scheduler's path."""
+"""Assembly of trace lines from raw captures, on the writer's thread and off the scheduler's path."""
 
 import itertools
 import re
@@ -47,7 +47,7 @@ _LARGEST = 10**18 - 1
 
 
 class TraceProgress:
-    """Point that a trace has got to."""
+    """Point that a trace has reached."""
 
     def __init__(self) -> None:
         self.trial: int | None = None
@@ -63,7 +63,7 @@ class TraceProgress:
 
 
 class LatestExits:
-    """Exits and caps of the latest step: the same lists as before while the very same events are noted.
+    """Exits and caps of the latest step; the same lists are reused while the events do not change.
 
     Args:
         ids: Request ids as they are written.
@@ -74,7 +74,7 @@ class LatestExits:
         self._ids, self.long_prefill_threshold = ids, long_prefill_threshold
         self._events: list[Event] = []
         self._remaining = -1
-        """Budget that was left, which stands in the lines of exits that do not see it."""
+        """Budget left, for the lines of exits that cannot see it."""
         self._exits: list[Exit] = []
         self._caps: list[ChunkCap] = []
         self.exits: list[Exit] = []
@@ -101,7 +101,7 @@ class LatestExits:
 
 
 class LatestFacts:
-    """Facts beside the decisions as fields of a line, made anew only where they changed."""
+    """Facts other than decisions as fields of a line, rebuilt only if they changed."""
 
     def __init__(self) -> None:
         self._state: State = ()
@@ -119,11 +119,11 @@ class Assembler:
 
     Args:
         anchor_ns: Monotonic clock at which the trace's time is 0.
-        trial_ids: Whether request ids tell the trial.
+        trial_ids: Whether request ids contain the trial.
         hash_ids: Whether request ids are written as hashes.
-        full_lines: Whether every step is written in full, as captures then are.
+        full_lines: Whether every step is captured and written in full.
         long_prefill_threshold: ``long_prefill_token_threshold`` as configured.
-        prefixes: Which prompts begin alike.
+        prefixes: Common beginnings of prompts.
         drafts: Whether a request may have speculative tokens.
     """
 
@@ -159,7 +159,7 @@ class Assembler:
         return self._exits.exits
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
-        """Return the line of one ``schedule()`` call, in full or a delta, with its output if that is back."""
+        """Return the line of one ``schedule()`` call, in full or as a delta, with its output if known."""
         arrived, finished = self.note_events(capture.side_events)
         self._preempted(capture.preempted)
         for aside in capture.happened.set_aside if capture.happened else ():
@@ -202,7 +202,7 @@ class Assembler:
         return line
 
     def _follow_rows(self, capture: Capture, start_us: int) -> RowChanges | None:
-        """Go to the requests of the next step; return what changed, if ``RowChanges`` can express it."""
+        """Advance to the requests of the next step; return the changes if ``RowChanges`` can express them."""
         changes: RowChanges | None = None
         if capture.rows is None:
             self._rows.follow_steady()
@@ -216,13 +216,13 @@ class Assembler:
 
     @staticmethod
     def _add_output(step: Step, output: Output) -> None:
-        """Complete a step's line with an output that is back already."""
+        """Complete a step's line with an output that is already back."""
         step.output_us, step.update_us = output.output_us, output.update_us
         step.output_tokens = output.output_tokens
         step.execute_after_us, step.execute_us = output.execute_after_us, output.execute_us
 
     def _write_facts_ids(self, step: Step) -> None:
-        """Replace the ids in the facts beside a step's decisions."""
+        """Replace the ids in the facts other than decisions."""
         for preemption in step.preempted:
             if preemption.for_request_id is not None:
                 preemption.for_request_id = self._ids[preemption.for_request_id]
@@ -232,7 +232,7 @@ class Assembler:
             refusal.finished_holders = self._ids.written_ids(refusal.finished_holders)
 
     def _line(self, capture: Capture, step: Step, changes: RowChanges | None) -> Step | dict[str, Any]:
-        """Return a delta, unless a line in full is due or no ``RowChanges`` can express the changes."""
+        """Return a delta, unless a full line is due or ``RowChanges`` cannot express the changes."""
         if changes is not None:
             self._ids.replace_ids(changes.added)
         if self._deltas.has_base and not capture.full and (changes is not None or capture.rows is None):
@@ -245,7 +245,7 @@ class Assembler:
         return step
 
     def dropped(self, dropped: Dropped) -> Events:
-        """Return the line in place of steps that were dropped; the next step has a line in full."""
+        """Return the line that replaces dropped steps; the next step is written in full."""
         self._deltas = Deltas()
         self._after_dropped = True
         self.progress.advance_to(dropped.last_step, self._us(dropped.end_ns))
@@ -269,7 +269,7 @@ class Assembler:
         )
 
     def present_line(self, present_requests: PresentRequests, wall_anchor_us: int) -> Events:
-        """Return the line that lists the requests that were there when recording began."""
+        """Return the line that lists the requests present when recording began."""
         entries = []
         for seen in present_requests.queues.ordered_requests():
             entry = present_entry(seen, present_requests.salt, self._anchor_ns, wall_anchor_us)
@@ -288,7 +288,8 @@ class Assembler:
         """Have the next step written in full.
 
         Returns:
-            The least number that this step has, the time up to which all is written, and the requests then.
+            The lowest number that the next step can have, the time up to which everything is written, and
+            the requests at that time.
         """
         self._deltas = Deltas()
         present = []
@@ -318,7 +319,7 @@ class Assembler:
         )
 
     def events_line(self, side_events: SideEvents, at_us: int) -> Events:
-        """Return the line of events that no step takes along."""
+        """Return the line of events that do not belong to a step."""
         arrived, finished = self.note_events(side_events)
         self.progress.latest_us = at_us
         self.write_ids(arrived, finished)
@@ -331,7 +332,7 @@ class Assembler:
         )
 
     def note_events(self, side_events: SideEvents) -> tuple[list[Arrival], list[Finish]]:
-        """Note the requests that came and went; finished ones get the times of their life."""
+        """Note the requests that arrived and left; finished requests get the times of their life."""
         self._arrive(side_events.arrived)
         self._leave(side_events.finished)
         return list(side_events.arrived), list(side_events.finished)
@@ -355,14 +356,14 @@ class Assembler:
             self._lives.note_waiting(preemption.request_id, num_tokens)
 
     def _seen_again(self, ids: Sequence[str]) -> None:
-        """Note the requests that run after steps were dropped: these steps may have admitted them."""
+        """Note the requests that run after steps were dropped, because those steps may have admitted them."""
         self._after_dropped = False
         for request_id in ids:
             self._lives.life_by_id(request_id).unseen = True
             self._lives.note_running(request_id)
 
     def pass_fields(self, side_events: SideEvents) -> dict[str, Any]:
-        """Return a rank's passes with the other ranks and the calls of the engine, as fields of a line."""
+        """Return a rank's passes with the other ranks and the calls to the engine, as fields of a line."""
         if not (side_events.dummies or side_events.synced or side_events.controls):
             return {}
         return {
@@ -384,7 +385,7 @@ class Assembler:
     def write_ids(
         self, arrived: Sequence[Arrival], finished: Sequence[Finish], preempted: Sequence[Preemption] = ()
     ) -> None:
-        """Replace what clients chose by what is written of it, and forget the ids of finished requests."""
+        """Replace the ids that clients chose by their written form; forget the ids of finished requests."""
         gone = [finish.request_id for finish in finished]
         self._ids.replace_ids(arrived, finished, preempted)
         for arrival in arrived:
@@ -394,7 +395,7 @@ class Assembler:
 
     @staticmethod
     def _limit(asked: Arrival | Present) -> None:
-        """Cap what a client may have chosen as large as it likes."""
+        """Limit a number that a client may have chosen arbitrarily large."""
         asked.lora = None if asked.lora is None else capped(asked.lora)
         asked.priority = max(-_LARGEST, min(asked.priority, _LARGEST))
         for name in ("max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
@@ -402,7 +403,7 @@ class Assembler:
                 setattr(asked, name, min(number, _LARGEST))
 
     def _phases(self, rows: Rows, start_us: int) -> dict[str, Phase]:
-        """Return the phase of each request that does not simply run on; note what a cache had of new ones."""
+        """Return the phase of each request that does not simply continue; note cache hits of new requests."""
         phases: dict[str, Phase] = dict.fromkeys(rows.resumed, "resumed")
         for request_id, computed in rows.new:
             # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
@@ -412,7 +413,7 @@ class Assembler:
         return phases
 
     def _starts(self, request_id: str, computed: int, start_us: int) -> bool:
-        """Note that a request is scheduled which is new to the workers; return whether for the first time."""
+        """Note a scheduled request that the workers do not know; return whether it is its first time."""
         life = self._lives.life_by_id(request_id)
         self._lives.note_running(request_id)
         if life.has_run:
@@ -421,7 +422,7 @@ class Assembler:
         return True
 
     def _count(self, step: Step, rows: Rows | None) -> None:
-        """Sum the rows up: phases, prefill, decode, recomputed and cached tokens."""
+        """Sum up the rows: phases, prefill, decode, recomputed and cached tokens."""
         number = step.total_requests
         if rows is None and self._only_decodes:
             step.num_continued = step.decode_tokens = number

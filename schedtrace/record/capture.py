@@ -1,8 +1,8 @@
-"""Capture on the scheduler's path: plain values, as few as possible, and none of vLLM's objects.
+"""Capture on the scheduler's path: as few plain values as possible, and no object of vLLM.
 
-An object kept alive costs the engine: its memory cannot be used again for the next step's. The lists and
-dicts of strings and numbers that a ``SchedulerOutput`` carries are kept by reference, and only of steps that
-are not steady; vLLM builds new ones for every step and does not change them afterwards.
+An object that is kept alive costs the engine time, because its memory cannot be reused for the next step. The
+lists and dicts of strings and numbers that a ``SchedulerOutput`` carries are kept by reference, and only for
+steps that are not steady; vLLM builds new ones for every step and does not change them afterwards.
 """
 
 import struct
@@ -27,7 +27,7 @@ ALL = "all"
 
 
 class Happened(msgspec.Struct, gc=False):
-    """Facts of one step, if it has any."""
+    """Facts of one step, if there are any."""
 
     admitted: list[Admission] = []
     refusals: list[allocation.RefusedHead] = []
@@ -36,7 +36,7 @@ class Happened(msgspec.Struct, gc=False):
     set_aside: list[SetAside] = []
 
     def step_fields(self) -> dict[str, Any]:
-        """Return the fields of a ``Step`` (writer's thread)."""
+        """Return the fields of a ``Step`` (on the writer's thread)."""
         refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
         return {
             "admitted": self.admitted,
@@ -51,16 +51,16 @@ class Rows(msgspec.Struct, gc=False):
     """Requests of a step that is not steady, and their tokens."""
 
     ids: list[str]
-    """Requests that ran before: running ones, then resumed ones."""
+    """Requests that ran before: running requests, then resumed ones."""
     computed: list[int]
-    """Tokens of these that were computed before the step."""
+    """Tokens of these requests that were computed before the step."""
     scheduled: dict[str, int]
     """Tokens of all requests of the step."""
     resumed: Collection[str]
     new: list[tuple[str, int]]
     """Ids and computed tokens of requests that the workers do not know."""
     drafts: dict[str, int]
-    """Number of draft tokens, of requests that have some."""
+    """Number of draft tokens, for requests that have some."""
 
 
 class Result(msgspec.Struct, gc=False, frozen=True):
@@ -71,7 +71,7 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     done_ns: int
     """Monotonic time at which it returned."""
     got: str | tuple[list[str], list[int] | None]
-    """``ALL``, or the ids of requests that got tokens and how many each (None: one each)."""
+    """``ALL``, or the ids of requests that got tokens and the number for each (None: one each)."""
     execution: Execution | None = None
     """Time in which the worker executed the step."""
     invalid: dict[str, int] | None = None
@@ -98,7 +98,7 @@ class Synced(NamedTuple):
 
 
 class SideEvents(NamedTuple):
-    """Events beside the steps, between two calls: arrivals, ends, and passes of the engine."""
+    """Events between two calls: arrivals, departures, and passes of the engine."""
 
     arrived: Sequence[Arrival] = ()
     finished: Sequence[Finish] = ()
@@ -111,10 +111,10 @@ NOBODY = SideEvents()
 
 
 class Capture:
-    """Raw ``schedule()`` call: the state before it, then the state after it. Times are monotonic, in ns.
+    """Raw ``schedule()`` call: the state before and after it. Times are monotonic, in ns.
 
-    A class with slots, since the fields are assigned by name on the scheduler's path: keywords of a struct
-    cost four times as much.
+    It is a class with slots because its fields are assigned by name on the scheduler's path, where keyword
+    arguments of a struct would cost four times as much.
     """
 
     __slots__ = (
@@ -138,15 +138,16 @@ class Capture:
     free_before: int | None
     free_after: int | None
     rows: Rows | None
-    """Requests of the step; None: a steady step, with the same requests in the same order as the step before,
-    in which each got one token; each is one token further and got one token again."""
+    """Requests of the step; None for a steady step, which schedules the same requests in the same order as
+    the step before and gives one token to each, after each has advanced by one token.
+    """
     full: bool
-    """Whether it is time for a line in full."""
+    """Whether a full line is due."""
     events: list[Event] | None
-    """Events that the marks noted; None: the same as in the step before, and the step is steady."""
+    """Events that the marks noted; None if the same as in the step before and the step is steady."""
     side_events: SideEvents
     inferred: list[Exit] | None
-    """Exits inferred where no mark has noted how the call ended."""
+    """Inferred exits, if no mark has noted how the call ended."""
     preempted: Sequence[tuple[Preemption, int]]
     """Preemptions, each with the number of tokens that the victim had."""
     state: State
@@ -167,11 +168,11 @@ class Capture:
 
 
 MOST_KEPT = 10_000
-"""Arrivals, and likewise departures, that are kept of steps dropped in a row."""
+"""Maximum number of arrivals, and of departures, kept for consecutive dropped steps."""
 
 
 class Dropped(msgspec.Struct, gc=False):
-    """Facts kept of steps that were dropped in a row, because the writer is behind."""
+    """Facts kept for consecutive steps that were dropped because the writer is behind."""
 
     last_step: int = 0
     end_ns: int = 0
@@ -180,12 +181,12 @@ class Dropped(msgspec.Struct, gc=False):
     side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
-    """Requests that the workers did not know: id, computed tokens, start of the step."""
+    """Requests that the workers did not know: id, computed tokens and start of the step."""
     missing_arrivals: int = 0
     missing_finishes: int = 0
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
-        """Add another step, which is not going to be written; return its arrivals that are not kept."""
+        """Add another dropped step; return its arrivals that are not kept."""
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
         missing = SideEvents(
@@ -201,7 +202,7 @@ class Dropped(msgspec.Struct, gc=False):
 
 
 def _keep(events: Any, more: Any) -> Any:
-    """Add as many to a list as there is room for; the others."""
+    """Add as many entries to a list as there is room for; return the rest."""
     room = MOST_KEPT - len(events)
     events += more[:room]
     return more[room:]
@@ -211,10 +212,10 @@ _request_id = attrgetter("request_id")
 
 
 def only_samples(scheduler: Any) -> bool:
-    """Return whether each output of this scheduler holds a token: no pooling, no transfer of KV or encodings.
+    """Return whether each output of this scheduler has a token: no pooling, no transfer of KV or encodings.
 
     ``update_from_output`` emits an output for new tokens, a pooler's result, transfer parameters, or a
-    request that stopped; the last without a token only where nothing is sampled.
+    request that stopped; the last has no token only if nothing is sampled.
     """
     model = scheduler.vllm_config.model_config
     connectors = (getattr(scheduler, name, None) for name in ("connector", "ec_connector"))
@@ -235,8 +236,9 @@ def reports_invalid_drafts() -> bool:
 def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
     """Return ``ALL``, or ids and numbers of tokens (None: one each).
 
-    One token sampled for each, one client, no drafts, nobody gone meanwhile, and as many outputs as samples:
-    then every sample became an output, and nothing else did. Otherwise the outputs are read one by one.
+    If one token was sampled for each request, there is one client, no request has drafts or left meanwhile,
+    and there are as many outputs as samples, then every sample became an output and nothing else did.
+    Otherwise the outputs are read one by one.
 
     Args:
         output: The step's ``SchedulerOutput``.
@@ -259,39 +261,40 @@ def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[s
 
 
 FULL_EVERY_NS = 900_000_000
-"""A step is written in full after this long at the latest; the writer adds no delay to that."""
+"""Maximum time between full lines, in nanoseconds; the writer adds no delay to it."""
 
 
 class SteadySteps:
-    """Detector of steady steps, on the scheduler's path: nothing of a steady step's requests is kept.
+    """Detector of steady steps on the scheduler's path, which stores nothing about their requests.
 
-    At scale nearly every step is steady: the same requests in the same order, each one token further and
-    given one token. All of that is compared, at C speed: no sum or count stands for it. Computed tokens are
-    packed into one large number: 32 bits for each request, so adding the number of all ones adds one to each.
+    At scale nearly every step is steady: the same requests in the same order, each having advanced by one
+    token and getting one token. All of these values are compared at C speed, not just a sum or a count.
+    Computed tokens are packed into one large number with 32 bits per request, so adding the number with a one
+    in each place adds one to each.
 
     Args:
-        never: Take no step for steady: every line is to be written in full.
+        never: Treat no step as steady, so that every line is written in full.
     """
 
     def __init__(self, *, never: bool = False) -> None:
         self._never = never
         self._ids: list[str] | None = None
-        """Requests of the latest step; None: the next step's must be kept, whatever they are."""
+        """Requests of the latest step; None if the next step's must be kept, whatever they are."""
         self._computed = 0
-        """Computed tokens of each, in a number."""
+        """Computed tokens of each request, packed into one number."""
         self._ones: list[int] = []
         self._one_each = 0
-        """The same, in a number."""
+        """Value 1 for each request, packed into a single number."""
         self._pack = struct.Struct("").pack
         self._full_ns = 0
 
     def start_over(self) -> None:
-        """Forget the previous step: one that is not recorded leaves the next nothing to differ from."""
+        """Forget the previous step: the next one cannot be expressed relative to an unrecorded step."""
         self._ids = None
         self._full_ns = 0
 
     def changed_rows(self, output: Any, now_ns: int) -> tuple[Rows | None, bool]:
-        """Return the requests of a step, None if it is steady; and whether it is time for a line in full.
+        """Return the requests of a step (None if it is steady), and whether a full line is due.
 
         Args:
             output: vLLM's ``SchedulerOutput``.
@@ -327,7 +330,7 @@ class SteadySteps:
         return rows, full
 
     def _packed(self, computed: list[int]) -> int:
-        """Return the numbers in one; if they are too large for that, the next step must be kept."""
+        """Return the numbers packed into one; if they are too large for that, the next step must be kept."""
         try:
             return int.from_bytes(self._pack(*computed), "little")
         except struct.error:
@@ -353,6 +356,6 @@ class SteadySteps:
 
 
 def _resumed(cached: Any) -> Collection[str]:
-    """Return the ids of resumed requests; to vLLM 0.11.0 each request has a flag instead."""
+    """Return the ids of resumed requests; up to vLLM 0.11.0 each request has a flag instead."""
     ids: Collection[str] | None = getattr(cached, "resumed_req_ids", None)
     return set(compress(cached.req_ids, cached.resumed_from_preemption)) if ids is None else ids

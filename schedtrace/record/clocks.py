@@ -1,8 +1,8 @@
 """Relation of a trace's clock to those of other processes and hosts.
 
-Linux has one monotonic clock for all processes since it booted (``clock_gettime(2)``), save for those in a
-time namespace of their own (``time_namespaces(7)``). Wall clocks of several hosts agree as well as NTP holds
-them, which the kernel is told (``adjtimex(2)``).
+Linux has one monotonic clock since boot for all processes (``clock_gettime(2)``), except for those in a
+separate time namespace (``time_namespaces(7)``). The wall clocks of several hosts agree as closely as NTP
+keeps them, and the kernel knows how closely (``adjtimex(2)``).
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 _READINGS = 5
 _STA_UNSYNC = 0x40
-"""Status bit of a wall clock that nothing disciplines (``<linux/timex.h>``)."""
+"""Status bit of a wall clock that is not synchronized (``<linux/timex.h>``)."""
 _BOOT_ID, _TIME_NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
 
 
@@ -26,11 +26,11 @@ class Anchor(NamedTuple):
     wall_us: int
     """Unix time in microseconds."""
     uncertainty_us: int
-    """Largest distance of the two: half of the time between two readings of the first."""
+    """Largest distance between the two: half of the time between two readings of the monotonic clock."""
 
 
 def read_anchor() -> Anchor:
-    """Read the clocks now; of some readings return the one that was interrupted least."""
+    """Read both clocks several times; return the reading that was interrupted least."""
     best: tuple[int, int, int] | None = None
     for _ in range(_READINGS):
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -42,7 +42,7 @@ def read_anchor() -> Anchor:
 
 
 def facts(anchor: Anchor) -> dict[str, Any]:
-    """Return the fields of the header; None for what this machine does not tell; none in virtual time."""
+    """Return the header's fields; None for facts that this machine does not provide; none in virtual time."""
     if getattr(time, "virtual", False):  # a simulation replaces the module
         return {}
     return {
@@ -54,7 +54,7 @@ def facts(anchor: Anchor) -> dict[str, Any]:
 
 
 def clock_id() -> str | None:
-    """Return the same for all processes that read one monotonic clock: a hash of boot and time namespace."""
+    """Return an id shared by all processes that read one monotonic clock: a hash of boot and namespace."""
     try:
         boot = _BOOT_ID.read_text().strip()
     except OSError:
@@ -66,7 +66,7 @@ def clock_id() -> str | None:
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of the kernel's ``struct timex``, and room for the rest."""
+    """The beginning of the kernel's ``struct timex``, with room for the rest."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -80,7 +80,7 @@ class _Timex(ctypes.Structure):
 
 
 def wall_max_error_us() -> int | None:
-    """Return how far the wall clock may be off, as the kernel knows from NTP; None: no NTP, or not known."""
+    """Return the largest error of the wall clock that NTP reported to the kernel; None if unknown."""
     state = _Timex()
     try:
         answer = ctypes.CDLL(None).adjtimex(ctypes.byref(state))

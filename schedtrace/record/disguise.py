@@ -1,8 +1,8 @@
-"""Gives an object of a user's another class for a while, and puts nothing on the object itself.
+"""Temporary change of the class of a user's object, without setting anything on the object.
 
-A class may refuse attributes or their deletion, copy all that its objects have, or ask them for their class.
-So what is known of an object is kept beside it (``Beside``), its class is assigned without a method of its
-own, and the object shows and copies as what it was (``disguises``).
+A class may refuse attributes or their deletion, copy all attributes of its objects, or ask them for their
+class. Facts about an object are therefore kept beside it (``Beside``), its class is assigned without calling
+any of its methods, and the object looks and copies like one of its original class (``disguises``).
 """
 
 import copyreg
@@ -11,35 +11,35 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 PLAIN = "_schedtrace_plain"
-"""Attribute of a class that stands in for another one: that one."""
+"""Attribute of a traced class: the plain class that it replaces."""
 
 set_class: Any = vars(object)["__class__"].__set__
-"""Assign an object's class as Python itself does, whatever its class makes of assignments."""
+"""Assign an object's class as Python itself does, whatever its class defines for assignments."""
 
 _T = TypeVar("_T")
 
 
 class Beside(Generic[_T]):
-    """Facts about objects, by their identity; of an object that is gone, nothing.
+    """Facts about objects, stored by the objects' identity and dropped when the object is gone.
 
-    They are not asked for a hash or an attribute. One that cannot be referred to weakly is kept alive.
+    No hash or attribute of an object is read. An object that does not support weak references is kept alive.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, _T] = {}
         self._alive: dict[int, Any] = {}
         self.by_id = self._known.get
-        """The fastest way to it: ``by_id(id(thing))``."""
+        """The fastest lookup: ``by_id(id(thing))``."""
 
     def get(self, thing: Any) -> _T | None:
-        """Return what is known of an object."""
+        """Return the facts about an object."""
         return self._known.get(id(thing))
 
     def __getitem__(self, thing: Any) -> _T:
         return self._known[id(thing)]
 
     def put(self, thing: Any, value: _T) -> None:
-        """Know it from now on."""
+        """Store facts about an object."""
         number = id(thing)
         try:
             self._alive[number] = weakref.ref(thing, lambda _: self._forget(number))
@@ -57,20 +57,20 @@ class Beside(Generic[_T]):
 
 
 RECORDERS: Beside[Any] = Beside()
-"""The ``Recorder`` of each scheduler that is recorded."""
+"""The ``Recorder`` of each recorded scheduler."""
 
 
 def plain_class(kind: type) -> type:
-    """Return the class that another one stands in for; itself, if it is none of ours."""
+    """Return the plain class that a traced class replaces; the class itself if it is not one of ours."""
     plain: type = vars(kind).get(PLAIN, kind)
     return plain
 
 
 def disguises(base: type, root: type) -> list[type]:
-    """Return the classes that make an object of a subclass of ``base`` show and copy as one of ``base``.
+    """Return the classes that make an object of a subclass of ``base`` look and copy like one of ``base``.
 
     Args:
-        base: The class that is stood in for.
+        base: The plain class.
         root: The base of these classes.
     """
     shows, reduces, copies, deep = _disguises(root)
@@ -83,7 +83,7 @@ def disguises(base: type, root: type) -> list[type]:
 @cache
 def _disguises(root: type) -> tuple[type, ...]:
     class Shows(root):  # type: ignore[misc]  # mypy knows no class that is found at run time
-        """Answers ``__class__``, by which objects make others of their kind."""
+        """Class whose objects report the plain class as ``__class__``, for code that copies them by it."""
 
         __slots__ = ()
         __class__ = property(lambda self: plain_class(type(self)), _given)  # as mocks do
@@ -105,7 +105,7 @@ def _disguises(root: type) -> tuple[type, ...]:
             return (plain if make is kind else make, named, *rest)
 
     class Copies(root):  # type: ignore[misc]  # likewise
-        """Copies itself by a method of its own."""
+        """Class whose objects copy themselves with their own method."""
 
         __slots__ = ()
 
@@ -113,7 +113,7 @@ def _disguises(root: type) -> tuple[type, ...]:
             return _as_plain(super().__copy__(*args, **kwargs), self)
 
     class CopiesDeeply(root):  # type: ignore[misc]  # likewise
-        """Copies itself and all it has by a method of its own."""
+        """Class whose objects deep-copy themselves with their own method."""
 
         __slots__ = ()
 
@@ -124,7 +124,7 @@ def _disguises(root: type) -> tuple[type, ...]:
 
 
 def _given(thing: Any, kind: type) -> None:
-    """Give the object the class that a user assigned to it; tell its recorder that recording ends there."""
+    """Give the object the class that a user assigned to it; tell its recorder that recording ends here."""
     if kind is plain_class(type(thing)):
         return
     set_class(thing, kind)

@@ -1,9 +1,9 @@
-"""Hooks into the engine around the scheduler: the input thread, dummy batches, grammars, the end.
+"""Hooks into the engine outside the scheduler: input thread, dummy batches, grammars, shutdown.
 
-Every wrapper calls the original with the very arguments it got, and keeps its own errors to itself. What
-other threads do with requests is kept in ``Inputs``: written by the input thread and the threads that compile
-grammars, read by the scheduler's. All of that is single operations on dicts and lists, which Python makes
-whole.
+Every wrapper calls the original with the same arguments and raises no errors of its own. ``Inputs`` stores
+what other threads do with requests: the input thread and the threads that compile grammars write it, the
+scheduler's thread reads it. All of these are single operations on dicts and lists, which are atomic in
+Python.
 """
 
 import contextlib
@@ -20,15 +20,16 @@ from schedtrace.record.hooks import Method, unwrap, wrap
 from schedtrace.record.vllms_own import put_on
 
 MOST_KEPT = 10_000
-"""Number of requests received or aborted that the scheduler never saw, after which all are forgotten; and of
-compiled grammars that no step takes, of which the latest are kept."""
+"""Number of requests received or aborted, but unknown to the scheduler, after which all are forgotten; also
+the number of latest compiled grammars that are kept if no step uses them.
+"""
 
 
 class Inputs:
-    """Times of one engine's requests, in nanoseconds of the monotonic clock until they are asked for.
+    """Times of one engine's requests, in nanoseconds of the monotonic clock until they are read.
 
     Args:
-        since_anchor: To the trace's microseconds.
+        since_anchor: Conversion to the trace's microseconds.
     """
 
     def __init__(self, since_anchor: Any) -> None:
@@ -44,7 +45,7 @@ class Inputs:
         _keep(self._received, request.request_id, (began_ns, time.monotonic_ns(), rank))
 
     def abort_received(self, request_ids: Any) -> None:
-        """Note that a client gave up; the first time counts."""
+        """Note that a client aborted a request; only the first time counts."""
         now = time.monotonic_ns()
         if isinstance(request_ids, str):
             request_ids = (request_ids,)
@@ -59,7 +60,7 @@ class Inputs:
         _keep(self._submitted, request.request_id, time.monotonic_ns())
 
     def grammar_compiled(self, request: Any, began_ns: int, *, failed: bool) -> None:
-        """Note that a thread is done with a grammar."""
+        """Note that a thread has compiled a grammar."""
         submitted = self._submitted.pop(request.request_id, None)
         self._grammars.append(
             Grammar(
@@ -72,7 +73,7 @@ class Inputs:
         )
 
     def input_times(self, request_id: str) -> dict[str, int | None]:
-        """Return the fields of an ``Arrival``; none if it came another way."""
+        """Return the fields of an ``Arrival``; none if the request came another way."""
         if not self._received or (times := self._received.pop(request_id, None)) is None:
             return {}
         received_ns, queued_ns, rank = times
@@ -96,7 +97,7 @@ class Inputs:
 
     @property
     def has_grammars(self) -> bool:
-        """Whether there are any."""
+        """Whether any grammar has been compiled since."""
         return bool(self._grammars)
 
 
@@ -109,13 +110,13 @@ def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:
 INPUTS: Beside[Inputs] = Beside()
 """The inputs of each ``StructuredOutputManager`` whose grammars are recorded."""
 _CONTROL_METHODS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
-"""Methods of ``EngineCore`` by which an operator asks something of it."""
+"""Methods of ``EngineCore`` through which an operator controls the engine."""
 _PASSES_A_SYNC = 32
 """Passes from one sync to the next in vLLM 0.10 to 0.29, before it was a setting."""
 
 
 def _methods() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Return what is wrapped: class, method, and what goes around it."""
+    """Return the wrapped methods: class, name, and wrapper."""
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -133,13 +134,13 @@ def _methods() -> list[tuple[Any, str, Callable[..., Any]]]:
 
 
 def wrap_engine() -> None:
-    """Install them; the engine is that of this process."""
+    """Install the wrappers for the engine of this process."""
     for owner, name, around in _methods():
         wrap(owner, name, around)
 
 
 def unwrap_engine(engine: Any) -> None:
-    """Take them away, and what they have put on this engine."""
+    """Remove the wrappers, and everything that they set on this engine."""
     for owner, name, around in _methods():
         unwrap(owner, name, around)
     aborts: Any = getattr(engine, "aborts_queue", None)
@@ -150,7 +151,7 @@ def unwrap_engine(engine: Any) -> None:
 
 
 def record_passes(core: type) -> None:
-    """Note dummy batches and syncs of a class of engine cores, where vLLM's are not (in a simulation)."""
+    """Note dummy batches and syncs of a class of engine cores that are not vLLM's, as in a simulation."""
     wrap(core, "execute_dummy_batch", _dummy_batch)
     wrap(core, "_has_global_unfinished_reqs", _sync)
 
@@ -160,7 +161,7 @@ def _recorder(engine: Any) -> Any:
 
 
 def _shutdown(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
-    """Close the trace before the engine stops: it stops its workers first, and may be killed meanwhile."""
+    """Close the trace before the engine stops its workers, because the engine may be killed meanwhile."""
     recorder = _recorder(engine)
     if recorder is not None:
         recorder.close()
@@ -180,7 +181,7 @@ def _dummy_batch(original: Method, engine: Any, *args: object, **kwargs: object)
 
 
 def _sync(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
-    """Note the end of a pass; in some, ranks agree whether to go on, and wait for each other to do so."""
+    """Note the end of a pass; in some passes, ranks wait for each other and agree whether to continue."""
     began_ns, counter = time.monotonic_ns(), getattr(engine, "step_counter", None)
     go_on = original(engine, *args, **kwargs)
     recorder = _recorder(engine)
@@ -191,7 +192,7 @@ def _sync(original: Method, engine: Any, *args: object, **kwargs: object) -> Any
 
 
 def _synced(engine: Any, passes: int) -> bool:
-    """Return whether the ranks agree after so many passes of a wave (``_has_global_unfinished_reqs``)."""
+    """Return whether the ranks agree after this many passes of a wave (``_has_global_unfinished_reqs``)."""
     interval = getattr(engine, "dp_sync_interval", None)  # vLLM 0.30 and newer
     return passes % _PASSES_A_SYNC == 0 if interval is None else passes == 1 or passes % interval == 0
 
@@ -212,13 +213,13 @@ def _prepare(original: Method, engine: Any, request: Any, *args: object, **kwarg
 
 
 def _abort(original: Method, engine: Any, request_ids: Any, *args: object, **kwargs: object) -> Any:
-    """Note that clients gave up; vLLM before 0.13 has no queue that its input thread puts this into."""
+    """Note that clients aborted requests; before vLLM 0.13, there is no queue for aborts."""
     _abort_received(engine, request_ids)
     return original(engine, request_ids, *args, **kwargs)
 
 
 def _controls(kind: ControlKind) -> Callable[..., Any]:
-    """Return a wrapper of a method by which an operator asks something of the engine."""
+    """Return a wrapper of a method through which an operator controls the engine."""
 
     def around(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
         began_ns, failed = time.monotonic_ns(), True
@@ -245,7 +246,7 @@ def _detail(kind: ControlKind, args: tuple[object, ...], kwargs: Mapping[str, ob
 
 
 def _abort_received(engine: Any, request_ids: Any) -> None:
-    """Have it noted by who records now, if anybody does."""
+    """Have the current recorder, if any, note an abort."""
     recorder = _recorder(engine)
     if recorder is not None and recorder.active:
         with contextlib.suppress(Exception):
@@ -253,7 +254,7 @@ def _abort_received(engine: Any, request_ids: Any) -> None:
 
 
 def _listen_to_aborts(engine: Any) -> None:
-    """Note when the input thread puts aborts into a queue, for this engine's queue alone."""
+    """Note when the input thread puts aborts into this engine's queue."""
     aborts = getattr(engine, "aborts_queue", None)
     if aborts is None or put_on(aborts, "put_nowait") is not None:
         return
@@ -275,7 +276,7 @@ def _grammar_init(original: Method, manager: Any, request: Any, *args: object, *
 
 
 def _create_grammar(original: Method, manager: Any, request: Any, *args: object, **kwargs: object) -> Any:
-    """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long it took."""
+    """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long that took."""
     inputs = INPUTS.get(manager)
     if inputs is None:
         return original(manager, request, *args, **kwargs)

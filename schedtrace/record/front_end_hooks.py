@@ -1,8 +1,8 @@
-"""Hooks into the front end's process: what the user set, what vLLM made of it, and whom it turned away.
+"""Hooks into the front end's process: user settings, vLLM's resulting settings, and rejected requests.
 
-Written to ``front-end-<pid>.jsonl`` beside the traces: the front end makes the engine's configuration and
-refuses requests before any engine hears of them. A configuration that is never served (vLLM makes some to
-read defaults) writes a line, too; the last one before the engines start is theirs.
+They write to ``front-end-<pid>.jsonl`` beside the traces, because the front end makes the engine's
+configuration and rejects requests before they reach an engine. vLLM also makes configurations just to read
+defaults, and these write lines as well; the engines use the last one before they start.
 """
 
 import contextlib
@@ -31,13 +31,15 @@ DERIVED = {
     "block_size": "cache_config",
     "gpu_memory_utilization": "cache_config",
 }
-"""Engine arguments that vLLM derives where they are not given, and where in its configuration they end."""
+"""Engine arguments that vLLM derives if they are not set, and the part of the configuration that contains the
+result.
+"""
 
 _lock = threading.Lock()
 
 
 def wrap_front_end() -> None:
-    """Install the wrappers; a process that is no front end never calls what they wrap."""
+    """Install the wrappers; a process that is not a front end never calls the wrapped methods."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -46,7 +48,7 @@ def wrap_front_end() -> None:
 
 
 def _configure(original: Method, args: Any, *positional: object, **keywords: object) -> Any:
-    """Copy the arguments before the call, since vLLM fills in those that were not set."""
+    """Copy the arguments before the call, because vLLM fills in those that were not set."""
     before: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         before = _fields(args)
@@ -77,7 +79,7 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """Return what differs from vLLM's default."""
+    """Return the arguments that differ from vLLM's default."""
     changed = {}
     for field in dataclasses.fields(args):
         default = field.default
@@ -89,7 +91,7 @@ def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Return what vLLM chose for arguments that were None."""
+    """Return the values that vLLM chose for arguments that were None."""
     return {
         name: _shown(getattr(getattr(config, part, None), name, None))
         for name, part in DERIVED.items()
@@ -98,7 +100,7 @@ def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
-    """Return what vLLM itself asks for a moment earlier: the defaults that depend on the usage context."""
+    """Return the defaults that depend on the usage context, as vLLM itself has just read them."""
     try:
         tokens, seqs = args.get_batch_defaults(args.pipeline_parallel_size * args.tensor_parallel_size)
         by_name = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs}
@@ -111,12 +113,12 @@ def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a scalar as it is; nothing of what is put together, since a secret may be in it."""
+    """Return a scalar as it is, and nothing for a compound value, which may contain a secret."""
     return value if value is None or isinstance(value, bool | int | float | str) else "(given)"
 
 
 def _write(line: msgspec.Struct) -> None:
-    """Append one whole line; the file is this process's own."""
+    """Append one complete line to this process's own file."""
     folder = settings.claim_run_dir()
     safe_files.make_folder(folder)
     with _lock:

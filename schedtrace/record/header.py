@@ -1,7 +1,7 @@
 """The trace's first line: versions, host, device and every setting that decides scheduling.
 
-A release of vLLM that this version of schedtrace was not tried with (``docs/compatibility.md``) is recorded
-in the same way, with a notice: what recording rests on is proven whenever it starts.
+An untested release of vLLM (``docs/compatibility.md``) is recorded in the same way, with a notice, because
+recording verifies its assumptions whenever it starts.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from schedtrace.version import __version__
 
 
 def notices_about(version: str) -> list[str]:
-    """Return what a trace has to say about this release of vLLM: nothing, where it was tried."""
+    """Return the notices about this release of vLLM; none if it was tested."""
     if is_tested(version):
         return []
     tried = ", ".join(TESTED_RELEASES)
@@ -40,14 +40,14 @@ def make_header(
     """Return the header of a scheduler's trace.
 
     Args:
-        scheduler: vLLM's.
+        scheduler: Scheduler of vLLM.
         traced: The class that records it.
         chosen: How it is recorded.
         anchor: The moment at which the trace's clock is 0.
         attached: Whether the scheduler has run before.
 
     Raises:
-        AttributeError: ``scheduler`` lacks what every V1 scheduler of vLLM has.
+        AttributeError: If ``scheduler`` lacks what every V1 scheduler of vLLM has.
     """
     config = scheduler.vllm_config
     parallel = config.parallel_config
@@ -99,7 +99,7 @@ def make_header(
 
 
 def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
-    """Return what is known of this recording before its first step: above all, what it cannot record."""
+    """Return the notices before the first step of a recording, above all about what it cannot record."""
     notices = notices_about(vllm_version())
     notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
@@ -118,18 +118,18 @@ def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
 
 
 def _preemptions_recorded(scheduler: Any, instrumented: Instrumented) -> bool:
-    """Return whether preemptions are recorded: by a hooked method, or by marks in ``schedule()`` itself."""
+    """Return whether preemptions are recorded, by a hooked method or by marks in ``schedule()`` itself."""
     return hasattr(scheduler, "_preempt_request") or sees_preemptions(instrumented.sites)
 
 
 def data_parallel_rank(parallel: Any) -> int:
-    """Return the data-parallel rank; independent dense ranks keep it in ``data_parallel_index`` only."""
+    """Return the data-parallel rank; independent dense ranks store it only in ``data_parallel_index``."""
     index = getattr(parallel, "data_parallel_index", None)
     return int(index or getattr(parallel, "data_parallel_rank", None) or 0)
 
 
 def plain_fields(config: Any) -> dict[str, Any]:
-    """Return the fields of a configuration dataclass as JSON values; what is not one becomes its text."""
+    """Return the fields of a configuration dataclass as JSON values; any other value becomes its text."""
     fields = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
@@ -139,7 +139,7 @@ def plain_fields(config: Any) -> dict[str, Any]:
 
 
 def device_name(config: Any) -> str:
-    """Return vLLM's name of the device, or its type; or what a simulated executor stands for."""
+    """Return vLLM's name of the device, or its type, or the name of the simulated device."""
     from vllm.platforms import current_platform
 
     with contextlib.suppress(Exception):
@@ -151,7 +151,7 @@ def device_name(config: Any) -> str:
 
 
 def device_memory_bytes(config: Any) -> int | None:
-    """Return the memory of a GPU; None on a CPU, for a simulated device, or where it is not told."""
+    """Return the memory of a GPU; None on a CPU, for a simulated device, or if unknown."""
     from vllm.platforms import current_platform
 
     try:
@@ -163,7 +163,7 @@ def device_memory_bytes(config: Any) -> int | None:
 
 
 def _class_name(traced: type) -> str:
-    """Return the class that vLLM chose: the first of the MRO that is not the recorder's."""
+    """Return the name of vLLM's class: the first in the MRO that is not the recorder's."""
     chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace.record."))
     return f"{chosen.__module__}.{chosen.__qualname__}"
 
@@ -208,9 +208,9 @@ SETTINGS = {
         "renderer_num_workers",
     ),
 }
-"""Part of vLLM's configuration to the settings taken from it."""
+"""Settings taken from each part of vLLM's configuration."""
 ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
-"""Variables by which vLLM overrules a setting of the above."""
+"""Variables with which vLLM overrides such a setting."""
 OF_CONFIG = ("num_lookahead_tokens", "num_speculative_tokens", "use_v2_model_runner")
 OF_SCHEDULER = (
     "num_lookahead_tokens",
@@ -222,7 +222,7 @@ OF_SCHEDULER = (
 
 
 def engine_facts(scheduler: Any) -> dict[str, Any]:
-    """Return the fields of the header that this scheduler's vLLM can fill."""
+    """Return the fields of the header that this scheduler's vLLM provides."""
     config = scheduler.vllm_config
     parallel = getattr(config, "parallel_config", None)
     return {
@@ -237,7 +237,7 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
 
 
 def batches_in_flight(config: Any) -> int | None:
-    """Return the number as ``EngineCore`` finds it; before vLLM had a setting for it, the executor knew."""
+    """Return the number of batches in flight as ``EngineCore`` determines it."""
     if isinstance(batches := getattr(config, "max_concurrent_batches", None), int):
         return batches
     stages = getattr(getattr(config, "parallel_config", None), "pipeline_parallel_size", None)
@@ -248,7 +248,7 @@ def batches_in_flight(config: Any) -> int | None:
 
 
 def cache_groups(scheduler: Any) -> list[CacheGroup]:
-    """Return the KV cache groups; empty where this release does not tell them."""
+    """Return the KV cache groups; empty if this release does not expose them."""
     groups = getattr(getattr(scheduler, "kv_cache_config", None), "kv_cache_groups", ())
     managers = managers_of(scheduler.kv_cache_manager)
     described = []
@@ -278,8 +278,8 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
 def kv_block_bytes(scheduler: Any) -> int | None:
     """Return the memory of one KV block on a device, as ``vllm/v1/core/kv_cache_utils.py`` divides it.
 
-    Since vLLM 0.32 all tensors are views of one allocation; before, each was one of its own, but for a packed
-    layout, whose tensors name the stride of a whole block.
+    Since vLLM 0.32 all tensors are views of one allocation; before that, each tensor was a separate
+    allocation, except in a packed layout, whose tensors state the stride of a whole block.
     """
     config = getattr(scheduler, "kv_cache_config", None)
     tensors, blocks = getattr(config, "kv_cache_tensors", None), getattr(config, "num_blocks", 0)
@@ -292,7 +292,7 @@ def kv_block_bytes(scheduler: Any) -> int | None:
 
 
 def settings(scheduler: Any) -> dict[str, Any]:
-    """Return the settings that are on the list and known to this release, ``part.name`` to value."""
+    """Return the listed settings that this release knows, by ``part.name``."""
     config = scheduler.vllm_config
     values: dict[str, Any] = {}
     for part, names in SETTINGS.items():
@@ -313,7 +313,7 @@ def _grammar_threads(scheduler: Any) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value; an enumeration by its name."""
+    """Return a value as a JSON value; an enumeration by its name."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):

@@ -1,23 +1,23 @@
-"""Wrappers around methods of vLLM's classes, put in once a process and recognisable as ours."""
+"""Wrappers around methods of vLLM's classes, installed once per process and recognizable as ours."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 MARK = "_schedtrace_wrapped"
-"""Attribute of a wrapper: the names of all functions that are around the original."""
+"""Attribute of a wrapper: the names of all functions around the original."""
 
 INHERITED = "_schedtrace_inherited"
-"""Attribute of a wrapper: its class had the original from a base."""
+"""Attribute of a wrapper: whether its class had inherited the original."""
 
 Method = Callable[..., Any]
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have ``around(original, self, ...)`` called in place of ``owner.name``.
+    """Have ``around(original, self, ...)`` called instead of ``owner.name``.
 
-    A second time with the same function does nothing; another function goes around the first one. A method
-    that this release of vLLM does not have stays away.
+    A second call with the same function does nothing; another function is wrapped around the first one. A
+    method that this release of vLLM lacks is not added.
     """
     original: Method | None = getattr(owner, name, None)
     inside: tuple[str, ...] = getattr(original, MARK, ())
@@ -35,7 +35,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def unwrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Take ``around`` away again, unless another wrapper has been put around it since."""
+    """Remove ``around``, unless another wrapper has been put around it since."""
     wrapped = vars(owner).get(name)
     if getattr(wrapped, MARK, ())[-1:] != (f"{around.__module__}.{around.__qualname__}",):
         return

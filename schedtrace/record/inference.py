@@ -1,12 +1,12 @@
-"""Inference of why ``schedule()`` stopped, from the state it left behind; marked ``via: inferred``.
+"""Inference of the exits of ``schedule()`` from the state after the call; marked ``via: inferred``.
 
-For schedulers whose source cannot be proven to be what runs (``source.py``). The order of the tests below
-follows ``Scheduler.schedule()`` of vLLM 0.12 to 0.33. Where the state does not decide, the answer is
-``other`` with what is known, never a guess.
+It serves schedulers whose source cannot be proven to be the running code (``source.py``). The order of the
+tests below follows ``Scheduler.schedule()`` of vLLM 0.12 to 0.33. If the state does not determine the cause,
+it is ``other`` with the known facts, never a guess.
 
-Requests also leave the running ones while nobody tells, neither preempted nor done. vLLM's own schedulers do
-not do that. Another one may take a request out of ``running`` and leave it its KV blocks, or drop it: then
-whoever ran after the last call and does not run now is looked for, call by call.
+A scheduler that is not vLLM's may also take a request out of ``running`` without preempting or finishing it,
+and leave it its KV blocks or drop it. After each call, requests that ran after the previous call and no
+longer run are therefore looked up.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from schedtrace.record.vllms_own import is_own_class
 
 
 class InferredExits:
-    """Infers the exits of one scheduler's ``schedule()`` calls."""
+    """Inference of the exits of one scheduler's ``schedule()`` calls."""
 
     def __init__(self, scheduler: Any) -> None:
         self._manager = scheduler.kv_cache_manager
@@ -35,10 +35,10 @@ class InferredExits:
         self._may_watch = is_own_class(type(self._manager))
 
     def begin(self, scheduler: Any, running: int, waiting: int) -> None:
-        """Watch for failed allocations, but only when somebody could be refused one.
+        """Watch for failed allocations, but only if a request could be refused one.
 
-        A decode step with nobody waiting, or with no seat left, is left untouched: its only allocation
-        failures are preemptions, which have their own hook. What watching costs: ``docs/overhead.md``.
+        A call with no waiting request or no free seat is left alone: its only allocation failures are
+        preemptions, which have their own hook. ``docs/overhead.md`` lists the cost of watching.
         """
         self.release()  # from a call that ended in an exception
         self._refused = None
@@ -74,7 +74,7 @@ class InferredExits:
         return exits
 
     def release(self) -> None:
-        """Stop watching allocations; nothing of ours stays on vLLM's objects."""
+        """Stop watching allocations, so that no object of ours stays on vLLM's objects."""
         watched, self._watched = self._watched, None
         if watched is None:
             return
@@ -98,7 +98,7 @@ class InferredExits:
     def _why_waiting_ended(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
-        """Return the kind and cause of the exit, the request that it is about, and what is known beside."""
+        """Return the kind and cause of the exit, its request, and further known facts."""
         if self._queues.waiting_count(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
@@ -130,7 +130,7 @@ _WATCHES: Beside[Callable[[Any], None]] = Beside()
 
 @cache
 def _watching(base: type) -> type:
-    """Return a class of cache managers that tells whom it refuses; a copy of such a manager is plain."""
+    """Return a class of cache managers that reports the requests it refuses; its copies are plain."""
 
     class Watched(*disguises(base, base)):  # type: ignore[misc]  # mypy knows no class that is found at run time
         __slots__ = ()
@@ -146,7 +146,7 @@ def _watching(base: type) -> type:
 
 
 def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:
-    """Return one exit for each running request that got nothing; usually there is none."""
+    """Return one exit for each running request that got no tokens; usually there is none."""
     running = scheduler.running
     if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
         return []
@@ -161,7 +161,7 @@ def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) 
 
 
 def _why_skipped(request: Any) -> Cause:
-    """Return why it was skipped: its last token is already in flight; the rest is unknown."""
+    """Return why a request was skipped: its last token is already in flight, or the reason is unknown."""
     placeholders = getattr(request, "num_output_placeholders", 0)
     last = request.num_prompt_tokens + request.max_tokens
     if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
@@ -170,20 +170,20 @@ def _why_skipped(request: Any) -> Cause:
 
 
 class Departures:
-    """The running requests of one scheduler that is not vLLM's."""
+    """Departures from the running list of a scheduler that is not vLLM's."""
 
     def __init__(self) -> None:
         self._ran: dict[str, Any] = {}
         """Requests that ran after the last call."""
         self._explained: set[str] = set()
-        """Requests of these that were preempted, or are done."""
+        """Ids of these requests that were preempted or finished."""
 
     def explain(self, request_id: str) -> None:
-        """Note that a request was preempted or is done, which explains why it stopped running."""
+        """Note that a request was preempted or finished, which explains why it stopped running."""
         self._explained.add(request_id)
 
     def unexplained(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
-        """Return requests that stopped running unexplained since the last call: those that wait, the rest."""
+        """Return requests that stopped running unexplained since the last call: waiting ones, and others."""
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}
@@ -211,5 +211,5 @@ def _set_aside(scheduler: Any, request: Any) -> SetAside:
 
 
 def _is_session(request: Any) -> bool:
-    """Return whether it may wait for more input from its client, as vLLM has it since 0.15."""
+    """Return whether the request may wait for more input from its client (vLLM 0.15 and newer)."""
     return bool(getattr(request, "resumable", False))

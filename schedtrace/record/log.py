@@ -1,7 +1,7 @@
-"""The log of the engine's process: whatever is written to it can be seen, and stays within its line.
+"""Log of the engine's process; everything written to it is visible and stays within its line.
 
-Names of folders, threads and classes come from others. A newline in one would pass for a line of vLLM's, and
-a lone surrogate would lose the whole message.
+Names of folders, threads and classes are untrusted. A newline in a name could imitate a line of vLLM, and a
+lone surrogate would lose the whole message.
 """
 
 from typing import TYPE_CHECKING
@@ -19,4 +19,4 @@ def _make_visible(record: "Record") -> None:
 
 
 logger = loguru.logger.patch(_make_visible)
-"""The only logger of ``record/`` beside the watchdog's, which is vLLM's own."""
+"""The only logger of ``record/`` besides the watchdog's, which is vLLM's own."""

@@ -96,7 +96,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """Hold a folder against the engines that start beside this one.
 
     Raises:
-        OSError: another engine has it.
+        OSError: If another engine has it.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -26,14 +26,14 @@ def process_state(pid: int) -> ProcessState:
     """Return the state of a process.
 
     Raises:
-        OSError: it is gone.
+        OSError: If it is gone.
     """
     state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return ProcessState(state, int(parent))
 
 
 def age_s(pid: int) -> float | None:
-    """Return how long a process has been there; None: it is gone."""
+    """Return how long a process has been there; None if it is gone."""
     with suppress(OSError):
         started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
@@ -41,7 +41,7 @@ def age_s(pid: int) -> float | None:
 
 
 def process_id(text: str) -> int | None:
-    """Return the process id that a text is; None: it is none."""
+    """Return the process id that a text is; None if it is none."""
     return int(text) if re.fullmatch("[0-9]{1,10}", text) else None
 
 

@@ -21,7 +21,7 @@ class Reader(NamedTuple):
     first: Callable[[Any], Any]
     """Request that is taken next; the queue is not empty."""
     entries: Callable[[Any], list[Any]]
-    """A copy of what it holds."""
+    """Function that copies the entries of a queue."""
     in_order: Callable[[list[Any]], list[Any]]
     """The requests of these entries in the order in which they are taken; this may take its time."""
 
@@ -34,7 +34,7 @@ _SIZED = (deque, set, frozenset, list, dict)
 
 
 def know_queues() -> None:
-    """Put vLLM's queue classes among those that can be read, if nobody has replaced what they do."""
+    """Add vLLM's queue classes to the readable ones, unless their methods have been replaced."""
     module = sys.modules.get("vllm.v1.core.sched.request_queue")
     if module is None or module.FCFSRequestQueue in READERS:
         return
@@ -112,7 +112,7 @@ class Queues:
         """Ids of requests that are done; only where the queues do not tell all."""
 
     def foreign(self, scheduler: Any) -> list[str]:
-        """Return the classes of those that cannot be read."""
+        """Return the classes of the queues that cannot be read."""
         kinds = (type(getattr(scheduler, name)) for name in self._names)
         return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in READERS})
 
@@ -140,7 +140,7 @@ class Queues:
         return total
 
     def num_waiting_seen_from_outside(self, scheduler: Any) -> int:
-        """Return the number waiting for a caller that is not told who finished; never on a step's path.
+        """Return the number of waiting requests without knowledge of finished ones; not on a step's path.
 
         Where the queues do not tell all, a request may be done and kept until somebody has read its blocks.
         """
@@ -152,7 +152,7 @@ class Queues:
         return sum(id(request) not in running and not _is_done(request) for request in here)
 
     def any_waiting(self, scheduler: Any, sessions: int) -> bool:
-        """Return whether more requests wait than these sessions, without a walk through those that do.
+        """Return whether any request waits besides these sessions, without iterating over the waiting ones.
 
         Where the queues do not tell all, the latest requests are looked at until enough of them are not done.
 
@@ -196,7 +196,7 @@ def _length(queue: Any) -> int:
 
 
 def head(scheduler: Any) -> Any:
-    """Return the request that comes next; None if there is none, or if only its scheduler could tell.
+    """Return the next request; None if there is none, or if only the scheduler could tell.
 
     vLLM 0.18 to 0.30 looks at those set aside first, but by priority where that is the policy.
     """
@@ -263,7 +263,7 @@ def pause_name(scheduler: Any) -> str:
 
 
 def num_in_input_queue(engine: Any) -> int | None:
-    """Return requests that the engine's process has received and its thread has not taken; None: not known.
+    """Return requests that the engine's process has received and its thread has not taken; None if not known.
 
     Reads a copy of what the queue keeps, without its lock, which the engine's thread may wait for. What is
     still in a socket before it is not counted.

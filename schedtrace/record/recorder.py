@@ -1,4 +1,4 @@
-"""Notes what the traced scheduler tells it and hands it to the writer. Never raises."""
+"""Recorder of the traced scheduler, which passes its notes to the writer and never raises."""
 
 import contextlib
 import sys
@@ -60,7 +60,7 @@ class Recorder:
         self.events: list[Event] | None = None
         """Notes of the marks in the call of ``schedule()`` that runs; None outside such a call."""
         self.queued = True
-        """Whether somebody may be waiting in the call that runs."""
+        """Whether a request may be waiting in the current call."""
         self.left = 0
         """Requests that have left the running ones so far: finished, aborted or preempted."""
         self._in_flight: dict[int, tuple[Capture, int]] = {}
@@ -73,7 +73,7 @@ class Recorder:
         """Whether they include how its waiting loop ended."""
 
     def note_present(self, queue_copy: QueueCopy) -> None:
-        """Note who was there when recording began, before the first step."""
+        """Note the requests present when recording began, before the first step."""
         self.writer.put_present(PresentRequests(queue_copy, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
@@ -181,7 +181,7 @@ class Recorder:
         capture.inferred = [line for line in inferred if line.loop not in ended]
 
     def schedule_raised(self, raised: BaseException) -> None:
-        """Forget a call that ended in an exception; who came and went before it is told with the next."""
+        """Forget a call that raised; arrivals and departures before it are recorded with the next call."""
         try:
             events = self._end_call()
             self._inference.release()
@@ -194,7 +194,7 @@ class Recorder:
             self._fail("after schedule()", error)
 
     def output_came_back(self, output: Any, sampled: Any, back_ns: int, left: int, outputs: Any) -> None:
-        """Note what a step's output brought; several steps may be in flight, so match by identity.
+        """Note a step's output, matched by identity because several steps may be in flight.
 
         Args:
             output: The step's ``SchedulerOutput``.
@@ -239,7 +239,7 @@ class Recorder:
             self._fail("in add_request()", error)
 
     def request_preempted(self, scheduler: Any, request: Any) -> None:
-        """Note a victim before its counters are reset, and for whom it is.
+        """Note a victim before its counters are reset, and the request that needs its blocks.
 
         The mark before the preemption has told; without marks the caller's frame does: within
         ``schedule()`` the local ``request`` is the one whose allocation failed (all releases).
@@ -322,7 +322,7 @@ class Recorder:
             self._facts_failed(error)
 
     def before_reset(self, scheduler: Any) -> dict[str, int | None]:
-        """Return what a reset of the prefix cache may take: fields of ``Control``."""
+        """Return what a reset of the prefix cache may affect: fields of ``Control``."""
         try:
             return {"running": len(scheduler.running), "prefix_keys": self.facts.prefix_keys}
         except Exception as error:
@@ -370,16 +370,16 @@ class Recorder:
                 self._warn(f"recording stopped: {why}")
 
     def mark_failed(self, error: Exception) -> None:
-        """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""
+        """Report once that a mark in ``schedule()`` could not note everything; recording continues."""
         self._warn_once("exits may lack details: a mark in schedule() failed", error)
 
     def beside(self, entry: DummyPass | Synced) -> None:
-        """Note what a data-parallel rank did for the others beside its steps."""
+        """Note a data-parallel rank's work for other ranks outside its steps."""
         if self.active:
             self.writer.put_beside(entry)
 
     def close(self) -> None:
-        """Write what is left and the end line; a second call does nothing."""
+        """Write the remaining lines and the end line; a second call does nothing."""
         self.active = False
         self.writer.close()
 
@@ -400,7 +400,7 @@ class Recorder:
         self.writer.notice(message)
 
     def _fail(self, where: str, error: Exception) -> None:
-        """Stop recording, say so once in the log and in the trace; the engine goes on."""
+        """Stop recording, and report it once in the log and in the trace; the engine continues."""
         self.in_schedule = False
         self._in_flight.clear()
         with contextlib.suppress(Exception):

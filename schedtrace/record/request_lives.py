@@ -30,7 +30,7 @@ class RequestLife:
 
     def __init__(self, arrival: Arrival | Present | None) -> None:
         self.arrival = arrival
-        """Arrival; None: nobody saw it."""
+        """Arrival; None if it was not seen."""
         self.prompt_tokens = 0 if arrival is None else arrival.prompt_tokens
         self.has_run = False
         """A step has had it."""
@@ -38,7 +38,7 @@ class RequestLife:
         self.first_token_us: int | None = None
         self.last_tokens: _Tokens | None = None
         self.tokens_before = 0
-        """Generated, but for those that ``last_tokens`` counts."""
+        """Tokens generated, except for those that ``last_tokens`` counts."""
         self.computed_tokens = 0
         """While no step has it."""
         self.cached = 0
@@ -50,7 +50,7 @@ class RequestLife:
 
     @property
     def output_tokens(self) -> int:
-        """Generated so far; those of steps that were dropped are not known."""
+        """Tokens generated so far, except in dropped steps."""
         return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
 
     def note_preemption(self, times: int | None) -> None:
@@ -63,7 +63,7 @@ class RequestLife:
 
 
 class RequestLives:
-    """All requests that have come and not gone; those never seen to arrive have a life, too.
+    """All requests that have arrived and not left, including those whose arrival was not seen.
 
     Args:
         drafts: Whether a request may have speculative tokens.
@@ -141,7 +141,7 @@ class RequestLives:
                 life.unseen, life.last_tokens = True, None
 
     def keep_tokens(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
-        """Note the computed tokens of those who are in no step any more, and not preempted.
+        """Note the computed tokens of requests that are in no step any more but were not preempted.
 
         Args:
             left: They, and the tokens computed if all were accepted.

@@ -51,7 +51,7 @@ _RULE = re.compile(r"(?:(ttft|e2e)>|preemptions>(\d{1,9})/)(\d{1,9}(?:\.\d{1,9})
 
 @dataclass(frozen=True)
 class Rules:
-    """Objectives whose violation is worth a snapshot; None: not judged."""
+    """Objectives whose violation is worth a snapshot; None if not judged."""
 
     ttft_s: float | None = None
     """Seconds from the arrival of a request to its first token, or to its end if it got none."""
@@ -83,7 +83,7 @@ def rules(text: str) -> Rules:
     """Return what was asked for.
 
     Raises:
-        ValueError: it is not understood; the text says what is expected.
+        ValueError: If it is not understood; the text says what is expected.
     """
     fields: dict[str, Any] = {}
     for part in [] if text.strip().lower() in switches.NO else text.split(","):
@@ -119,7 +119,7 @@ def hashes_ids() -> bool:
     """Return whether request ids are to be written as hashes.
 
     Raises:
-        NotUnderstoodError: it is not said in words that are understood.
+        NotUnderstoodError: If it is not said in words that are understood.
     """
     return switches.is_on(HASH_IDS)
 
@@ -136,7 +136,7 @@ def line_format() -> str:
     """Return ``delta`` or ``full``.
 
     Raises:
-        NotUnderstoodError: it is neither.
+        NotUnderstoodError: If it is neither.
     """
     text = switches.environment_value(LINES).lower() or "delta"
     if text not in {"delta", "full"}:
@@ -173,7 +173,7 @@ def bounds_from_environment() -> Bounds | None:
     """Return how much of a trace is kept; by default a server keeps its last GiB.
 
     Raises:
-        NotUnderstoodError: a variable is not understood.
+        NotUnderstoodError: If a variable is not understood.
     """
     if keeps_in_memory():
         return _understood(KEEP, switches.environment_value(KEEP), memory_bounds)
@@ -185,7 +185,7 @@ def from_environment() -> Settings:
     """Return the settings of this process; the run folder is claimed if nobody did before.
 
     Raises:
-        NotUnderstoodError: one is not understood.
+        NotUnderstoodError: If one is not understood.
     """
     return Settings(
         run_dir=claim_run_dir(),

@@ -24,7 +24,7 @@ MOST_KEPT = 100_000
 
 
 class WrittenIds(dict[Any, str]):
-    """Cache of ids: ``written[request_id]`` is what stands in the trace, by ``model.printable``.
+    """Cache of written ids: ``written[request_id]`` is the id in the trace, by ``model.printable``.
 
     The answer depends on the id alone, so an entry may be dropped at any time.
 
@@ -179,10 +179,10 @@ class Deltas:
 
         Args:
             step: Step without its requests.
-            changes: Changes of the requests; None: there are none.
+            changes: Changes of the requests; None if there are none.
 
         Raises:
-            ValueError: no step came before.
+            ValueError: If no step came before.
         """
         before, carried_before = self._latest, self._carried
         if before is None:

@@ -35,7 +35,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
     """Return what a variable says that is yes or no.
 
     Raises:
-        NotUnderstoodError: it says neither.
+        NotUnderstoodError: If it says neither.
     """
     text = environment_value(variable).lower()
     if not text:

@@ -25,7 +25,7 @@ Begins = Literal["due", "truncated", "removed", "replaced"]
 
 
 NO_FILE = -1
-"""Value in place of a descriptor that is closed: its number may be somebody else's by now."""
+"""Value that replaces a closed descriptor, whose number may belong to another file by now."""
 
 
 class TraceOutput(Protocol):
@@ -39,7 +39,7 @@ class TraceOutput(Protocol):
         """Return, before lines are written, whether a file begins now, which has to be readable alone.
 
         Raises:
-            OSError: one has to, and cannot.
+            OSError: If one has to, and cannot.
         """
 
     def write(self, lines: bytes) -> None:
@@ -50,17 +50,17 @@ class TraceOutput(Protocol):
         """
 
     def close(self) -> None:
-        """Write what is left.
+        """Write the remaining lines and close.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: If it cannot be written.
         """
 
     def discard(self) -> None:
         """Close a trace that could not begin, and leave no file of it.
 
         Raises:
-            OSError: it cannot be removed.
+            OSError: If it cannot be removed.
         """
 
 
@@ -72,14 +72,14 @@ class PlainFile:
         rank: Of the engine.
 
     Raises:
-        OSError: the folder or the file cannot be made.
+        OSError: If the folder or the file cannot be made.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.path, self._file = create_trace_file(run_dir, plain_name(rank))
         self._links = os.fstat(self._file).st_nlink
         self._size = 0
-        """Bytes that the file holds at least, unless somebody else changed it."""
+        """Least size of the file in bytes, unless other programs changed it."""
 
     def new_file_reason(self) -> Begins | None:
         """Return whether it was truncated, or lost with nobody's lines in its place, and begins anew.
@@ -132,7 +132,7 @@ class PartFiles:
         rank: Of the engine.
 
     Raises:
-        OSError: the folder or the first part cannot be made.
+        OSError: If the folder or the first part cannot be made.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -155,7 +155,7 @@ class PartFiles:
         self._size += len(frame)
 
     def lost(self) -> Begins | None:
-        """Return what somebody did to the part that is written."""
+        """Return whether the current part was removed or truncated; None if it is intact."""
         ours = os.fstat(self._file)
         if not ours.st_nlink:
             return "removed"
@@ -174,10 +174,10 @@ class PartFiles:
 
 
 def append(file: int, content: bytes) -> None:
-    """Write all of it: what a full disk cut off is taken back by truncating.
+    """Write the whole frame; if a full disk cuts it off, truncate the file to its previous end.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: If it cannot be written.
     """
     data = memoryview(content)
     start = os.lseek(file, 0, os.SEEK_END)
@@ -191,7 +191,7 @@ def append(file: int, content: bytes) -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what stands there; None: nothing, or nobody may look."""
+    """Return the status of the file at the path; None if there is none, or it may not be read."""
     try:
         return path.lstat()
     except OSError:
@@ -225,18 +225,18 @@ class Store(Protocol):
         """Begin this part: the next frames belong to it.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: If it cannot be made.
         """
 
     def append(self, frame: bytes) -> None:
         """Append a frame to the part that was begun last.
 
         Raises:
-            OSError: it cannot be written; nothing of it is.
+            OSError: If it cannot be written; nothing of it is.
         """
 
     def lost(self) -> Begins | None:
-        """Return what somebody did to that part; None: it is as it was written."""
+        """Return whether the current part was removed or truncated; None if it is intact."""
 
     def remove(self, number: int) -> None:
         """Remove a part."""
@@ -251,7 +251,7 @@ class _Part:
     began_s: float
     size: int = 0
     head: int = 0
-    """Bytes of its first frame, which says who is there."""
+    """Bytes of its first frame, which lists the requests present."""
 
 
 class PartedTrace:
@@ -309,7 +309,7 @@ class PartedTrace:
         """End the frame.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: If it cannot be written.
         """
         lines, self._lines, self._waiting = self._lines, [], 0
         if lines:

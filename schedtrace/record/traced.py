@@ -291,8 +291,8 @@ def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attache
         attached: Whether it has run before.
 
     Raises:
-        OSError: the file cannot be made.
-        AttributeError: the scheduler lacks what every V1 scheduler of vLLM has.
+        OSError: If the file cannot be made.
+        AttributeError: If the scheduler lacks what every V1 scheduler of vLLM has.
     """
     anchor = read_anchor()
     header = make_header(scheduler, traced, chosen, anchor, attached=attached)

@@ -1,4 +1,4 @@
-"""Release of vLLM, and whether an object is its own: only of such it is known what a call does.
+"""Release of vLLM, and whether an object is vLLM's own, so that the effects of its calls are known.
 
 Recording may call nothing that has an effect. That was read in vLLM's source, release by release. A class
 from elsewhere, or one of vLLM's with a method from elsewhere, may do anything when it is asked, so it is not.
@@ -51,7 +51,7 @@ def is_own(thing: Any) -> bool:
 
 
 def put_on(thing: Any, name: str) -> Any:
-    """Return what stands on an object itself instead of its class's method; None: the class's shows."""
+    """Return what is set on an object itself and hides its class's method; None if nothing is."""
     shown = getattr(thing, name, None)
     return None if _function(shown) is _function(getattr(type(thing), name, None)) else shown
 

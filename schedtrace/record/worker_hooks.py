@@ -23,7 +23,7 @@ EXECUTION = "_schedtrace_execution"
 
 
 def execution_of(output: Any) -> tuple[str, int, int] | None:
-    """Return what a worker of this machine noted on a ``ModelRunnerOutput``; None if nothing or remote."""
+    """Return the times that a worker of this machine put on a ``ModelRunnerOutput``; None if absent."""
     noted: Execution | None = getattr(output, EXECUTION, None)
     return noted if noted is not None and noted[0] == machine() else None
 

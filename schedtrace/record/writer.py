@@ -58,7 +58,7 @@ CLOCK_SET_US = 20_000
 slews both clocks alike below that."""
 
 CLOSE_S = 10
-"""Seconds for the thread to write what is left."""
+"""Seconds for the thread to write the remaining lines."""
 
 MAX_PENDING = 50_000
 """Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
@@ -73,7 +73,7 @@ class Writer:
         anchor_ns: Monotonic clock at which the trace's time is 0.
 
     Raises:
-        OSError: the run folder or file cannot be made.
+        OSError: If the run folder or file cannot be made.
     """
 
     def __init__(self, chosen: Settings, header: Header, anchor_ns: int) -> None:
@@ -144,7 +144,7 @@ class Writer:
         return one_by_one(self._assembler.latest_exits)
 
     def put_present(self, were: PresentRequests) -> None:
-        """Hand over who was there, before the first step (engine's thread)."""
+        """Hand over the requests present, before the first step (on the engine's thread)."""
         self._pending.append(were)
 
     def put_step(self, capture: Capture) -> bool:
@@ -211,13 +211,13 @@ class Writer:
         self._notices.append(Notice(at_us=self._now_us(), message=gone_on + seen.sentence, stalled=seen))
 
     def stops(self, why: str) -> None:
-        """Note that recording ends though nobody has ended it; the first reason counts."""
+        """Note that recording ends although nobody ended it; only the first reason counts."""
         if self._stopped is None:
             self._stopped = why, time.monotonic_ns(), self._assembler.progress.next_step
 
     @property
     def incomplete_reason(self) -> str | None:
-        """Why the trace is not whole and what it lacks, in a sentence; None: it is, as far as is known."""
+        """Reason why the trace is incomplete and what it lacks, in a sentence; None if it is complete."""
         if self._stopped is not None:
             why, at_ns, step = self._stopped
             ago = f"{(time.monotonic_ns() - at_ns) / 1e9:,.0f} s ago"
@@ -357,12 +357,12 @@ class Writer:
             self._output.write(b"".join(json_of(line) + b"\n" for line in lines))
 
     def _begin_if_needed(self) -> None:
-        """Begin a file where the one before has enough or was lost: a header, and who is there.
+        """Begin a file if the previous one is full or lost, with a header and the requests present.
 
         The next step is written in full.
 
         Raises:
-            OSError: there can be no other file.
+            OSError: If there can be no other file.
         """
         why: Begins | None = self._output.new_file_reason()
         if why is None:
@@ -379,7 +379,7 @@ class Writer:
         self._write([header, Events(at_us=at_us, trial=self._assembler.progress.trial, present=present)])
 
     def _end(self) -> End:
-        """Return the end line of a trace that ends now, once what was noticed before it is written."""
+        """Return the end line of a trace, once all earlier notices are written."""
         self._write(self._noted())
         return End(
             at_us=self._now_us(), steps=self._assembler.progress.next_step, dropped_steps=self._dropped

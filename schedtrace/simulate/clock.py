@@ -22,7 +22,7 @@ class VirtualClock:
     """
 
     virtual = True
-    """Tells the recorder that these are not a machine's times."""
+    """Whether these times are not a machine's; the recorder reads it."""
 
     def __init__(self) -> None:
         self.now_us: float = 0.0
@@ -88,7 +88,7 @@ SPIN_US = 100.0
 
 
 class MachineClock:
-    """What an executor in real time reads and waits by (``executor.Clock``)."""
+    """Clock of an executor in real time (``executor.Clock``)."""
 
     @property
     def now_us(self) -> float:

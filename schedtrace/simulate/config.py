@@ -25,7 +25,7 @@ def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) ->
         lockstep: Whether ranks of this model run in lock-step.
 
     Raises:
-        UsageError: a value that is not allowed, or balance scheduling where no rank waits for another.
+        UsageError: If a value that is not allowed, or balance scheduling where no rank waits for another.
     """
     if not isinstance(ranks, int) or ranks < 1:
         msg = f"data_parallel_size={ranks}: expected a number of ranks, 1 or more"
@@ -91,7 +91,7 @@ def engine_config(
         engine_args: Fields of ``EngineArgs``; those not given are ``SMALL``, or vLLM's own.
 
     Raises:
-        ValueError: vLLM does not accept the arguments.
+        ValueError: If vLLM does not accept the arguments.
     """
     arguments = {**SMALL, "load_format": "dummy", "skip_tokenizer_init": True, **engine_args}
     context = None if usage_context is None else UsageContext[usage_context]

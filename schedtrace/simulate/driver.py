@@ -53,7 +53,7 @@ def _spec(kind: type, block_size: int, sliding_window: int | None = None) -> Any
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
-    """Return the keyword arguments of ``Scheduler``; each release takes those that it knows."""
+    """Return the keyword arguments of ``Scheduler`` that this release knows."""
     shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
     arguments = {
         "vllm_config": config,
@@ -131,7 +131,7 @@ def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
     """Return the cache groups of a recorded engine; empty where there is only one of full attention.
 
     Raises:
-        UsageError: a kind of layers that cannot be built from what a trace says.
+        UsageError: If a kind of layers that cannot be built from what a trace says.
     """
     if {group.kind for group in groups} <= FULL and len(groups) <= 1:
         return []
@@ -147,7 +147,7 @@ def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
 
 
 class Engine:
-    """vLLM's scheduler and KV cache manager for a configuration; who works them is a subclass's matter.
+    """vLLM's scheduler and KV cache manager for a configuration; subclasses drive them.
 
     Args:
         wrap: Makes the class to build from the one vLLM would choose, for instance
@@ -160,7 +160,7 @@ class Engine:
             ``EngineArgs``.
 
     Raises:
-        ValueError: vLLM does not accept the options.
+        ValueError: If vLLM does not accept the options.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Driver(Engine):
         """Step until every request is done, then close.
 
         Raises:
-            RuntimeError: requests are left after so many steps.
+            RuntimeError: If requests are left after so many steps.
         """
         for _ in range(most_steps):
             if not self.scheduler.has_unfinished_requests():

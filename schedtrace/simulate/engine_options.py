@@ -112,7 +112,7 @@ def require_known(name: str) -> None:
     """Check the name of a change.
 
     Raises:
-        UsageError: no argument of vLLM, or one that a replay cannot change.
+        UsageError: If no argument of vLLM, or one that a replay cannot change.
     """
     refuse_memory_setting(name)
     if name not in NAMES and name not in OF_RANKS:
@@ -170,7 +170,7 @@ def shaped_options(
         online: As ``vllm serve``, whose defaults differ from those of ``LLM``.
 
     Raises:
-        UsageError: the model does not fit, or a setting of ranks that cannot be.
+        UsageError: If the model does not fit, or a setting of ranks that cannot be.
     """
     options = {name: value for name, value in arguments.items() if name not in OF_MODEL}
     tensor_parallel_size = options.pop("tensor_parallel_size", 1)

@@ -24,7 +24,7 @@ NOTHING = Batch({}, 0, 0, 0)
 
 
 class ModelRunner:
-    """Knows of every request how many tokens it has, those sampled but not yet returned included.
+    """Model runner that keeps the number of tokens of each request, including sampled ones in flight.
 
     It reads ``SchedulerOutput`` only, as vLLM's do, so it serves a driver and an executor alike.
 
@@ -81,13 +81,13 @@ class ModelRunner:
         return batch, sampled
 
     def proposed(self, sampled: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Return the drafts for the next step of those that decode."""
+        """Return the drafts for the next step of the decoding requests."""
         if not self.drafts:
             return {}
         return {request_id: [TOKEN] * self.drafts for request_id, tokens in sampled.items() if tokens}
 
     def _learn(self, output: Any) -> Iterator[tuple[str, int]]:
-        """Take in who is gone, new or resumed; gives how many tokens each had computed."""
+        """Note finished, new and resumed requests; return how many tokens each had computed."""
         for request_id in output.finished_req_ids:
             for of_requests in (self._known, self._prompt, self._stop_at):
                 of_requests.pop(request_id, None)
@@ -128,11 +128,11 @@ class ModelRunner:
 
 
 DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
-"""What a data-parallel rank computes that has nothing to do: one token."""
+"""Batch of a data-parallel rank that has nothing to compute: one token."""
 
 
 class EngineClock(Protocol):
-    """What an executor reads and waits by."""
+    """Clock by which an executor reads the time and waits."""
 
     @property
     def now_us(self) -> float:
@@ -243,7 +243,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self._clock.until(self._clock.now_us + self._times.device_us(DUMMY))
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """Return what workers would answer; ``None`` for orders, which nobody has to carry out."""
+        """Return the workers' answers; ``None`` for orders, which need not be carried out."""
         return [("generate",)] if method == "get_supported_tasks" else [None]
 
     def check_health(self) -> None:

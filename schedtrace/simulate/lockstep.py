@@ -33,7 +33,7 @@ class LockstepRank(Protocol):
         ...
 
     def wait(self, us: float) -> None:
-        """Return at that moment; others go on meanwhile."""
+        """Return at that moment; other threads run meanwhile."""
         ...
 
     def wake(self, us: float) -> None:
@@ -203,7 +203,7 @@ class CommonPasses:
         stages: Of a pipeline; each takes an equal part of a pass.
 
     Raises:
-        UsageError: the ranks are not on one machine.
+        UsageError: If the ranks are not on one machine.
     """
 
     def __init__(self, parallel: Any, clock: EngineClock, stages: int) -> None:

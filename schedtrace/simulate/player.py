@@ -24,7 +24,7 @@ from schedtrace.workloads.workload import LoadRequest, Pass, Workload
 
 @dataclass
 class Played:
-    """What came of a load, besides its trace."""
+    """Result of a load, besides its trace."""
 
     folder: Path
     refused: list[str] = field(default_factory=list)
@@ -186,14 +186,14 @@ class FeedByStep:
 
     @property
     def expected(self) -> bool:
-        """Whether somebody is still to come, or to go."""
+        """Whether a request is still to arrive or to be aborted."""
         return any(self._coming)
 
     def play(self) -> None:
         """Play to the end.
 
         Raises:
-            NoProgressError: requests are left that never will be done.
+            NoProgressError: If requests are left that never will be done.
         """
         engine = self._engine
         engine.feed = self

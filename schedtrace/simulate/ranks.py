@@ -68,7 +68,7 @@ class Turns:
         """Give the turn back, and return when it comes again; called by the function.
 
         Raises:
-            TurnsStopped: it will not come.
+            TurnsStopped: If it will not come.
         """
         self._back.release()
         self._go.acquire()
@@ -101,7 +101,7 @@ class Rank(TimedEngine):
         number: From 0.
         around: All of them; its clock shows the time of the one that runs.
         times: How long the parts of a step take.
-        together: The devices and the group of ranks in lock-step; None: this rank is on its own.
+        together: The devices and the group of ranks in lock-step; None if this rank is on its own.
         wrap: As ``TimedEngine``.
         options: As ``TimedEngine``.
     """
@@ -121,7 +121,7 @@ class Rank(TimedEngine):
         """The queue that vLLM's output thread empties at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
-        """Time at which the rank goes on; infinite: once something happens."""
+        """Time at which the rank continues; infinite if it waits for an event."""
         self.idle_steps = 0
         """Steps in a row without a token."""
         self.reached_us = 0.0
@@ -235,7 +235,7 @@ class Ranks(VirtualEngines):
         options: As ``Engine``, and ``balance_ranks``: whether ranks in lock-step admit requests together.
 
     Raises:
-        ValueError: vLLM does not accept the options.
+        ValueError: If vLLM does not accept the options.
     """
 
     def __init__(

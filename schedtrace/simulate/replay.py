@@ -55,7 +55,7 @@ def play_loads(
         manifest: Of the run; None: what a trace's header tells.
 
     Raises:
-        UsageError: vLLM does not accept the options.
+        UsageError: If vLLM does not accept the options.
         NeverEndsError: The load never ends with them.
     """
     played, began_s = Played(folder), time.perf_counter()

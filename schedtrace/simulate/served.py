@@ -56,7 +56,7 @@ def kv_dtype(config: Any) -> str | None:
     """Return the KV cache's type as ``step_times`` calls it; None if it is the model's.
 
     Raises:
-        UsageError: a type whose size is not just that of its numbers.
+        UsageError: If a type whose size is not just that of its numbers.
     """
     dtype = str(config.cache_config.cache_dtype)
     if dtype == "auto":
@@ -119,7 +119,7 @@ class ServedExecutor(SimulatedExecutor):
         vllm_config: vLLM's; its device gets the name of what is simulated.
 
     Raises:
-        UsageError: something that is not simulated, or an unknown GPU or model.
+        UsageError: If a part cannot be simulated, or the GPU or model is unknown.
         InputError: step times or a ``config.json`` that cannot be read.
     """
 

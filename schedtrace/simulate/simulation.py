@@ -21,7 +21,7 @@ from schedtrace.step_times.constants import Constants
 YIELD_US = 1000
 """What ``EngineCore`` sleeps after a step without tokens while requests are left."""
 MOST_IDLE_STEPS = 2000
-"""Without a token and with nobody to come: requests that never will be done."""
+"""Consecutive steps without a token and without expected arrivals after which requests never finish."""
 
 
 class NoProgressError(RuntimeError):
@@ -69,11 +69,11 @@ class TimedEngine(Engine):
 
     @property
     def recorded_inputs(self) -> Any:
-        """What the recorder keeps of the input thread; None: nothing is recorded."""
+        """What the recorder keeps of the input thread; None if nothing is recorded."""
         return INPUTS.get(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
-        """Record that the input thread has made a request of what a client sent."""
+        """Record that the input thread has made a request of a client's message."""
         if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
                 inputs.note_prepared(request, self.clock.monotonic_ns())
@@ -84,7 +84,7 @@ class Feed(Protocol):
 
     @property
     def expected(self) -> bool:
-        """Whether somebody is still to come, or to go."""
+        """Whether a request is still to arrive or to be aborted."""
         ...
 
     def let_in(self, engine: TimedEngine) -> None:
@@ -93,7 +93,7 @@ class Feed(Protocol):
 
 
 class VirtualEngines(ABC):
-    """What a load is played on: one engine (``Simulation``), or data-parallel ranks (``Ranks``)."""
+    """Engines on which a load is played: one (``Simulation``), or data-parallel ranks (``Ranks``)."""
 
     clock: VirtualClock
     ranks: Sequence[TimedEngine]
@@ -168,13 +168,13 @@ class VirtualEngines(ABC):
         """Run until every request is done, then close.
 
         Raises:
-            NoProgressError: requests are left that never will be done.
+            NoProgressError: If requests are left that never will be done.
         """
         self.run()
         self.close()
 
     def _expected(self, until_us: float) -> bool:
-        """Return whether somebody is still to come, or to go."""
+        """Return whether a request is still to arrive or to be aborted."""
         return bool(self._coming) or until_us < NEVER or (self.feed is not None and self.feed.expected)
 
     @abstractmethod
@@ -194,7 +194,7 @@ class VirtualEngines(ABC):
         """Work as engines do until nothing is left to do, or until a time.
 
         Raises:
-            NoProgressError: requests are left that never will be done.
+            NoProgressError: If requests are left that never will be done.
         """
 
     @abstractmethod
@@ -290,7 +290,7 @@ class Simulation(TimedEngine, VirtualEngines):
         self.enqueue(request)
 
     def _require_progress(self, until_us: float) -> None:
-        """Stop an engine that would step for ever, while nobody is expected."""
+        """Stop an engine that would step forever although no request is expected."""
         if self._expected(until_us):
             self._idle = 0
         elif self._idle > MOST_IDLE_STEPS:

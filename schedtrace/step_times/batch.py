@@ -58,4 +58,4 @@ class StepTimes(Protocol):
         """Return the time until an idle engine takes a request from its input queue."""
 
     def gathering_us(self) -> float | None:
-        """Return what gathering a number of each rank in lock-step adds to a loop; None: not known."""
+        """Return what gathering a number of each rank in lock-step adds to a loop; None if not known."""

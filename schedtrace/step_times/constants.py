@@ -60,7 +60,7 @@ class OnHost:
         return self.host.wake_us
 
     def gathering_us(self) -> float | None:
-        """Return what gathering a number of each rank adds to a loop, in microseconds; None: not known."""
+        """Return what gathering a number of each rank adds to a loop, in microseconds; None if not known."""
         return self.host.gathering_us
 
 

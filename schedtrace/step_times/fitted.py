@@ -75,7 +75,7 @@ class Fitted:
         return self.fit.gathering_us
 
     def extrapolates(self, batch: Batch) -> bool:
-        """Return whether a batch lies outside what was recorded: its device time is extrapolated."""
+        """Return whether a batch lies outside the recorded range, so that its device time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.is_outside_fit(_device_columns(batch))
 
     @cached_property
@@ -104,7 +104,7 @@ class Fitted:
         """Return a fit to as many steps, drawn anew: trials, and blocks of neighbouring steps in each.
 
         Raises:
-            UsageError: it was loaded, so its steps are not there.
+            UsageError: If it was loaded, so its steps are not there.
         """
         if self.rows is None:
             msg = "a saved fit cannot be resampled, since its steps are not saved: fit the trace again"
@@ -130,7 +130,7 @@ class Fitted:
         """Write the fit as JSON, without the steps.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: If it cannot be written.
         """
         try:
             safe_files.replace(path, msgspec.json.format(msgspec.json.encode(self.fit), indent=2) + b"\n")
@@ -164,10 +164,10 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     Args:
         timelines: Of one model on one device.
         runs: What to call where they came from, for instance the run folder's name.
-        gathering_us: Of ranks in lock-step (``fitting.gathering_us``); None: not known.
+        gathering_us: Of ranks in lock-step (``fitting.gathering_us``); None if not known.
 
     Raises:
-        InputError: too few steps have an output and requests that are known.
+        InputError: If too few steps have an output and requests that are known.
     """
     header = timelines[0].header
     rows = pl.concat(
@@ -216,7 +216,7 @@ class Counted:
 
     @property
     def outside_frac(self) -> float:
-        """Share of the steps that lay outside what was recorded."""
+        """Share of the steps outside the recorded range."""
         return self.outside / self.steps if self.steps else 0.0
 
     def device_us(self, batch: Batch) -> float:
@@ -292,7 +292,7 @@ class RecordedTimes:
         return self._fitted.wake_us() if recorded is None else recorded
 
     def gathering_us(self) -> float | None:
-        """Return what gathering a number of each rank adds to a loop, in microseconds; None: not known."""
+        """Return what gathering a number of each rank adds to a loop, in microseconds; None if not known."""
         return self._fitted.gathering_us()
 
 

@@ -90,7 +90,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
             tell is taken from it.
 
     Raises:
-        InputError: too few steps have an output and requests that are known.
+        InputError: If too few steps have an output and requests that are known.
     """
     rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
     later = rows.filter(~pl.col("first"))
@@ -157,7 +157,7 @@ def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
         source: Source of the rows.
 
     Raises:
-        InputError: too few steps have an output and requests that are known.
+        InputError: If too few steps have an output and requests that are known.
     """
     rows = rows.sort(PASS, maintain_order=True).with_columns(
         part=pl.col("trial").rank("dense").fill_null(1) - 1

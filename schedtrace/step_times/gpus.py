@@ -45,7 +45,7 @@ def gpu(name: str) -> Gpu:
     """Return the GPU of this name, however spelled: ``h100``, ``H100-SXM``, ``NVIDIA H100 80GB HBM3``.
 
     Raises:
-        UsageError: it is not in the table; an H100 with another board (PCIe, NVL) is another GPU.
+        UsageError: If it is not in the table; an H100 with another board (PCIe, NVL) is another GPU.
     """
     words = set(re.split(r"[\s_-]+", name.lower())) - SAID_BESIDE
     match = GPUS.get(words.pop()) if len(words) == 1 else None
@@ -177,7 +177,7 @@ def kv_cache_blocks(
     At most ``MOST_BLOCKS``.
 
     Raises:
-        UsageError: the weights do not fit, or nothing is left for the cache.
+        UsageError: If the weights do not fit, or nothing is left for the cache.
     """
     share = gpu.memory_bytes * gpu_memory_utilization
     weights = weight_bytes(shape, tensor_parallel_size)

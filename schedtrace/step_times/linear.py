@@ -60,7 +60,7 @@ class Linear(msgspec.Struct, frozen=True):
         return self.base_us + sum(factor * values[name] for name, factor in self.factors.items())
 
     def is_outside_fit(self, values: dict[str, float]) -> bool:
-        """Return whether a step lies outside what was recorded: a range, or a relation that hides a cost."""
+        """Return whether a step lies outside the recorded range, or breaks a relation that hides a cost."""
         for name, (least, most) in self.ranges.items():
             slack = SLACK_FRAC * (most - least)
             if not least - slack <= values[name] <= most + slack:

@@ -34,7 +34,7 @@ DEFAULT_EFFICIENCY, DEFAULT_HOST = Efficiency(), HostTimes()
 
 @dataclass(frozen=True)
 class Roofline(OnHost):
-    """Times of a shape on GPUs. Each group of kernels takes what is longer, its compute or its memory.
+    """Times of a shape on GPUs; each group of kernels takes the longer of compute and memory time.
 
     Args:
         shape: The model's.

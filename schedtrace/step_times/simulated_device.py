@@ -36,7 +36,7 @@ class Noisy:
         seed: Of the draws.
 
     Raises:
-        UsageError: the deviation is negative or above ``MOST``.
+        UsageError: If the deviation is negative or above ``MOST``.
     """
 
     def __init__(self, times: StepTimes, deviation: float, seed: int = 0) -> None:
@@ -128,7 +128,7 @@ class SimulatedDevice(
 
         Raises:
             UsageError: unknown GPU, model or type, or none given.
-            InputError: no such file, or a model's folder that cannot be read.
+            InputError: If no such file, or a model's folder that cannot be read.
         """
         times: StepTimes | None = self.saved_times()
         if times is None:
@@ -147,7 +147,7 @@ class SimulatedDevice(
 
         Raises:
             UsageError: without a GPU, or the model does not fit.
-            InputError: a model's folder that cannot be read.
+            InputError: If a model's folder that cannot be read.
         """
         device = self.gpu_of()
         if device is None:
@@ -168,7 +168,7 @@ def simulated_device(additional_config: Any) -> SimulatedDevice:
     """Return the device that ``additional_config`` asks for.
 
     Raises:
-        UsageError: a key or value that is none of ``SimulatedDevice``.
+        UsageError: If a key or value that is none of ``SimulatedDevice``.
     """
     settings = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     try:

@@ -23,9 +23,9 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, steps_of, time_within, united
 
 FEWEST_STEPS = 10
-"""Fewest steps of a run: a running request gets tokens in one of them."""
+"""Fewest steps of a run, within which every running request gets tokens."""
 MOST_FRAC = 0.5
-"""Share of the held blocks whose holders are to blame."""
+"""Share of the held blocks from which their holders are to blame."""
 ELSEWHERE = ("kv_loads", "set_aside")
 
 HOLDERS_SCHEMA = {
@@ -42,9 +42,9 @@ HOLDERS_SCHEMA = {
 
 
 def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per run of steps that refused a request KV blocks, and holder that got nothing in them.
+    """Return a row per run of steps that refused a request KV blocks, and holder that got no tokens in it.
 
-    Only runs of ``FEWEST_STEPS`` and more in which such holders keep ``MOST_FRAC`` of all held blocks.
+    Only runs of at least ``FEWEST_STEPS`` count, in which such holders keep ``MOST_FRAC`` of all held blocks.
 
     Columns: ``first_step``, ``last_step``, ``head`` (the refused request), ``held`` (blocks of all holders
     when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished`` or
@@ -129,13 +129,13 @@ def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 MOST_PREFILL_FRAC = 0.5
-"""Share of a step's prefill tokens that one prompt takes."""
+"""Share of a step's prefill tokens that one prompt takes to count as long."""
 SHORT_FRAC = 0.25
-"""A prompt is short beside one at least four times as long: else they are of a kind."""
+"""Relative length up to which a prompt is short beside another one; longer prompts are of the same kind."""
 
 
 def prefills(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per step and prompt that it computed a part of.
+    """Return one row per step and prompt of which the step computed a part.
 
     Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
     and ``computed_tokens``.
@@ -156,10 +156,10 @@ def prefills(frames: EngineFrames) -> pl.DataFrame:
 
 
 def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
-    """Return the steps of whose prefill tokens one long prompt took at least half.
+    """Return the steps in which one long prompt took at least half of the prefill tokens.
 
-    A prompt is long if it is larger than the token budget and the usual prompt is short beside it: many of
-    one size are a full device.
+    A prompt is long if it is larger than the token budget and the usual prompt is short beside it; many long
+    prompts are simply a full device.
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
@@ -182,19 +182,19 @@ def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
 
 
 PARKED_LOADS = "parked_loads"
-"""Charge of a wait for blocks of requests that wait for KV from elsewhere: at least as many as run."""
+"""Charge of a wait for KV blocks while at least as many requests wait for KV from elsewhere as run."""
 IDLE_HOLDERS = "idle_holders"
-"""Charge of a wait while idle requests, as sessions between two parts, keep half of the held blocks."""
+"""Charge of a wait while idle requests, such as sessions between two inputs, hold half of the held blocks."""
 HEAD_OF_LINE = "head_of_line"
-"""Charge of a request that would have fitted, but stood behind one that did not."""
+"""Charge of a wait of a request that would have fitted, but was behind one that did not."""
 PRIORITY_INVERSION = "priority_inversion"
-"""Charge of a wait for what less urgent requests hold, which run."""
+"""Charge of a wait for something that less urgent running requests hold."""
 LONG_PROMPT = "long_prompt"
 """Charge of a wait while one prompt, far longer than the request's own, takes the token budget."""
 CACHE_RESET = "cache_reset"
-"""Charge after a reset of the prefix cache took the request's KV blocks: it waits and computes again."""
+"""Charge of waiting and recomputation after a reset of the prefix cache took the request's KV blocks."""
 RECOMPUTE = "recompute"
-"""Charge of computing again what a preemption threw away: no wait."""
+"""Charge of recomputing tokens that a preemption discarded; this is not a wait."""
 CHARGES = (
     PARKED_LOADS,
     IDLE_HOLDERS,
@@ -205,10 +205,10 @@ CHARGES = (
     INTERRUPTED,
     RECOMPUTE,
 )
-"""Charges beside those that are a ``Cause``."""
+"""Charges other than a ``Cause``."""
 
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
-"""Refusals that follow from a preemption, which is for want of KV blocks."""
+"""Causes that follow from a preemption, and thus from a lack of KV blocks."""
 HALF = 0.5
 """Share of the seats that decides."""
 
@@ -271,7 +271,7 @@ def make_charges(
 
 
 def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge rows to a reset where the request's last preemption was one: nothing else took its blocks."""
+    """Charge rows to a reset if the request's last preemption was one: nothing else took its blocks."""
     taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
     if taken["in_schedule"].all():
         return rows
@@ -286,7 +286,7 @@ def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge to an interruption what of the waits lies in it."""
+    """Charge the part of the waits that lies in an interruption to that interruption."""
     spans = merged(events)
     if spans.is_empty():
         return rows
@@ -296,7 +296,7 @@ def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:
-    """Return the waits, cut where a request began to be held up: ``held_up`` from then on."""
+    """Return the waits, cut where a request began to be held up by a refused head (``held_up``)."""
     starts = frames.steps.select("step", held_us="start_us")
     held = held_up.join(starts, on="step").sort("held_us")
     held = held.select("request_id", "held_us", "left_step")
@@ -325,7 +325,7 @@ def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFra
 
 @dataclass(frozen=True)
 class _Steps:
-    """Spans of time, one a step, with what decides the charge of a wait there."""
+    """Spans of time, one per step, with the facts that decide the charge of a wait in that step."""
 
     spans: pl.DataFrame
     """``begin_us``, ``end_us``, ``seats``, ``kv`` (the charge of a wait for each), ``unused`` (share of the
@@ -403,7 +403,7 @@ def _divided(
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
-    """Return the rows twice: a part of ``time_us`` is charged to ``charge``, the rest to what it was."""
+    """Return each row twice: part of ``time_us`` is charged to ``charge``, the rest as before."""
     return pl.concat(
         [
             rows.with_columns(charge=pl.lit(charge), time_us=part_us),
@@ -413,7 +413,7 @@ def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
 
 
 def _inverted(states: pl.DataFrame, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
-    """Charge rows of requests that are more urgent than a running one to that inversion."""
+    """Charge rows of requests that are more urgent than a running request to the priority inversion."""
     priorities = steps.prompts.select("request_id", "priority")
     runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
     running = states.filter(runs).join(priorities, on="request_id")

@@ -1,14 +1,14 @@
-"""The ranks of one data-parallel run on one clock, and the passes that ranks in lock-step make together.
+"""Ranks of one data-parallel run on one clock, and the passes that ranks in lock-step make together.
 
 Ranks of a mixture-of-experts model run in lock-step: each makes one forward pass for every value of a common
 step counter, a dummy batch where it has nothing to compute, and no rank begins a pass before all are through
 the one before. Ranks of a dense model are independent engines (vLLM 0.14 and newer) and have no counter.
 
-A pass is as long as its slowest rank needs. How long it would be without a prefill is known from the passes
-in which no rank prefilled: a line through their median lengths over the most requests of a rank. What a pass
-with a prefill takes beyond that, every rank pays that only decodes in it.
+A pass lasts as long as its slowest rank needs. Its length without a prefill is estimated from the passes in
+which no rank prefilled, by a line through their median lengths over the requests of the fullest rank. Every
+rank that only decodes in a pass with a prefill loses the additional time.
 
-Only a few numbers a step are kept of each rank (``RankSummary``), so that its timeline may be let go.
+Only a few numbers per step are kept for each rank (``RankSummary``), so that its timeline can be released.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,18 +28,18 @@ from schedtrace.timeline.step_time import FEATURES, StepTime, fit_line, fit_step
 from schedtrace.timeline.timeline import Timeline
 
 PASS = ("wave", "step_counter")
-"""Columns that the steps of all ranks of one lock-step pass have in common."""
+"""Columns that identify a lock-step pass in the steps of all ranks."""
 STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
-"""Columns of ``Timeline.steps`` that ``RankSummary.steps`` has, too; null where a record lacks them."""
+"""Columns of ``Timeline.steps`` that ``RankSummary.steps`` also has; null if a record lacks them."""
 
 
 BEYOND = 1.5
-"""Factor beyond the most of a feature up to which a model of step times is believed."""
+"""Factor beyond the largest recorded value of a feature up to which a model of step times is trusted."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Step times of one rank for their work."""
+    """Step times of one rank as a function of their work."""
 
     model: StepTime
     """Model of a step's time on the device."""
@@ -47,10 +47,10 @@ class Pace:
     """Mean of each of ``FEATURES`` over its steps."""
     least: dict[str, float]
     most: dict[str, float]
-    """The range of each."""
+    """Largest value of each feature."""
 
     def knows(self, work: dict[str, float]) -> bool:
-        """Return whether its steps had about as much of each feature: far beyond, a model guesses."""
+        """Return whether the steps had about as much of each feature; far beyond that, a model guesses."""
         return all(self.least[name] / BEYOND <= work[name] <= self.most[name] * BEYOND for name in FEATURES)
 
     def expected_us(self, work: dict[str, float]) -> float:
@@ -69,7 +69,7 @@ class RankSummary:
     requests_us: int
     """Time of all its requests, in microseconds."""
     most_running: int
-    """Requests that ran at a time, at most."""
+    """Largest number of requests that ran at the same time."""
     steps: pl.DataFrame
     """Table with a row per step that computed something: ``STEPS``, ``requests``, ``used_tokens`` and
     ``decode_tokens``, all integers of 64 bits."""
@@ -80,13 +80,13 @@ class RankSummary:
     pinned: int
     """Arrivals for which the client asked for this rank."""
     mean_prompt_tokens: float | None
-    """Mean over the requests that arrived; None: no request did."""
+    """Mean over the requests that arrived; None if no request did."""
     mean_output_tokens: float | None
-    """Mean over the requests that ended; None: no request did."""
+    """Mean over the requests that ended; None if no request did."""
     kv_used_frac: float | None
-    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    """Mean share of the KV blocks in use after its steps; None if not recorded."""
     pace: Pace | None = None
-    """Step times; None: too few steps have them."""
+    """Step times; None if too few steps have them."""
 
     @property
     def number(self) -> int:
@@ -100,7 +100,7 @@ class RankSummary:
 
 
 def rank_of(timeline: Timeline) -> RankSummary:
-    """Take from a timeline what all ranks together need."""
+    """Extract from a timeline what is needed across ranks."""
     steps = timeline.steps
     arrivals = timeline.first_arrivals
     most = steps["num_running_after"].max()
@@ -151,7 +151,7 @@ def _steps(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _presence(timeline: Timeline) -> pl.DataFrame:
-    """Return how many requests ran and were refused over time; one that no step could see is neither."""
+    """Return the number of running and refused requests over time."""
     refused = pl.col("state").is_in(QUEUED) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     runs = ~pl.col("state").is_in([*QUEUED, "front_end"])
     states = timeline.request_states.filter(refused | runs).select(
@@ -170,7 +170,7 @@ def _mean(values: pl.Series) -> float | None:
 
 
 PARTS = 60
-"""Equal parts that a run's time is looked at in."""
+"""Number of equal parts into which a run's time is divided."""
 
 
 @dataclass
@@ -187,16 +187,16 @@ class RankLoads:
     """Time by rank in which its requests were refused."""
 
     def means(self) -> pl.DataFrame:
-        """Return a row per rank: ``rank``, and mean ``running`` and ``waiting`` requests over the parts."""
+        """Return a row per rank: ``rank``, mean ``running`` and ``waiting`` requests over the parts."""
         return self.loads.group_by("rank").agg(pl.col("running", "waiting").mean()).sort("rank")
 
 
 def rank_loads(ranks: list[RankSummary], offsets_us: dict[int, int]) -> RankLoads | None:
-    """Return the loads of all ranks; None where no rank has a request.
+    """Return the loads of all ranks; None if no rank has a request.
 
     Args:
         ranks: Of one run.
-        offsets_us: What to add to each rank's times to have them on one clock.
+        offsets_us: Microseconds that turn each rank's times into those of one clock.
     """
     spans = {
         rank.number: rank.presence.with_columns(pl.col("begin_us", "end_us") + offsets_us[rank.number])
@@ -277,7 +277,7 @@ def _waiting_us(spans: pl.DataFrame, room: pl.DataFrame) -> int:
 
 
 FEWEST_PASSES = 20
-"""Fewest passes without prefill that show what a pass takes."""
+"""Fewest passes without prefill from which the length of a pass is estimated."""
 
 SCHEMA = {
     "wave": pl.Int64,
@@ -306,7 +306,7 @@ class PassTime:
 
 
 def pass_time(passes: pl.DataFrame) -> PassTime | None:
-    """Fit the length of passes without prefill (``RecordedRanks.passes``); None: there are too few."""
+    """Fit the length of passes without prefill (``RecordedRanks.passes``); None if there are too few."""
     plain = passes.filter(pl.col("prefilling") == 0)
     if plain.height < FEWEST_PASSES:
         return None
@@ -322,22 +322,24 @@ def pass_time(passes: pl.DataFrame) -> PassTime | None:
 
 @dataclass(frozen=True)
 class PrefillStalls:
-    """Passes with a prefill on any rank, and what they cost the others."""
+    """Passes with a prefill on any rank, and what they cost the other ranks."""
 
     passes: pl.DataFrame
-    """Passes with a prefill, with ``excess_us``: what they took beyond a pass without one. Noise
-    makes an excess too large or too small, so only sums of it say something."""
+    """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without one. Noise affects
+    each excess, so only sums of it are meaningful.
+    """
     stalled: pl.DataFrame
-    """Turns of ranks that only decoded in such a pass, with its ``excess_us``, by passes."""
+    """Turns of ranks that only decoded in such a pass, with its ``excess_us``, in order of passes."""
     own: pl.DataFrame
-    """Turns of ranks that prefilled in it, with ``own_us``, what their prefill takes alone: of the
-    excess the share that their tokens are of the most that a rank prefilled."""
+    """Turns of ranks that prefilled in such a pass, with ``own_us``, the time of their own prefill: its share
+    of the excess, by their tokens relative to the most that a rank prefilled.
+    """
     noise_us: float
     """Standard deviation of passes without prefill around the model."""
 
     @property
     def stalling(self) -> pl.DataFrame:
-        """The passes in which a rank only decoded."""
+        """Passes in which a rank only decoded."""
         return self.passes.join(
             self.stalled.select(PASS).unique(), on=PASS, how="semi", maintain_order="left"
         )
@@ -350,7 +352,7 @@ class PrefillStalls:
     def saved_us(self) -> float:
         """Return the most microseconds saved if the ranks prefilled the same chunks at the same time.
 
-        The passes then would take at least as long as the prefills of the rank that has most of them.
+        The passes would then take at least as long as the prefills of the rank that has most of them.
         """
         each = self.own.group_by("rank").agg(pl.col("own_us").sum())["own_us"]
         longest = max(each.to_list(), default=0.0)
@@ -358,7 +360,7 @@ class PrefillStalls:
 
 
 def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
-    """Return the cost of prefills to other ranks; None where too few passes show what one takes.
+    """Return the cost of prefills to other ranks; None if too few passes show what a pass takes.
 
     Args:
         passes: ``RecordedRanks.passes``.
@@ -390,11 +392,11 @@ class RecordedRanks:
     each: list[RankSummary]
     """Ranks in order of their number."""
     timeline: Callable[[int], Timeline]
-    """Function that makes a rank's timeline again, for what is asked of single ranks only."""
+    """Function that rebuilds a rank's timeline, for questions about a single rank."""
 
     @classmethod
     def from_timelines(cls, timelines: Iterable[Timeline]) -> Self:
-        """Summarize timelines that are in memory anyway."""
+        """Summarize timelines that are in memory."""
         by_rank = {timeline.rank: timeline for timeline in timelines}
         return cls([rank_of(timeline) for timeline in by_rank.values()], by_rank.__getitem__)
 
@@ -410,7 +412,7 @@ class RecordedRanks:
 
     @cached_property
     def offsets_us(self) -> dict[int, int]:
-        """Microseconds to add to each rank's times to have them on the clock of the first one's trace."""
+        """Microseconds that turn each rank's times into those of the first rank's trace."""
         return {rank: offset.us for rank, offset in self._offsets.items()}
 
     @cached_property
@@ -424,7 +426,7 @@ class RecordedRanks:
 
     @cached_property
     def uncertainty_us(self) -> int | None:
-        """Microseconds that the clocks of two ranks may be off; None: not known."""
+        """Largest error between the clocks of two ranks, in microseconds; None if unknown."""
         uncertainties_us = [
             offset.uncertainty_us for offset in self._offsets.values() if offset.uncertainty_us is not None
         ]
@@ -432,12 +434,12 @@ class RecordedRanks:
 
     @cached_property
     def lockstep(self) -> bool:
-        """True if the ranks step together. False for one rank, and where no counter was recorded."""
+        """Whether the ranks step together; False for a single rank, and if no counter was recorded."""
         return len(self.each) > 1 and any(rank.in_lockstep for rank in self.each)
 
     @cached_property
     def missing(self) -> int:
-        """Ranks of a lock-step run without a trace here: what they made others wait for is not known."""
+        """Ranks of a lock-step run without a trace here, whose effect on the other ranks is unknown."""
         size = max(rank.header.data_parallel_size or 1 for rank in self.each)
         return max(0, size - len(self.each)) if self.lockstep else 0
 
@@ -448,12 +450,12 @@ class RecordedRanks:
 
     @property
     def most_running(self) -> int:
-        """Requests that ran at a time on one rank, at most."""
+        """Largest number of requests that ran at the same time on one rank."""
         return max(rank.most_running for rank in self.each)
 
     @cached_property
     def turns(self) -> pl.DataFrame:
-        """Table with a row per rank and pass in which it computed a batch; without one it ran a dummy batch.
+        """Table with a row per rank and pass in which it computed a batch, not a dummy batch.
 
         Columns, in order of ranks and their steps: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
         ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (with those
@@ -479,11 +481,12 @@ class RecordedRanks:
     def passes(self) -> pl.DataFrame:
         """Table with a row per pass in which a rank computed something, in their order.
 
-        Columns: ``wave``, ``step_counter``, ``trial``; ``begin_us`` and ``end_us``: from when the last rank
-        was through the pass before to when the last one is through this (before the first of a wave, or
-        after passes of dummy batches only: from the first start); ``length_us``; ``computing`` and
-        ``prefilling``: how many ranks did; ``largest`` and ``decoding``: most requests of a rank, and most
-        that may have decoded; ``requests``: of all ranks; ``most_prefill`` tokens of a rank.
+        Columns: ``wave``, ``step_counter``, ``trial``; ``begin_us`` and ``end_us``: from the time when the
+        last rank finished the previous pass (or from the first start, for the first pass of a wave and after
+        passes of dummy batches only) to the time when the last rank finishes this one; ``length_us``;
+        ``computing`` and ``prefilling``: numbers of such ranks; ``largest`` and ``decoding``: the largest
+        numbers of requests, and of possibly decoding requests, on a rank; ``requests``: those of all ranks;
+        ``most_prefill``: the largest number of prefill tokens on a rank.
         """
         of_wave = pl.col("wave")
         follows = (of_wave == of_wave.shift(1)) & (
@@ -511,12 +514,12 @@ class RecordedRanks:
 
     @cached_property
     def passes_us(self) -> int:
-        """The time of all passes."""
+        """Total time of all passes, in microseconds."""
         return int(self.passes["length_us"].sum())
 
     @cached_property
     def waves(self) -> pl.DataFrame:
-        """Table with a row per wave and trial: ``time_us`` and ``passes``, first with work to last."""
+        """Table with a row per wave and trial: ``time_us`` and ``passes`` between its first and last work."""
         return self.passes.group_by("wave", "trial").agg(
             passes=pl.col("step_counter").max() - pl.col("step_counter").min() + 1,
             time_us=pl.col("end_us").max() - pl.col("begin_us").min(),
@@ -524,16 +527,16 @@ class RecordedRanks:
 
     @cached_property
     def lockstep_us(self) -> int:
-        """The time from the first to the last computing pass of each wave and trial, added up."""
+        """Total time from the first to the last computing pass of each wave and trial, in microseconds."""
         return int(self.waves["time_us"].sum())
 
     @cached_property
     def dummies(self) -> pl.DataFrame:
         """Table with a row per rank in lock-step: ``rank``, ``batches`` and ``time_us`` of its dummy batches.
 
-        A pass between the first and the last in which a rank computed something (of the same wave and
-        trial), and in which this one did not. So those are left out that only the end of a wave took.
-        A dummy batch lasts as long as its pass.
+        A pass counts if it lies between the first and the last pass of its wave and trial in which a rank
+        computed something, and if this rank did not compute in it. Dummy batches that only end a wave are
+        thus left out. A dummy batch lasts as long as its pass.
         """
         whole, whole_us = int(self.waves["passes"].sum()), self.lockstep_us
         took = self.turns.select(*PASS, "rank").join(self.passes.select(*PASS, "length_us"), on=PASS)
@@ -549,10 +552,10 @@ class RecordedRanks:
 
     @cached_property
     def prefill_stalls(self) -> PrefillStalls | None:
-        """What ranks in lock-step waited for prefills of others; None: not known."""
+        """Time that ranks in lock-step waited for prefills of other ranks; None if unknown."""
         return None if self.missing else prefill_stalls(self.passes, self.turns)
 
     @cached_property
     def loads(self) -> RankLoads | None:
-        """Loads of the ranks over time; None where no rank has a request."""
+        """Loads of the ranks over time; None if no rank has a request."""
         return rank_loads(self.each, self.offsets_us)

@@ -1,13 +1,13 @@
-"""Every moment of an engine, once: what it did, or that it had nothing to do, and what of it was starved.
+"""Every moment of an engine: what it did, whether it was idle, and which of its time it was starved.
 
-An engine that runs ahead (asynchronous scheduling) does several things at a time. Then the device counts
-first: host work that hides behind it costs nothing.
+With asynchronous scheduling, an engine does several things at a time. In that case the device takes
+precedence, because host work that overlaps with it costs nothing.
 
-An engine is starved while the threads that make a step are ready to run and have no processor. Once a second
-a trace has how long each thread ran and how long it waited for a processor (``cpu`` lines). A wait alone
-costs nothing: vLLM's engine and workers poll for each other's messages, so that one of them waits while the
-other works. What is lost is the time in which the thread whose turn it was did not run: the worker's while
-the device executed a batch, the engine's between two batches, and never more than it waited.
+An engine is starved while the threads that make a step are ready to run but have no processor. Once a second,
+a trace records how long each thread ran and how long it waited for a processor (``cpu`` lines). A wait alone
+costs nothing: vLLM's engine and workers poll for each other's messages, so one waits while the other works.
+The lost time is the time in which the thread whose turn it was did not run: the worker's thread while the
+device executed a batch, the engine's between two batches. It never exceeds the time that the thread waited.
 """
 
 from collections.abc import Iterable
@@ -22,13 +22,15 @@ DEVICE = "device"
 """State in which a worker has its turn."""
 BUSY = (DEVICE, "schedule", "update", "dummy", "host_gap")
 STATES = (NOT_RECORDED, *BUSY, "idle")
-"""States in the order in which they count."""
+"""States in order of precedence."""
 LEAST_FRAC = 0.2
-"""Share of the busy time that is lost in a starved second: the rest takes a quarter longer."""
+"""Share of the busy time that is lost in a starved period, so that the rest takes a quarter longer."""
 MOST_OF_IT = 0.5
-"""Share of a starved step that lies in such times."""
+"""Share of a step that must lie in starved periods for the step to count as starved."""
 FEWEST = 30
-"""Fewest steps with processors, at least half of all, for a model of step times without the starved ones."""
+"""Fewest unstarved steps, at least half of all steps, to which a model of step times is fitted without the
+starved ones.
+"""
 
 
 SCHEMA = {
@@ -52,7 +54,7 @@ STARVED = {"begin_us": pl.Int64, "end_us": pl.Int64, "device_frac": pl.Float64, 
 
 
 def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per time that the engine was in one state, from the first step to the trace's end.
+    """Return one row per period in which the engine was in one state, from the first step to the trace's end.
 
     Args:
         frames: One engine's.
@@ -62,13 +64,11 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
     ``state``:
 
     * ``device``: a worker executed a batch; without its clock in the trace, from when the batch could begin
-      (``schedule()`` was done, the output before was back) to its output,
-    * ``schedule`` and ``update``: vLLM's ``schedule()`` and ``update_from_output()`` ran,
-    * ``dummy``: a batch only to keep other data-parallel ranks company. A trace tells how long these took,
-      not when, so they stand right before the step that reports them,
-    * ``host_gap``: requests were in the scheduler and nothing of this ran,
-    * ``idle``: none were,
-    * ``not_recorded``: steps or parts of the trace are missing.
+    (``schedule()`` was done, the output before was back) to its output, * ``schedule`` and ``update``: vLLM's
+    ``schedule()`` and ``update_from_output()`` ran, * ``dummy``: a dummy batch, run only because other
+    data-parallel ranks have work. A trace records how long these took but not when, so they are placed right
+    before the step that reports them, * ``host_gap``: requests were in the scheduler and nothing of this ran,
+    * ``idle``: none were, * ``not_recorded``: steps or parts of the trace are missing.
     """
     began = frames.steps.select(pl.col("start_us").min()).item()
     if began is None:
@@ -96,7 +96,7 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
 
 
 def _work(frames: EngineFrames) -> pl.DataFrame:
-    """Return when the engine did each ``kind`` of work: ``begin_us`` and ``end_us``."""
+    """Return the periods of each ``kind`` of work of the engine: ``begin_us`` and ``end_us``."""
     done = pl.col("start_us") + pl.col("schedule_us")
     before = pl.col("output_us").cum_max().shift(1).fill_null(0)
     executed = pl.col("start_us") + pl.col("execute_after_us")
@@ -113,20 +113,20 @@ def _work(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _presence(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return the time of each request in the scheduler: without other work it is ``host_gap``."""
+    """Return the time of each request in the scheduler; without other work, this time is ``host_gap``."""
     states = requests.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
     return _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))
 
 
 def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
-    """Return ``begin_us``, ``end_us`` and this ``kind`` of each row whose two ends are known and apart."""
+    """Return ``begin_us``, ``end_us`` and this ``kind`` for each row whose two ends are known and differ."""
     spans = frame.select(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64), kind=pl.lit(kind))
     return spans.filter(LENGTH_US > 0)
 
 
 def engine_busy_us(engine: pl.DataFrame) -> int:
-    """Return the time of ``engine_states`` without what it was idle, in microseconds."""
+    """Return the time of ``engine_states`` without idle time, in microseconds."""
     return int(engine.filter(pl.col("state").is_in(BUSY)).select(LENGTH_US.sum()).item())
 
 
@@ -153,7 +153,7 @@ class _Turn(NamedTuple):
 def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
     """Return a row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
 
-    ``lost_us``: how much of its turn the thread waited for a processor, at least.
+    ``lost_us``: the least time of its turn in which the thread waited for a processor.
 
     Args:
         frames: One engine's.
@@ -180,7 +180,8 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
     """Return a thread's times between two lines, in order.
 
-    Linux counts a wait when it is over: what is longer than the time left belongs to the times before.
+    Linux counts a wait when it is over, so the part of a wait that exceeds the remaining time belongs to
+    earlier periods.
     """
     later, turns = 0, []
     for (begin, ran, waited), (end, ran_then, waited_then) in zip(seen[-2::-1], seen[:0:-1], strict=True):
@@ -193,9 +194,9 @@ def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
 
 
 def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the times between two ``cpu`` lines in which the engine lost much of its busy time: ``STARVED``.
+    """Return the periods in which the engine lost much of its busy time: ``STARVED``.
 
-    ``device_frac`` and ``host_frac``: what was lost of the device's time and of the host's.
+    ``device_frac`` and ``host_frac``: the lost shares of the device's time and of the host's time.
 
     Args:
         threads: ``thread_times``.
@@ -227,7 +228,7 @@ def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
 
 
 def starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
-    """Return the numbers of the steps most of which lies in a starved time: they show no usual step time.
+    """Return the steps that lie mostly in starved periods, and whose times are therefore not typical.
 
     Args:
         frames: One engine's.
@@ -240,7 +241,7 @@ def starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
 
 
 def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps that had processors; all steps where too few of them had.
+    """Return the steps that had processors; all steps if too few had.
 
     Args:
         frames: The engine's trace.
@@ -253,10 +254,10 @@ def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) ->
 
 
 def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the part of each state that was lost, in the columns of ``slow_spans.SCHEMA``.
+    """Return the lost part of each state, in the columns of ``slow_spans.SCHEMA``.
 
-    Where in a second a thread waited is not recorded: every state of it lost the same share, at its end. Of
-    a window, ``step`` is null where the step began before it.
+    The trace does not record when within a second a thread waited, so each state in that second loses the
+    same share, at its end. In a window, ``step`` is null if the step began before the window.
 
     Args:
         frames: One engine's.
@@ -283,9 +284,9 @@ def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) 
 
 
 def starved_threads(threads: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the threads that lost time in starved times, the one that lost most first.
+    """Return the threads that lost time in starved periods, in descending order of lost time.
 
-    Columns: ``role``, ``pid``, ``us`` (how long these times were), ``ran_us``, ``waited_us``, ``lost_us``.
+    Columns: ``role``, ``pid``, ``us`` (length of these periods), ``ran_us``, ``waited_us``, ``lost_us``.
 
     Args:
         threads: ``thread_times``.

@@ -25,14 +25,14 @@ from schedtrace.read.trace import all_rows, rows_between, rows_of
 
 @dataclass(frozen=True)
 class Demand:
-    """Load of an engine at once, as far as it was recorded."""
+    """Peak load of an engine, as far as it was recorded."""
 
     requests: int = 0
     """Most requests in the scheduler after a step."""
     ended: int = 0
     """Requests that produced tokens and ended."""
     blocks: int = 0
-    """Sum over these of the most KV blocks that each held; 0 where they cannot be counted."""
+    """Sum of the most KV blocks that each of these requests held; 0 if they cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(
@@ -41,26 +41,24 @@ class Demand:
 
     @property
     def blocks_each(self) -> float | None:
-        """KV blocks of a request on average; None: not known."""
+        """Mean number of KV blocks of a request; None if unknown."""
         return self.blocks / self.ended if self.blocks else None
 
 
 @dataclass(eq=False)
 class EngineFrames:
-    """The frames of one engine's trace, and what follows from them alone.
+    """Frames of one engine's trace, and values that follow from them alone.
 
     ``steps`` has the columns of ``model.trace.Step`` and
 
-    * ``token_budget`` and ``remaining_budget`` as ``schedule()`` worked with them (``timeline.py``),
-    * ``end_us``: when ``schedule()`` returned,
-    * ``used_tokens``: tokens scheduled (null: the record does not tell), and ``use_frac``: their share of the
-      token budget,
-    * ``busy_us``: from when the step could begin on the device to its output, ``context_tokens``: what its
-      requests had computed before it (``step_time.py``),
-    * ``eligible_after``: waiting requests that are not known to wait for something else,
+    * ``token_budget`` and ``remaining_budget`` as ``schedule()`` worked with them (``timeline.py``), *
+    ``end_us``: when ``schedule()`` returned, * ``used_tokens``: tokens scheduled (null if not recorded), and
+    ``use_frac``: their share of the token budget, * ``busy_us``: time from the moment at which the step could
+    begin on the device to its output, ``context_tokens``: tokens that its requests had computed before it
+    (``step_time.py``), * ``eligible_after``: waiting requests that are not known to wait for something else,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
-      ``waiting_via``: the exit with which the loop over the waiting queue ended or, where it went through
-      the queue and skipped everybody who is left there, the most frequent of those skips.
+    ``waiting_via``: the exit that ended the loop over the waiting queue or, if the loop reached the end of
+    the queue and skipped every remaining request, the most frequent of those skips.
     """
 
     header: Header
@@ -68,36 +66,36 @@ class EngineFrames:
     stretches: pl.LazyFrame
     """Stretches of steps in which requests were scheduled (``read/tables.py``)."""
     arrivals: pl.DataFrame
-    """Requests that came; those that were there when the trace began are in ``present``."""
+    """Requests that arrived; those that were there when the trace began are in ``present``."""
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
     exits: pl.DataFrame
-    """Table with a row per recorded exit; ``refusal``: it refused or skipped a request."""
+    """Table with a row per recorded exit; ``refusal``: whether it refused or skipped a request."""
     caps: pl.DataFrame
     """Table with a row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
     begin_us: int
-    """Start of the first step; 0 where there is none."""
+    """Start of the first step; 0 if there is none."""
     end_us: int
-    """Last moment that the trace knows of (``last_moment_us``)."""
+    """Last moment that the trace covers (``last_moment_us``)."""
     demand: Demand
-    """Demand of the load at once; a window has that of the whole timeline."""
+    """Peak demand of the load; a window has that of the whole timeline."""
     there_first: pl.DataFrame
     """Rows of ``present`` of requests that were there when the trace began, not only after a gap."""
     warmup_steps: int
     warmup_requests: pl.Series
-    """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
+    """Ids of requests that are left out, even if steps after the warm-up scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
     """Requests there when the trace began, or after a gap, without an arrival (``read/tables.py``)."""
     closed_workload: bool = False
-    """Whether all requests of a trial go to one engine at once; False also where that is unknown."""
+    """Whether all requests of a trial are sent to one engine at once; also False if unknown."""
     facts: frozenset[Fact] = ALL_FACTS
     """Facts that the record holds; an empty frame means "none" only if its fact is among them."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
-    """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
+    """Tables of facts other than decisions, by name (``model/trace_facts.py``)."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
     """Processor times of threads (``read/tables.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
-    """Calls of the engine beside requests, in order of time, over the whole trace."""
+    """Calls to the engine other than requests, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
     """Times without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: the trace
     ends in it, and ``until_us`` is the last moment that the trace knows."""
@@ -106,13 +104,15 @@ class EngineFrames:
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
     """Times of which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests there when gaps were over, as far as they are recorded: a row for each gap."""
+    """Requests present after gaps, as far as they are recorded: a row for each gap."""
     missing: list[Message] = field(default_factory=list)
     """Parts that the trace lacks before its end."""
     requests_missing: bool = False
     """Whether the trace may lack requests."""
     offset_us: int = 0
-    """Offset of its clock to that of the run's first trace: it turns times into those of the recording."""
+    """Offset that turns times of this trace into those of the recording, the clock of the run's first
+    trace.
+    """
     is_window: bool = False
     """Whether it is cut to a part of its trace (``timeline/timeline.py``)."""
 
@@ -127,7 +127,7 @@ class EngineFrames:
         return all_rows(self.stretches, self.steps)
 
     def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
-        """Return the rows of the stretches for which this is true."""
+        """Return the rows of the stretches that meet this condition."""
         return rows_of(self.stretches.filter(wanted), self.steps)
 
     def requests_in(self, step: int) -> pl.DataFrame:
@@ -153,7 +153,7 @@ class EngineFrames:
 
     @cached_property
     def known_requests(self) -> pl.DataFrame:
-        """Table with a row per request and what it asks for: those there when the trace began, and arrivals.
+        """Table with a row per request and its demand: requests present when the trace began, and arrivals.
 
         It has the columns of ``arrivals``; ``queued_us`` may be null for requests that were there.
         """
@@ -167,7 +167,7 @@ class EngineFrames:
 
     @cached_property
     def set_aside(self) -> pl.DataFrame:
-        """Requests that their scheduler took out of the running ones without preempting them.
+        """Requests that their scheduler removed from the running list without preempting them.
 
         Columns: ``step``, ``trial``, ``request_id``, ``wanted_tokens`` and ``blocks_held``.
         """
@@ -180,25 +180,25 @@ class EngineFrames:
 
     @cached_property
     def sessions(self) -> pl.Series:
-        """Ids of streaming sessions: between two parts they wait in the queue and keep their blocks."""
+        """Ids of streaming sessions, which wait in the queue and keep their blocks between two inputs."""
         parts = self.arrivals.filter("streaming_update")["request_id"]
         paused = self.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))["request_id"]
         return pl.concat([parts, paused]).drop_nulls().unique()
 
     @property
     def begins(self) -> bool:
-        """Whether its first steps may be the engine's: it was not attached to, and nobody was there."""
+        """Whether its first steps may be the engine's first: not attached to, and no request present."""
         return not (self.header.attached or self.header.first_step) and self.there_first.is_empty()
 
     @property
     def active_limit(self) -> int | None:
-        """``max_num_active_seqs`` (vLLM 0.31 and newer), where it is set."""
+        """``max_num_active_seqs`` (vLLM 0.31 and newer), if set."""
         limit = self.header.scheduler_config.get("max_num_active_seqs")
         return limit if isinstance(limit, int) else None
 
     @property
     def seats_name(self) -> str:
-        """The setting that limits how many requests run at once."""
+        """Name of the setting that limits how many requests run at once."""
         return "max_num_active_seqs" if self.active_limit else "max_num_seqs"
 
     @property
@@ -208,12 +208,12 @@ class EngineFrames:
 
     @property
     def seats(self) -> int:
-        """Requests that may run at once; 0 where it is not recorded."""
+        """Requests that may run at once; 0 if not recorded."""
         return self.active_limit or self.header.max_num_running_reqs or 0
 
     @property
     def token_budget(self) -> int:
-        """Tokens that a step may schedule; 0 where it is not recorded."""
+        """Tokens that a step may schedule; 0 if not recorded."""
         return self.header.token_budget or 0
 
     @property
@@ -222,13 +222,13 @@ class EngineFrames:
         return self.header.engine_rank
 
     def trials(self) -> list[int | None]:
-        """Return the trials in their order; a trace without trials is one, None."""
+        """Return the trials in order; [None] for a trace without trials."""
         trials = self.steps["trial"].unique(maintain_order=True).to_list()
         return [trial for trial in trials if trial is not None] or [None]
 
     @property
     def whole_trials(self) -> bool:
-        """Whether it has trials, whose begin and end are those of a workload."""
+        """Whether it has trials, which begin and end with a workload."""
         return not self.is_window and self.trials() != [None]
 
     def trial_rows(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
@@ -237,7 +237,7 @@ class EngineFrames:
 
 
 def first_moment_us(steps: pl.DataFrame) -> int:
-    """Return when the first of the steps began; 0 where there is none."""
+    """Return the start of the first step; 0 if there is none."""
     return int(steps.select(pl.col("start_us").min()).item() or 0)
 
 
@@ -252,11 +252,11 @@ def last_moment_us(
     cpu: pl.DataFrame,
     end_missing: bool = False,
 ) -> int:
-    """Return the last moment that a trace knows of, in microseconds; 0 for an empty one.
+    """Return the last moment that a trace covers, in microseconds; 0 for an empty trace.
 
-    While requests are there the engine's threads and what is asked of it count as well: an engine that is
-    paused, or hangs, makes no step. Where the steps that followed are missing (``end_missing``), the last one
-    is the end: what requests did later is not known.
+    While requests are present, the times of the engine's threads and calls to the engine count as well,
+    because a paused or hanging engine makes no step. If later steps are missing (``end_missing``), the last
+    recorded step is the end, because later states of requests are unknown.
     """
     updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
     latest = pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
@@ -277,7 +277,7 @@ def last_moment_us(
 
 
 def demand_of(header: Header, steps: pl.DataFrame, finishes: pl.DataFrame) -> Demand:
-    """Return what the load asked for at once in these steps."""
+    """Return the peak demand of the load in these steps."""
     there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
     ended = finishes.filter(pl.col("output_tokens") > 0)
     blocks, need = 0, kv_need(header)
@@ -308,15 +308,16 @@ def missing_steps(frames: EngineFrames) -> int:
 
 
 def after(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests there when a gap was over, with ``next_step``, the first step behind it."""
+    """Return the requests present after a gap, with ``next_step``, the first step after it."""
     steps = frames.gaps.select("next_step", at_us="told_us").drop_nulls().unique("at_us", keep="first")
     return frames.there_after.join(steps, on="at_us", maintain_order="left")
 
 
 def make_gone(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests that left in a gap, or may have: they are not recorded afterwards.
+    """Return the requests that left, or may have left, in a gap: they are not recorded afterwards.
 
-    Columns: ``request_id``; ``gone_us``, since when nothing is known; ``gone_step``, the first step behind.
+    Columns: ``request_id``; ``gone_us``, from which nothing is known; ``gone_step``, the first step after the
+    gap.
     """
     gaps = frames.gaps.filter(pl.col("kind") != DROPPED).sort("next_step")
     if gaps.is_empty():
@@ -351,7 +352,7 @@ def make_gone(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Return the last step begun by each row's moment: ``request_id`` and ``step``; -1: no step."""
+    """Return the last step begun at each row's moment: ``request_id`` and ``step`` (-1 for none)."""
     numbers = frames.steps.sort("step")["step"]
     places = (
         frames.steps.sort("step")["start_us"].search_sorted(rows[moment], side="right").cast(pl.Int64) - 1
@@ -361,7 +362,7 @@ def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataF
 
 
 def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return spans of time, ``begin_us`` and ``end_us`` beside other columns, cut where gaps are."""
+    """Return spans of time (``begin_us``, ``end_us``, other columns) without the parts in gaps."""
     columns = {"state": pl.String, "cause": pl.String, "begin_step": pl.Int64, "end_step": pl.Int64}
     missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in spans.columns]
     cut = cut_by_gaps(spans.with_columns(*missing, tokens=pl.lit(0)), gaps)
@@ -369,14 +370,14 @@ def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def after_gaps(frames: EngineFrames) -> pl.Series:
-    """Return the numbers of steps before which one is missing, in which requests may have been admitted."""
+    """Return the numbers of steps that follow a missing step, in which requests may have been admitted."""
     number = frames.steps["step"]
     follows = number == number.shift(1) + 1
     return number.filter(~follows.fill_null(frames.header.first_step == 0))
 
 
 def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Sort rows by a ``moment`` and add the first step since it: ``next_step`` and its ``begin_us``."""
+    """Sort rows by a ``moment`` and add the first step from then on: ``next_step`` and its ``begin_us``."""
     begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
     return rows.sort(moment, maintain_order=True).join_asof(
         begins,
@@ -389,20 +390,21 @@ def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.Data
 
 
 def was_preempted() -> pl.Expr:
-    """Select requests of ``EngineFrames.present`` that wait since a preemption, their tokens lost."""
+    """Select requests of ``EngineFrames.present`` that a preemption returned to the queue."""
     return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
 
 
 def lost_before(frames: EngineFrames) -> pl.DataFrame:
     """Return ``request_id`` and ``lost_tokens`` of requests that had been preempted when the trace began.
 
-    A request with output tokens had computed all but the last of them. Without, its loss is not known.
+    A request with output tokens had computed all but the last of them. The loss of a request without output
+    is unknown.
     """
     return _losses(frames.there_first).select("request_id", "lost_tokens")
 
 
 def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
-    """Return the same for requests there when a gap was over; ``step`` is the first behind it."""
+    """Return the same for requests present after a gap; ``step`` is the first step after it."""
     return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
 
 
@@ -411,14 +413,14 @@ def _losses(there: pl.DataFrame) -> pl.DataFrame:
 
 
 def known_loss() -> pl.Expr:
-    """Return the tokens that a preemption threw away, as far as a row of ``Present`` has them."""
+    """Return the tokens that a preemption discarded, if a row of ``Present`` contains them."""
     sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
     again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
     return pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
 
 
 def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return states with what lies in a gap as ``NOT_RECORDED``, of no step, token or cause.
+    """Return states with their parts in gaps as ``NOT_RECORDED``, without steps, tokens or cause.
 
     Args:
         states: ``begin_us``, ``end_us``, ``state``, ``cause``, ``begin_step``, ``end_step`` and ``tokens``.
@@ -471,14 +473,15 @@ class Offset(NamedTuple):
 
     us: int
     uncertainty_us: int | None
-    """Largest error of it; None: not known, since a host's wall clock is not known to be right."""
+    """Largest error of the offset; None if unknown, because the wall clock of a host may be wrong."""
 
 
 def offset(of: Header, to: Header) -> Offset:
     """Return the offset from the clock of the trace with header ``of`` to that with header ``to``.
 
-    Processes of one machine read one monotonic clock: exact. Otherwise by wall clocks: the uncertainties of
-    both readings and, unless it is one host, what NTP leaves open on each.
+    Processes of one machine read the same monotonic clock, so the offset is exact. Otherwise it comes from
+    wall clocks, with the uncertainties of both readings and, on different hosts, the error that NTP leaves on
+    each.
     """
     if (
         of.clock_id is not None

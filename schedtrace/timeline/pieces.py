@@ -59,17 +59,20 @@ PIECE_SCHEMA = {
     "end_step": pl.Int64,
     "tokens": pl.Int64,
 }
-"""Columns of a table of pieces. ``place`` is the place, among the engine's steps, of the step that began it
-(-1: none did) and ``rank`` its order among pieces of that step; with several steps in flight these give the
-order of events, and ``since_us``, its begin in microseconds, may not. ``begin_step`` to ``end_step`` are the
-steps that it is made of, null where no step knew of the request; ``tokens`` is what these scheduled of it."""
+"""Columns of a table of pieces. ``place`` is the place, among the engine's steps, of the step that began the
+piece (-1 if none did), and ``rank`` its order among the pieces of that step. With several steps in flight,
+these give the order of events, which ``since_us``, the beginning in microseconds, may not. ``begin_step`` to
+``end_step`` are the steps of the piece, null if no step knew of the request; ``tokens`` counts the tokens of
+the request in these steps.
+"""
 
 NEXT_STEP = "next_step"
-"""``cause`` of waiting for the first step that could see the request: nothing refused it."""
+"""Cause of waiting for the first step that can see the request; nothing has refused it."""
 OTHER = pl.lit(str(Cause.OTHER))
 ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
-"""``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. What is told
-of who is there comes after all of the step before."""
+"""Values of ``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. A
+list of the requests present comes after everything else of the step before.
+"""
 
 
 def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
@@ -81,12 +84,12 @@ def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
 
 
 def placed(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return ``step`` (sorted), ``place`` (its place), ``start_us`` and ``output_us`` of each step."""
+    """Return ``step`` (sorted), ``place`` (its index), ``start_us`` and ``output_us`` of each step."""
     return steps.select("step", "start_us", "output_us").with_row_index("place").cast({"place": pl.Int64})
 
 
 def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
-    """Add the place of the first step numbered ``column`` or higher; the number of steps if there is none."""
+    """Add the index of the first step numbered ``column`` or higher; the number of steps if there is none."""
     numbers = steps["step"]
     return rows.with_columns(pl.Series(name, numbers.search_sorted(rows[column], side="left")).cast(pl.Int64))
 
@@ -129,7 +132,7 @@ def cause_runs(
 
 
 def _step_changes(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
-    """Return for each span the places where the usual cause is another than before."""
+    """Return for each span the places where the usual cause changes."""
     changed = pl.col("cause").ne_missing(pl.col("cause").shift(1)).fill_null(value=True)
     run = ends.select(run=changed.cum_sum().cast(pl.Int64))["run"]
     begins = ends.with_columns(run=run).unique("run", keep="first", maintain_order=True)
@@ -164,7 +167,7 @@ def _name_changes(
 
 
 def _weight(value: int) -> pl.Expr:
-    """Return the weight of a change: the heaviest at a place counts."""
+    """Return the weight of a change; the heaviest change at a place counts."""
     return pl.lit(value, pl.Int8)
 
 
@@ -198,7 +201,7 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
 
 
 def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
-    """Return the pieces from the front end to the scheduler, then until a step can see the request."""
+    """Return the pieces from the front end to the scheduler, and until a step can see the request."""
     first = {"place": pl.lit(-1)}
     arrivals = _where_known(frames, frames.first_arrivals)
     through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
@@ -224,7 +227,7 @@ def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
 
 
 def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the pieces of requests that were there when the trace began, or after a gap."""
+    """Return the pieces of requests that were present when the trace began, or after a gap."""
     first = frames.there_first.with_columns(next_step=pl.lit(0, pl.Int64))
     there = place_of(
         pl.concat([first, after(frames).select(first.columns)]), steps, "next_step", "first_place"
@@ -258,7 +261,7 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Let arrivals whose next step is missing begin with the next recorded one: before, nothing is known."""
+    """Let arrivals whose next step is missing begin with the next recorded step."""
     gaps = after_gaps(frames)
     unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
@@ -268,9 +271,9 @@ def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
 
 
 def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
-    """Return the cause of requests in the queue after the last step, and the cause of each with another one.
+    """Return the cause of requests in the queue after the last step, and the requests with a different cause.
 
-    The first is None where there is no step.
+    The first is None if there is no step.
     """
     if frames.steps.is_empty():
         return None, {}
@@ -280,12 +283,12 @@ def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
 
 
 def _skips() -> pl.Expr:
-    """Select the exits that pass over a request and go on with the next."""
+    """Select the exits that pass over a request and continue with the next one."""
     return (pl.col("loop") == "waiting") & (pl.col("kind") == "continue")
 
 
 def loop_ends(frames: EngineFrames) -> pl.Series:
-    """Return the cause that requests wait for in each step, unless a skip names them."""
+    """Return the cause for which requests wait in each step, unless a skip names them."""
     # An empty queue cannot be why a request in it waits.
     unexplained = pl.col("waiting_cause") == str(Cause.QUEUE_EMPTY)
     cause = pl.when(unexplained).then(OTHER).otherwise(pl.col("waiting_cause"))
@@ -369,7 +372,7 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
 
 
 def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return what requests were scheduled, cut where the first token after an admission comes back.
+    """Return the scheduled portions of requests, cut where the first token after an admission comes back.
 
     Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
     their places ``place`` and ``last_place``, ``tokens``, and of the admission's first token ``output_us``
@@ -417,10 +420,10 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _known_tokens() -> pl.Expr:
-    """Return the tokens of a request when it is admitted: its next one is back once these are computed.
+    """Return the tokens of a request when it is admitted: its next token is back once these are computed.
 
-    After the prompt the last one of them was sampled and not computed before the preemption. A request that
-    found all that it had lost in a cache decodes at once.
+    If output tokens are among them, the last one had been sampled but not computed before the preemption. A
+    request that finds all its lost tokens in a cache decodes at once.
     """
     lost = pl.col("lost_tokens")
     recomputes = pl.col("computed_tokens").first().over(ADMISSION) < lost
@@ -431,7 +434,7 @@ def _known_tokens() -> pl.Expr:
 def _stalls(
     frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the runs of steps that gave a running request nothing, for one cause each.
+    """Return the runs of steps that gave a running request nothing, one row per cause.
 
     ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
     Columns of the result: ``request_id``, ``place``, ``since_us``, ``cause``, ``begin_step``, ``end_step``
@@ -516,8 +519,8 @@ def _is_session(frames: EngineFrames) -> pl.Expr:
 def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
     """Return the cause for which each step gave running requests nothing, and the requests that it names.
 
-    A request that a step does not name was skipped with too many others to name, or not reached: then the
-    exit that ended the running loop is its cause.
+    A request that a step does not name was skipped together with too many requests to name, or was not
+    reached; its cause is then the exit that ended the running loop.
     """
     exits = frames.exits.filter("refusal")
     in_loop = exits.filter(pl.col("loop") == "running")
@@ -540,9 +543,9 @@ def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
 def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``timeline.requests``.
 
-    ``lost_tokens`` is the most that a preemption before (or in) that step had thrown away, as far as known.
-    ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the
-    prompt's length is not known.
+    ``lost_tokens`` is the largest number of tokens that a preemption before (or in) that step discarded, if
+    known. ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null
+    where the prompt's length is not known.
     """
     its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
     before = lost_before(frames).select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")

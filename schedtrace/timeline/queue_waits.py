@@ -24,7 +24,7 @@ from schedtrace.timeline.frames import EngineFrames, after, after_gaps, next_ste
 from schedtrace.timeline.spans import at_steps, level
 
 NEVER = 2**62
-"""``left_step`` of a wait that lasts to the end of the trace."""
+"""``left_step`` of a wait that lasts until the end of the trace."""
 
 
 def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
@@ -104,12 +104,12 @@ def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
-    """Return the rows of ``timeline.waits`` that still waited after a step, in the order of the queue."""
+    """Return the rows of ``timeline.waits`` that still waited after a step, in queue order."""
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
 def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps after which another number waited: ``step``, ``recorded``, ``reconstructed``.
+    """Return the steps after which a different number waited: ``step``, ``recorded``, ``reconstructed``.
 
     Args:
         frames: One engine's.
@@ -139,7 +139,7 @@ def _arrivals(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that were there, likewise; victims of later preemptions come before them."""
+    """Return the same for the requests present; victims of later preemptions come before them."""
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
     rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
@@ -158,7 +158,7 @@ def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
 
 
 def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
-    """Return the preempted requests: they want all they had computed and the token sampled after it."""
+    """Return the preempted requests, which want all computed tokens and the token sampled after them."""
     about = about.select("request_id", "priority", "place", prompt="wanted_tokens")
     return frames.preemptions.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
@@ -171,7 +171,7 @@ def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that their scheduler took out of the running ones, their computed tokens kept."""
+    """Return the requests that their scheduler removed from the running list with their computed tokens."""
     places = about.select("request_id", "priority", "place")
     return (
         frames.set_aside.join(places, on="request_id", how="left", maintain_order="left")
@@ -187,7 +187,7 @@ def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
-    """Count the requests that were first scheduled before an earlier arrival that had not left either.
+    """Count the requests that were first scheduled before an earlier arrival that was still present.
 
     Args:
         frames: One engine's.
@@ -206,7 +206,7 @@ def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
 
 
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return the first step after each request was gone, or after which nothing is known of it."""
+    """Return the first step after each request was gone, or after which nothing is known about it."""
     ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
@@ -219,19 +219,21 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
 
 
 BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
-"""Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
+"""Causes of refusals that a smaller request behind the head could pass; other causes, such as an alignment,
+stop every request.
+"""
 
 
 @dataclass(frozen=True)
 class AdmissionNeed:
-    """The room that a waiting request needs, at most: hits in the prefix cache are unknown."""
+    """Largest room that a waiting request needs; hits in the prefix cache are unknown."""
 
     kv: KvNeed
     chunked: bool
     most_at_once: int
-    """``long_prefill_token_threshold``; 0: none."""
+    """``long_prefill_token_threshold``; 0 for none."""
     whole: bool
-    """``scheduler_reserve_full_isl``: there must be room for all of it, not only for its first chunk."""
+    """``scheduler_reserve_full_isl``: whether the whole request must fit, not only its first chunk."""
     kept_free: int
     """Blocks of ``--watermark``."""
 
@@ -247,12 +249,12 @@ class AdmissionNeed:
         return sum(self.kv.held(computed, tokens) or ())
 
     def blocks_later(self, tokens: int, computed: int) -> int:
-        """Return the KV blocks that it holds then, whatever the chunks of its earlier tokens were."""
+        """Return the KV blocks that it holds later, whatever the chunks of its earlier tokens were."""
         most = self.kv.sequence(tokens + self.kv.lookahead) or []
         return sum(map(min, most, self.kv.held(computed, tokens) or []))
 
     def blocks_asked(self, wanted: int, tokens: int) -> int:
-        """Return the KV blocks that must be free to admit it with a first chunk of so many tokens."""
+        """Return the KV blocks that must be free to admit it with a first chunk of this many tokens."""
         chunk = self.blocks_held(tokens)
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
@@ -260,7 +262,7 @@ class AdmissionNeed:
 def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
     """Return the steps whose waiting loop ended at a request that was too large: one row each.
 
-    Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
+    Steps whose reconstructed queue differs in length from the recorded one are left out.
 
     Args:
         frames: One engine's.
@@ -312,7 +314,7 @@ def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
 
 
 def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
-    """Return the room that a request needs on this engine; None where its KV blocks cannot be counted.
+    """Return the room that a request needs on this engine; None if its KV blocks cannot be counted.
 
     Args:
         frames: The engine's trace.
@@ -390,17 +392,17 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
 
 @dataclass
 class _Passing:
-    """The requests that were let pass so far, by their place in the queue."""
+    """Requests that were hypothetically admitted so far, by their place in the queue."""
 
     need: AdmissionNeed
     passed: dict[int, dict[str, Any]] = field(default_factory=dict)
     inside: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Requests that still wait in fact, with the step that let them pass (``passed_step``)."""
+    """Requests that in fact still wait, with the step that hypothetically admitted them (``passed_step``)."""
     given_up: set[int] = field(default_factory=set)
     """Places of requests that vLLM would have preempted again."""
 
     def drop_gone(self, step: int, free: int | None) -> None:
-        """Drop requests that left the queue by this step, and those that the free blocks no longer hold."""
+        """Drop requests that have left the queue by now, and those that the free blocks no longer hold."""
         self.inside = {at: request for at, request in self.inside.items() if request["left_step"] > step}
         while self.inside and free is not None and self._held(step) > free:
             at, _ = self.inside.popitem()  # vLLM preempts the one that began last
@@ -408,7 +410,7 @@ class _Passing:
             del self.passed[at]
 
     def let_pass(self, head: dict[str, Any], behind: list[dict[str, Any]]) -> None:
-        """Fill what this step left over with those behind its head."""
+        """Fill the room that this step left over with requests behind its head."""
         step, need = head["step"], self.need
         budget = head["budget_left"] - len(self.inside)
         seats = head["seats_left"] - len(self.inside)
@@ -428,7 +430,7 @@ class _Passing:
             self.passed[request["order"]] = {name: row[name] for name in PASSED_SCHEMA}
 
     def _held(self, step: int) -> int:
-        """Return the blocks that they hold, had each computed a token in every step since."""
+        """Return the blocks that the requests would hold if each had computed a token in every step since."""
         held = 0
         for request in self.inside.values():
             more = min(step - request["passed_step"], request["most_after_prompt"])

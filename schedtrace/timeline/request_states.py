@@ -1,8 +1,8 @@
-"""Every moment of every request, once: in which state it was, and why.
+"""Every moment of every request: its state and the cause.
 
-The states of a request partition its life, from its arrival at the front end (or the trace's begin, for a
-request that was there) to when it left the scheduler or the trace ended. Every figure about where requests'
-time went comes from this table.
+The states of a request partition its life, from its arrival at the front end (or the beginning of the trace,
+for a request already present) until it left the scheduler or the trace ended. Every figure about where
+requests' time went comes from this table.
 """
 
 import polars as pl
@@ -79,7 +79,7 @@ def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: p
 
 
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return ``request_id`` and ``end_us`` of every request: when it left, or was last known of."""
+    """Return ``request_id`` and ``end_us`` of every request: when it left, or was last recorded."""
     ended = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
     gone_in_gaps = departures.select("request_id", "gone_us")
     ids = pl.concat(
@@ -101,7 +101,7 @@ def _trials(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Merge rows of a request that follow each other in the same state for the same cause."""
+    """Merge consecutive rows of a request with the same state and cause."""
     kind = ["request_id", "state", "cause"]
     changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in kind)
     return (
@@ -118,7 +118,7 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def refused_states(states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    """Return the rows of ``request_states`` in the waiting queue with a cause other than the next step."""
     return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
@@ -127,7 +127,7 @@ def waiting_since(
 ) -> pl.DataFrame:
     """Return ``request_id`` and ``since_us``: when requests last entered the waiting queue before a moment.
 
-    Null for a request that was in it when the trace began, unless that is recorded.
+    The time is null for a request that was in the queue when the trace began, unless it is recorded.
 
     Args:
         frames: One engine's.
@@ -151,7 +151,7 @@ def waiting_since(
 
 
 def queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per request that was scheduled first in this trace: how long it waited for that.
+    """Return one row per request first scheduled in this trace, with its queue time.
 
     Args:
         frames: One engine's.

@@ -1,4 +1,4 @@
-"""Sums over spans of time or of steps: what they add up to at each moment, and how much lies in others."""
+"""Sums over spans of time or of steps: their level at each moment, and how much of a row lies in them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def level(
     end: str | pl.Expr = "end_us",
     **counts: str | int | pl.Expr,
 ) -> pl.DataFrame:
-    """Return what the spans add up to, from each moment at which one begins or ends.
+    """Return the sum of the spans' values, from each moment at which one begins or ends.
 
     Args:
         spans: One row each.
@@ -37,7 +37,7 @@ def level(
 
 
 def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add to each step, in their order, the ``level`` of spans of steps that holds there."""
+    """Add to each step, in order, the ``level`` of the spans of steps that cover it."""
     return (
         steps.sort("step")
         .join_asof(levels, left_on="step", right_on="at")
@@ -47,7 +47,7 @@ def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps that rows of ``request_states`` are made of, with ``requests``, their number of rows.
+    """Return the steps of rows of ``request_states``, with ``requests``, the number of rows for each.
 
     Args:
         steps: Of the timeline: the columns that are wanted, ``step`` among them.
@@ -61,8 +61,8 @@ def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Expr]) -> pl.DataFrame:
     """Return for each of ``rows`` the microseconds that lie in the spans of each kind, rounded.
 
-    The time up to a moment is that of the whole spans before it and of a part of one; a row's time is the
-    difference between its two ends. So the cost is that of rows plus spans.
+    The time up to a moment consists of the whole spans before it and part of one span; a row's time is the
+    difference between its two ends. The cost is therefore proportional to rows plus spans.
 
     Args:
         rows: With ``begin_us`` and ``end_us``.
@@ -99,7 +99,7 @@ def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
     """Return how much of the time of ``rows`` lies before each moment, in microseconds.
 
-    A row adds what of it has passed: the time since its begin, less, once it is over, the time since its end.
+    A row contributes the time since its beginning minus, once it is over, the time since its end.
     """
     import numpy as np  # noqa: PLC0415  # as above
 
@@ -114,7 +114,7 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
-    """Unite spans into ones that do not touch: ``begin_us`` and ``end_us``, in their order."""
+    """Unite spans that touch: ``begin_us`` and ``end_us``, in order."""
     spans = spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
     if spans.is_empty():
         return spans
@@ -129,7 +129,7 @@ def united(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:
-    """Sort spans by time and cut each where the one before still lasts."""
+    """Sort spans by time, and let each begin no earlier than the end of the one before."""
     if spans.is_empty():
         return spans
     before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())

@@ -1,4 +1,4 @@
-"""Model of step times, fitted to the trace itself: what a finding's cost is estimated with.
+"""Model of step times, fitted to the trace itself, from which the costs of findings are estimated.
 
 ``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
 be negative, fitted to the steps (over 10,000: to evenly chosen ones) with a loss that outliers do not rule
@@ -15,12 +15,14 @@ FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
 FEWEST_STEPS = 20
 """Fewest steps of a fit: four coefficients need several steps each."""
 MOST_STEPS = 10_000
-"""Most steps of a fit: of more, every second is used, or every third, and so on."""
+"""Most steps of a fit; of more steps, every second is used, or every third, and so on."""
 ROUNDS = 300
 RIDGE = 1e-8
-"""Weight per step that divides evenly what two costs share which the steps do not tell apart."""
+"""Weight per step of a ridge term, which divides a cost evenly between features that the steps cannot tell
+apart.
+"""
 DIGITS = 6
-"""Digits of the largest part of a time that a fit resolves: more are noise of the arithmetic."""
+"""Digits of the largest part of a time that a fit resolves; further digits are arithmetic noise."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,11 @@ class StepTime:
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
     most_base_us: float
-    """The largest base that fits these steps as well: far above ``base_us`` where all did the same work."""
+    """Largest base that fits these steps as well; far above ``base_us`` if all did the same work."""
     most_decode_base_us: float = 0.0
-    """The largest base that fits the steps that only decode: their whole time where all had the same batch. A
-    prefill hides it on a device that reads its weights while it computes."""
+    """Largest base that fits the steps that only decode: their whole time if all had the same batch. A
+    prefill hides this base on a device that reads its weights while it computes.
+    """
 
     def predicted(self) -> pl.Expr:
         """Return the microseconds that each row of a frame with the columns ``FEATURES`` would take."""
@@ -53,16 +56,17 @@ class StepTime:
 
 
 def busy_us() -> pl.Expr:
-    """Return the time from when a step could begin on the device to its output, in microseconds.
+    """Return the time from when a step could begin on the device until its output, in microseconds.
 
-    With several steps in flight that is when the one before was back, else when ``schedule()`` was done.
+    With several steps in flight, a step can begin when the previous output is back, and otherwise when
+    ``schedule()`` returns.
     """
     before = pl.col("output_us").shift(1).fill_null(0)
     return pl.col("output_us") - pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), before)
 
 
 def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
-    """Fit the model; None where too few steps have an output.
+    """Fit the model; return None if too few steps have an output.
 
     Args:
         steps: With ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
@@ -101,7 +105,7 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
 
 
 def _most_base(rows: Any, measured: Any) -> float:
-    """Return the largest base with which the other costs explain the steps as well, to two standard errors.
+    """Return the largest base with which the other costs explain the steps within two standard errors.
 
     Args:
         rows: Weighted: what costs, the base first, and the time.
@@ -132,7 +136,7 @@ def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[fl
 
 
 def resolved(costs: Any) -> Any:
-    """Round fitted parts of one time to the digits that a fit resolves: ``DIGITS`` of the largest."""
+    """Round the fitted parts of a time to the digits that a fit resolves: ``DIGITS`` of the largest."""
     import numpy as np  # noqa: PLC0415  # as above
 
     largest = float(np.abs(costs).max())
@@ -140,7 +144,7 @@ def resolved(costs: Any) -> Any:
 
 
 def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | None:
-    """Return what the steps ``wanted`` would take by a model of ``steps``, for a first look: a fast fit.
+    """Return a quick prediction of the times of ``wanted`` steps by a model of ``steps``.
 
     Non-negative least squares of the relative errors (SciPy's ``nnls``): a slow outlier weighs little.
     None where too few steps have an output.
@@ -158,12 +162,12 @@ def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | N
 
 
 def median(values: pl.Series) -> float:
-    """Return the median; 0 where there are no values."""
+    """Return the median; 0 if there are no values."""
     return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
 
 
 def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the steps to fit a model to, of many evenly chosen ones; None: too few have an output."""
+    """Return the steps to fit a model to, or an even sample of many; None if too few have an output."""
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
     return None if used.height < FEWEST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
 

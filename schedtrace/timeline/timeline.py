@@ -51,7 +51,7 @@ from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
 
 @dataclass(frozen=True)
 class EngineTables:
-    """Tables that all else is made of. Those of a window are cut out of those of the whole trace."""
+    """Tables from which all others are built; those of a window are cut out of those of the whole trace."""
 
     gone: pl.DataFrame
     """Requests that left in a gap of the trace (``timeline/frames.py``)."""
@@ -62,13 +62,13 @@ class EngineTables:
     engine_states: pl.DataFrame
     """Every moment of the engine (``timeline/engine_states.py``)."""
     thread_times: pl.DataFrame
-    """Times that threads ran, and waited for a processor (``timeline/engine_states.py``)."""
+    """Periods in which threads ran, and waited for a processor (``timeline/engine_states.py``)."""
     starved: pl.DataFrame
-    """Times in which the engine lost much of its busy time for want of processors."""
+    """Periods in which the engine lost much of its busy time for lack of processors."""
 
 
 def make_tables(frames: EngineFrames) -> EngineTables:
-    """Make the tables of one engine, each once, and hand it on to those that are made of it."""
+    """Build the tables of one engine, each from those before it."""
     departures = make_gone(frames)
     queue = make_waits(frames, departures)
     requests = make_request_states(frames, queue, departures)
@@ -90,19 +90,19 @@ FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 @dataclass(eq=False)
 class Timeline(EngineFrames):
-    """The frames of one engine's trace with its tables, each made once, when first asked for.
+    """Frames of one engine's trace with its tables, each built on first use.
 
-    A property's function gets the tables that it is made of; no function looks up another's.
+    Each property passes the tables that it needs to a function; no function looks up another table.
     """
 
     ready_tables: EngineTables | None = None
-    """Tables that are not made of these frames, such as a window's; None: made of them."""
+    """Tables that are not built from these frames, such as a window's; None to build them."""
     longer_step_time: StepTime | None = None
-    """Model of step times that was fitted to more steps than these; None: fitted to these."""
+    """Model of step times fitted to more steps than these; None to fit it to these."""
 
     @cached_property
     def tables(self) -> EngineTables:
-        """The tables that all others are made of."""
+        """Tables from which all others are built."""
         return self.ready_tables or make_tables(self)
 
     @property
@@ -127,22 +127,22 @@ class Timeline(EngineFrames):
 
     @property
     def starved(self) -> pl.DataFrame:
-        """Times in which processors were short (``timeline/engine_states.py``)."""
+        """Periods in which processors were short (``timeline/engine_states.py``)."""
         return self.tables.starved
 
     @cached_property
     def requests_us(self) -> int:
-        """All requests' time added up, in microseconds: the whole of which shares are taken."""
+        """Total time of all requests, in microseconds, of which shares are taken."""
         return int(recorded(self.request_states).select(LENGTH_US.sum()).item() or 0)
 
     @cached_property
     def busy_us(self) -> int:
-        """The engine's time without what it was idle, in microseconds."""
+        """Time of the engine without its idle time, in microseconds."""
         return engine_busy_us(self.engine_states)
 
     @cached_property
     def mismatches(self) -> pl.DataFrame:
-        """Steps after which the rebuilt queue has another length than the recorded one."""
+        """Steps after which the reconstructed queue differs in length from the recorded one."""
         return make_mismatches(self, self.waits)
 
     @cached_property
@@ -152,7 +152,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def step_time(self) -> StepTime | None:
-        """Model of step times, for estimates of cost; None where too few steps have an output."""
+        """Model of step times, for estimates of cost; None if too few steps have an output."""
         return self.longer_step_time or fit_step_time(unstarved(self, self.starved_steps, self.steps))
 
     @cached_property
@@ -162,7 +162,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def host_spans(self) -> pl.DataFrame:
-        """Times in which an interruption kept the engine's thread from steps."""
+        """Periods in which an interruption kept the engine's thread from running steps."""
         return host_spans(self.events, self.engine_states)
 
     @cached_property
@@ -192,7 +192,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def charges(self) -> pl.DataFrame:
-        """What every wait is charged to (``timeline/charges.py``)."""
+        """Charges of every wait (``timeline/charges.py``)."""
         return make_charges(
             self,
             self.request_states,
@@ -207,9 +207,9 @@ Made = TypeVar("Made")
 
 
 def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
-    """Wrap a function of a timeline so that it computes its result once for each, while the timeline lives.
+    """Wrap a function of a timeline so that it computes its result once per timeline.
 
-    The results belong to the wrapped function: nothing else can reach them.
+    The results belong to the wrapped function, and nothing else can reach them.
     """
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
@@ -234,7 +234,7 @@ def make_timeline(
     Args:
         trace: One engine's trace.
         manifest: Manifest of its run: how the requests were sent.
-        whole: Leave nothing out, the warm-up neither, to describe single steps and requests.
+        whole: Leave nothing out, not even the warm-up, to describe single steps and requests.
         front_end: Record of the run's front ends.
     """
     steps = trace.steps
@@ -323,7 +323,7 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _closed(trace: Trace, steps: pl.DataFrame) -> Literal["both", "right"]:
-    """Return "both" if a gap before the first of these steps counts: not if the warm-up is missing there."""
+    """Return "both" if a gap before the first of these steps counts, unless it lacks only the warm-up."""
     is_first = steps.height > 0 and steps["step"][0] == trace.steps["step"][0]
     return "both" if is_first else "right"
 
@@ -333,7 +333,7 @@ def _ends(numbers: pl.Series) -> tuple[int, int]:
 
 
 def _stalls(trace: Trace) -> pl.DataFrame:
-    """Return the watchdog's stalls, with ``open``: there was no progress until the trace's end."""
+    """Return the watchdog's stalls, with ``open``: whether there was no progress until the trace's end."""
     later = [trace.cpu["at_us"].max(), trace.end.at_us if trace.end is not None else None]
     last_us = pl.max_horizontal("at_us", pl.lit(max((us for us in later if us is not None), default=0)))
     ended = pl.col("until_us").is_null()
@@ -341,10 +341,10 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps with the token budget that ``schedule()`` worked with, where less than recorded.
+    """Return the steps with the token budget that ``schedule()`` worked with, if less than recorded.
 
-    A scheduler of a user's own may lower it for a call and raise it again. It shows where ``schedule()`` ends
-    for want of budget although the step's tokens leave some.
+    A user's own scheduler may lower the budget during a call and raise it again. This shows where
+    ``schedule()`` ends for lack of budget although the step's tokens leave some.
     """
     spent = exits.filter(
         pl.col("cause") == str(Cause.TOKEN_BUDGET), pl.col("via") == "source", pl.col("budget_left") <= 0
@@ -357,7 +357,7 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return ``step`` and ``context_tokens``: computed tokens of its requests before it."""
+    """Return ``step`` and ``context_tokens``: tokens of its requests that were computed before it."""
     # In step n a request has computed_tokens + (n - step) * scheduled_tokens.
     grows = pl.when(pl.col("last_step") > pl.col("step")).then("scheduled_tokens").otherwise(0)
     at_zero = pl.col("computed_tokens") - pl.col("step") * grows
@@ -367,27 +367,27 @@ def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFram
 
 
 def _used() -> pl.Expr:
-    """Return the scheduled tokens by the budget; without it, by the tokens of the two kinds."""
+    """Return the scheduled tokens, from the budget or, without it, from the tokens of the two kinds."""
     of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
     return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
 
 
 def _waiting_cause(cause: pl.Expr) -> pl.Expr:
-    """Return the cause; where no exit was recorded, the one that the queue's length allows."""
+    """Return the cause; if no exit was recorded, the cause that the queue's length allows."""
     waiting = pl.col("num_waiting_after")
     nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
     return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
 
 
 def _exits(trace: Trace) -> pl.DataFrame:
-    """Return all exits; a loop that ends refuses a request only if one is left in the queue."""
+    """Return all exits; an exit that ends a loop is a refusal only if a request is left in the queue."""
     left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
     refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
     return _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Add to rows of a nested list a column of the step that they belong to."""
+    """Add a column of the step to the rows of a nested list."""
     beside = trace.steps.lazy().select("step", column)
     return rows.join(beside, on="step", how="left", maintain_order="left").collect()
 
@@ -413,12 +413,12 @@ def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Window:
-    """Moments of a recording, in microseconds of the first trace's clock; None: its begin, its end."""
+    """Moments of a recording, in microseconds on the first trace's clock; None for its beginning or end."""
 
     begin_us: int | None = None
     end_us: int | None = None
     last_us: int | None = None
-    """Microseconds before its end, instead of ``begin_us``."""
+    """Length of the window before its end in microseconds, instead of ``begin_us``."""
 
     def __str__(self) -> str:
         bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
@@ -435,10 +435,10 @@ class Window:
 
 
 def windowed(timeline: Timeline, window: Window) -> Timeline:
-    """Return the steps that began in the window, and all else cut to it.
+    """Return the steps that began in the window, and all other tables cut to it.
 
-    States keep their causes: a request that had waited since before the window waits from its begin. A window
-    without a step, as within a pause, has the requests that were there and what was asked of the engine.
+    States keep their causes: a request that was already waiting waits from the window's beginning. A window
+    without a step, such as one within a pause, has the requests present and the calls to the engine.
     """
     if timeline.steps.is_empty():
         return timeline
@@ -488,7 +488,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
 
 
 def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
-    """Cut rows with ``begin_us`` and ``end_us`` to what lies in the window."""
+    """Cut rows with ``begin_us`` and ``end_us`` to their parts in the window."""
     return rows.with_columns(pl.col("begin_us", "end_us").clip(begin_us, end_us)).filter(
         pl.col("end_us") > pl.col("begin_us")
     )
@@ -499,7 +499,7 @@ def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
-    """Shorten stretches to these steps; what was computed before counts as there from the start."""
+    """Shorten stretches to these steps; tokens computed before count as computed from the start."""
     if number.is_empty():
         return stretches.filter(pl.lit(value=False))
     first, last = int(number["step"][0]), int(number["step"][-1])

@@ -1,1 +1,1 @@
-"""``schedtrace watch``: a run while it goes on."""
+"""``schedtrace watch``: a view of a running engine."""

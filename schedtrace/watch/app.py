@@ -67,7 +67,7 @@ class Listing(Widget, can_focus=True):
 
     @property
     def chosen_key(self) -> object:
-        """Key of the chosen line; None: there is no line, or its key is None."""
+        """Key of the chosen line; None if there is no line, or its key is None."""
         return self._lines[self._place()][0] if self._lines else None
 
     def render(self) -> Content:
@@ -205,7 +205,7 @@ class WatchApp(App[None]):
         self.call_after_refresh(self.draw)
 
     async def refresh_seen(self) -> None:
-        """Read and judge beside the screen, unless that still goes on."""
+        """Read and judge on another thread, unless that is still in progress."""
         if self.paused or self._looking.locked():
             return
         async with self._looking:
@@ -217,7 +217,7 @@ class WatchApp(App[None]):
         self.draw()
 
     def draw(self) -> None:
-        """Show what was seen last."""
+        """Show the latest view."""
         if self.seen is None or len(self.screen_stack) > 1:
             return
         seen, (width, height), dark = self.seen, self.size, self.current_theme.dark
@@ -302,7 +302,7 @@ class WatchApp(App[None]):
             requests.action_choose()
 
     def action_pause(self) -> None:
-        """Stop looking, or go on."""
+        """Pause or resume updates."""
         self.paused = not self.paused
         self.draw()
 
@@ -316,7 +316,7 @@ class WatchApp(App[None]):
         self.push_screen(TextScreen(HELP), self._back)
 
     def action_save_text(self) -> None:
-        """Save what is seen as text."""
+        """Save the current view as text."""
         if self.seen is not None:
             path = self._folder / f"{self._file_name()}.txt"
             self._save(lambda seen: safe_files.replace(path, status_page(seen).encode()), path)

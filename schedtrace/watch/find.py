@@ -63,8 +63,8 @@ def target(location: str | None, environment: dict[str, str], here: Path, *, wai
         wait: A path need not exist yet if its parent folder does: a server that starts makes it.
 
     Raises:
-        InputError: there is no such path or process, the file is no trace, or the process records nothing.
-        UsageError: nothing was given, and nothing is found.
+        InputError: If there is no such path or process, the file is no trace, or the process records nothing.
+        UsageError: If nothing was given, and nothing is found.
     """
     if location is not None:
         path = Path(location) if os.path.lexists(location) else expanded(location)
@@ -95,7 +95,7 @@ def process_target(pid: int) -> Target:
     """Return the run that a process or one of its descendants records.
 
     Raises:
-        InputError: there is no such process, it may not be looked at, or it records nothing.
+        InputError: If there is no such process, it may not be looked at, or it records nothing.
     """
     if not Path(f"/proc/{pid}").exists():
         msg = f"{pid}: no such process, file or folder"
@@ -155,7 +155,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _open_traces(pid: int) -> Iterator[Path]:
-    """Yield the traces that a process writes, not those that it only reads."""
+    """Yield the traces that a process writes, without those that it only reads."""
     for link in _children(Path(f"/proc/{pid}/fd")):
         try:
             path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path

@@ -39,7 +39,7 @@ class LiveFigures:
     kv_used: int | None
     kv_total: int | None
     budget_frac: float | None
-    """Share of the token budget used by the steps of the last 10 s that scheduled anything; None: there was
+    """Share of the token budget used by the steps of the last 10 s that scheduled anything; None if there was
     none."""
     preempted_per_s: float
     """In the last 10 s, as the next."""
@@ -51,7 +51,7 @@ class LiveFigures:
 
     @property
     def output_per_s(self) -> float | None:
-        """Output tokens a second while requests were there; None: there were none."""
+        """Output tokens a second while requests were there; None if there were none."""
         time_s = seconds(self.present)
         return throughput(0, 0, self.output_tokens, time_s).output_tokens_per_s if time_s else None
 
@@ -70,7 +70,7 @@ class Slow:
     age_us: int
     """Time since its arrival."""
     waits_us: int | None
-    """Time in the waiting queue; None: it runs."""
+    """Time in the waiting queue; None if it runs."""
     cause: str | None
     """Cause of its wait."""
     preempted: int
@@ -134,7 +134,7 @@ class Seen:
     """Whether nothing more will come."""
 
     def total(self) -> LiveFigures | None:
-        """Return the sum of all engines; None: there is none yet."""
+        """Return the sum of all engines; None if there is none yet."""
         if len(self.engines) <= 1:
             return self.engines[0] if self.engines else None
         return summed(self.engines)

@@ -1,4 +1,4 @@
-"""Looks at a run again and again: finds it, reads what is new, judges, and notes what happened to it."""
+"""Repeated looks at a run: find it, read new lines, judge them, and note what happened."""
 
 import time
 from collections import deque
@@ -53,11 +53,11 @@ class WatchSession:
 
     @property
     def folder(self) -> Path | None:
-        """The run folder; None: there is no run yet."""
+        """The run folder; None if there is no run yet."""
         return next((path.parent for path in self.engines), None)
 
     def observe_engines(self, *, judge_now: bool = False) -> Seen:
-        """Read what is new, and show how it is now.
+        """Read new lines, and show the present state.
 
         Args:
             judge_now: Judge even if the last verdict is young.
@@ -87,7 +87,7 @@ class WatchSession:
         """Write the last minute as a run folder that every command reads.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: If it cannot be written.
         """
         safe_files.make_folder(folder)
         self._saved.add(folder.absolute())
@@ -101,8 +101,8 @@ class WatchSession:
         """Return a request's life so far, as ``schedtrace request`` shows it.
 
         Raises:
-            InputError: the trace cannot be read, or is too large to be read beside the watch.
-            UsageError: it is not in the trace.
+            InputError: If the trace cannot be read, or is too large to be read beside the watch.
+            UsageError: If it is not in the trace.
         """
         path = next(path for path, engine in self.engines.items() if engine.rank == slow.rank)
         packed = COMPRESSED if is_in_parts(path) else 1
@@ -120,8 +120,8 @@ class WatchSession:
         """Show the queues of the run's engines now, as ``schedtrace queue`` does.
 
         Raises:
-            EngineError: one does not answer.
-            InputError: none of them listens on this machine.
+            EngineError: If one does not answer.
+            InputError: If none of them listens on this machine.
         """
         pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
         listeners = listening_engines().with_pids({pid for pid in pids if pid is not None})
@@ -181,7 +181,7 @@ class WatchSession:
                 self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
-        """Forget what was said of this engine: another follows."""
+        """Forget what was reported about this engine, because another one follows."""
         for judge in self.judges:
             judge.reset()
         self.notes.clear()

@@ -39,7 +39,7 @@ class WatchedEngine:
         path: ``engine-<rank>.jsonl``.
 
     Raises:
-        InputError: it cannot be opened.
+        InputError: If it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class WatchedEngine:
 
     @property
     def header(self) -> Header | None:
-        """Header of the trace; None: it is not there yet."""
+        """Header of the trace; None if it is not there yet."""
         return self.following.header
 
     @property
@@ -74,10 +74,10 @@ class WatchedEngine:
         return self.following.end is not None or self._process_is_gone()
 
     def read(self) -> None:
-        """Read what is new.
+        """Read the new lines.
 
         Raises:
-            InputError: the file was removed, replaced or cut, or is no trace.
+            InputError: If the file was removed, replaced or cut, or is no trace.
         """
         new = self.following.read()
         self._modified_s = self.following.modified_s()

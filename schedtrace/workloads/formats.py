@@ -62,7 +62,7 @@ LONGEST_LINE = 2**24
 
 @dataclass(frozen=True)
 class WorkloadFormat:
-    """What a file is, and how it is read."""
+    """Format of a file, and how to read it."""
 
     source: Source
     reader: Reader
@@ -72,7 +72,7 @@ class WorkloadFormat:
     images: bool = False
     """Whether its rows say that prompts have images."""
     notes: list[Message] = field(default_factory=list)
-    """Notes on what was found out about the file."""
+    """Notes on what was inferred about the file."""
 
 
 def format_of(
@@ -86,8 +86,8 @@ def format_of(
     """Return the format of a file; options are those of ``open_workload``.
 
     Raises:
-        InputError: it cannot be read, is empty or of no known format.
-        UsageError: an option is missing, or does not go with the file.
+        InputError: If it cannot be read, is empty or of no known format.
+        UsageError: If an option is missing, or does not go with the file.
     """
     if not path.is_file() and path.exists():
         msg = f"{path}: not a regular file; a workload is read more than once"
@@ -130,7 +130,7 @@ def _first_keys(path: Path, line: bytes) -> set[str]:
     """Return the keys of the first JSON object of a file; none where a list has another first entry.
 
     Raises:
-        BrokenValueError: it is cut or broken.
+        BrokenValueError: If it is cut or broken.
     """
     if (keys := keys_of(line)) is not None:
         return keys
@@ -253,7 +253,7 @@ class OwnRow(NamedTuple):
 
 
 def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
-    """Yield every row with its line's number; count what is ignored.
+    """Yield every row with its line number; count ignored rows.
 
     Raises:
         InputError: ``path:line: what``.

@@ -30,7 +30,7 @@ def identities(hashes: str | None) -> tuple[int, ...]:
 def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
     """Return a hashed block's tokens: the header's size by which every prompt has its number of hashes.
 
-    vLLM hashes blocks of ``block_size``, but smaller ones where cache groups differ. None: no hashes are
+    vLLM hashes blocks of ``block_size``, but smaller ones where cache groups differ. None if no hashes are
     recorded, or no size fits.
     """
     hashed = requests.filter(pl.col("prefix_hashes").is_not_null())
@@ -82,7 +82,7 @@ def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 
         vocabulary: Ids are below it; at least 4.
 
     Raises:
-        ValueError: a prefix without ``prefix_block``, or more blocks than the prompt has.
+        ValueError: If a prefix without ``prefix_block``, or more blocks than the prompt has.
     """
     base = vocabulary // 2
     if request.prefix and prefix_block is None:

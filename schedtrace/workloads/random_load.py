@@ -45,7 +45,7 @@ def at_times_of(load: Workload, times: Workload) -> Workload:
     reach the engine together.
 
     Raises:
-        InputError: ``times`` has fewer requests.
+        InputError: If ``times`` has fewer requests.
     """
     if len(times) < len(load):
         msg = f"{times.name}: {len(times)} arrivals for {len(load)} requests; give --num-prompts {len(times)}"

@@ -45,8 +45,8 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
         manifest: Of its run: it tells whether requests were queued before the first step.
 
     Raises:
-        UsageError: there is no such trial.
-        InputError: the record has no requests, or only those of the warm-up.
+        UsageError: If there is no such trial.
+        InputError: If the record has no requests, or only those of the warm-up.
     """
     trials = trials_of(trace)
     if not trials:
@@ -153,7 +153,7 @@ class _Steps:
     frame: pl.DataFrame
     first: int
     count: int
-    """Calls, those included whose lines are missing."""
+    """Calls, including those whose lines are missing."""
     end_us: int | None
     """Time at which the record of the trial ends."""
 
@@ -233,13 +233,13 @@ _OF_REQUESTS = {
 def _notes(
     trace: Trace, requests: pl.DataFrame, block: int | None, manifest: Manifest | None
 ) -> Iterator[Message]:
-    """Yield what a trace does not say about its load, and what was assumed.
+    """Yield notes on what a trace does not record about its load, and the assumptions made.
 
     Args:
         trace: One engine's.
         requests: Of the load: arrivals with their ends.
         block: Tokens of a block of the prefixes; None: these are unknown.
-        manifest: Of the run; None: not at hand.
+        manifest: Of the run; None if not at hand.
     """
     for what, which in _OF_REQUESTS.items():
         if count := requests.filter(which).height:

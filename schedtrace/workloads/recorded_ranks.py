@@ -29,7 +29,7 @@ def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -
         manifest: Of the run.
 
     Raises:
-        InputError: no engine has requests, or only those of the warm-up.
+        InputError: If no engine has requests, or only those of the warm-up.
     """
     if len(traces) == 1:
         return loads_of(traces[0], manifest=manifest)

@@ -1,4 +1,4 @@
-"""What readers of workload files share: numbered lines, JSON and CSV by names, and what a row becomes."""
+"""Shared parts of readers of workload files: numbered lines, JSON and CSV by names, and rows."""
 
 import codecs
 import csv
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     at_us: float | None = None
-    """Its time on the file's clock; None: the file has no times."""
+    """Its time on the file's clock; None if the file has no times."""
     prefix: tuple[int, ...] = ()
     priority: int = 0
     data_parallel_rank: int | None = None
@@ -64,7 +64,7 @@ def opened_file(path: Path) -> Iterator[BinaryIO]:
     """Open the file for reading.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read.
     """
     with reading(path), path.open("rb") as file:
         yield file
@@ -87,7 +87,7 @@ def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
     Objects stand on a line each (JSON Lines), in a list, or printed over several lines one after the other.
 
     Raises:
-        InputError: one is none.
+        InputError: If one is none.
     """
     number, line = next(numbered_lines(path), (1, b"{}"))
     if keys_of(line) is None:
@@ -103,7 +103,7 @@ def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
 
 
 def keys_of(line: bytes) -> set[str] | None:
-    """Return the keys of a line that is a whole JSON object, as all of JSON Lines are; None: it is none."""
+    """Return the keys of a line that is a whole JSON object, as all of JSON Lines are; None if it is none."""
     try:
         return set(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -154,7 +154,7 @@ def json_values(path: Path) -> Iterator[JsonValue]:
     """Yield the entries of a JSON list, or values one after the other; one of them and a chunk are in memory.
 
     Raises:
-        BrokenValueError: one cannot be read.
+        BrokenValueError: If one cannot be read.
     """
     scan = json.JSONDecoder().raw_decode
     text, at, number, line, is_list = "", 0, 1, 1, None
@@ -205,7 +205,7 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
     """Yield the cells of these columns with the line's number; no cell may contain a line break.
 
     Raises:
-        InputError: a column is missing, or a line has fewer or more cells than the header.
+        InputError: If a column is missing, or a line has fewer or more cells than the header.
     """
     header: list[str] | None = None
     places: list[int] = []
@@ -229,7 +229,7 @@ def token_count(path: Path, line: int, column: str, cell: str | float) -> int:
     """Return a number of tokens; ``472.0``, as data frames write it, is one too.
 
     Raises:
-        InputError: it is none.
+        InputError: If it is none.
     """
     try:
         number = float(cell)

@@ -56,7 +56,7 @@ class Units:
     block: int
     source: Source
     note: Message | None = None
-    """Message on what was found out, and from what; None: it was given, or changes nothing."""
+    """Message on what was found out, and from what; None if it was given, or changes nothing."""
 
     def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """Yield the rows of the file.
@@ -113,7 +113,7 @@ class _Evidence:
         """Return the tokens of a block; None where the usual sizes give the same prefixes.
 
         Raises:
-            UsageError: no size fits.
+            UsageError: If no size fits.
         """
         if not self.rows_with_ids:
             return None
@@ -139,10 +139,10 @@ class _Evidence:
 
 
 def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None) -> Units:
-    """Find out the units of a file from its first rows; what is given is not found out.
+    """Infer the units of a file from its first rows, except for given ones.
 
     Raises:
-        UsageError: the rows do not decide, with the option that does.
+        UsageError: If the rows do not decide, with the option that does.
     """
     shown = _evidence(path)
     size = block or shown.block_tokens(path)
@@ -174,7 +174,7 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
 
 
 def _evidence(path: Path) -> _Evidence:
-    """Return what the first rows show; what is wrong with a row is said where it is used."""
+    """Return the evidence in the first rows; errors in a row are reported where it is used."""
     evidence = _Evidence()
     with suppress(InputError):
         for _, row in islice(json_rows(path, TimedRow), LOOKED_AT):

@@ -46,11 +46,11 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     abort_pass: Pass | None = None
     """First pass whose ``schedule()`` call no longer found it; of a recorded load."""
     answered_us: float | None = None
-    """Time at which it ended or its client went away, of a recorded load; None: not recorded."""
+    """Time at which it ended or its client went away, of a recorded load; None if not recorded."""
     structured: bool = False
     """Its output follows a grammar."""
     draft_acceptance: float | None = None
-    """Share of its speculative tokens that were accepted; None: not recorded, or none were scheduled."""
+    """Share of its speculative tokens that were accepted; None if not recorded, or none were scheduled."""
 
 
 Source = Literal[
@@ -70,7 +70,7 @@ class Workload:
     prefix_block: int | None
     """Tokens of each block in ``LoadRequest.prefix``; None: which prompts begin alike is not known."""
     notes: list[Message]
-    """What the source does not say, and what was assumed."""
+    """Notes on what the source does not contain, and the assumptions made."""
     requests: int
     prompt_tokens: int
     output_tokens: int

@@ -29,7 +29,7 @@ OF_ROWS = {
     NO_IDS: "{rows:n row} without block ids: they share no prefix.",
     SPARE_IDS: "{rows:n row} with more block ids than the prompt has blocks: the last ids were ignored.",
 }
-"""What is said of so many rows."""
+"""Templates of notes on numbers of rows."""
 
 
 def counted_notes(counts: Counter[str]) -> Iterator[Message]:
@@ -87,7 +87,7 @@ def open_workload(
     time_unit: TimeUnit | None = None,
     prefix_block: int | None = None,
 ) -> Workload:
-    """Return the load in a file; its content tells the format (``docs/workloads.md``).
+    """Return the load in a file, whose content determines its format (``docs/workloads.md``).
 
     The file is read once to check it, and once by each iteration. Rows without prompt or output tokens are
     left out and counted in the notes. Up to ``MOST_SORTED`` requests out of order are sorted by time.
@@ -183,7 +183,7 @@ class _File:
         """Read it once.
 
         Raises:
-            _OutOfOrderError: a row is earlier than the one before it, and ``unsorted_line`` is not known.
+            _OutOfOrderError: If a row is earlier than the one before it, and ``unsorted_line`` is not known.
         """
         rows = (
             self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)

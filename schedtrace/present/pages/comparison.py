@@ -1,4 +1,4 @@
-"""Two runs compared: the verdict first, then what it rests on."""
+"""Page of a comparison of two runs: the verdict, then the evidence."""
 
 from collections.abc import Iterator
 
@@ -168,7 +168,7 @@ def _decided(divergence: Divergence) -> list[Field[str]]:
 
 
 def _why(divergence: Divergence) -> str:
-    """Return what the decisions were made from and differs."""
+    """Return the differing inputs of the decisions."""
     if divergence.base is None or divergence.new is None:
         return f"{'base' if divergence.base is None else 'new'} had nothing more to decide in this trial."
     if not divergence.given:

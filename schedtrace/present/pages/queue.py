@@ -1,4 +1,4 @@
-"""The page of ``queue``: who waits in engines now, for what, and who holds it."""
+"""Page of ``queue``: which requests wait in engines now, for what, and which requests hold it."""
 
 import itertools
 from collections import Counter
@@ -102,7 +102,7 @@ def _warnings(queue: EngineQueue) -> Iterator[Text]:
 
 
 def _fields(entries: Sequence[QueueEntry], *, queued: bool) -> list[Field[QueueEntry]]:
-    """Return the columns of either table, without those that are empty in every row.
+    """Return the columns of either table that are not empty in every row.
 
     Args:
         entries: The rows, in their order.

@@ -265,7 +265,7 @@ def _change(gain: Gain) -> Message:
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
-    """Yield what was found too small to be described; what does not fit in has its code only."""
+    """Yield the findings too small to be described; of those that do not fit, only the codes."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [say("{title} ({code}[, {gain}])", root, gain=_gain(root)) for root in named]

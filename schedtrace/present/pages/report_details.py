@@ -229,7 +229,7 @@ ENGINES: list[Field[EngineFigures]] = [
     figure("stalled\nms", lambda row: number(row.stalled_ms)),
 ]
 MOST_SIDE_BY_SIDE = 16
-"""Most engines shown; of more, those with the most and the fewest requests."""
+"""Maximum number of engines shown; of more, those with the most and the fewest requests."""
 
 
 def statistics_sections(statistics: Statistics) -> Iterator[Section]:
@@ -316,7 +316,7 @@ def trials_page(run: RunReport) -> Page[RunReport]:
 
 
 def details(run: RunReport) -> Iterator[Section]:
-    """Yield what stands below the first screen: every table, and every finding with its symptoms."""
+    """Yield the sections below the first screen: every table, and every finding with its symptoms."""
     yield trials_table(run.trials, log=run.config["exits_via"] is None)
     yield from log_figures(run)
     if run.strip:
@@ -407,7 +407,7 @@ def step_list(finding: Finding) -> Message:
 
 
 def action(advice: Advice) -> Message:
-    """Return what to do, with what it costs, as whole sentences."""
+    """Return the advice with its cost, in whole sentences."""
     end = "" if plain(advice.message).endswith(".") else "."
     return say("{message}{end}[ Costs: {costs}][ {tested}]", advice, end=end)
 

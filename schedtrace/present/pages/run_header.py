@@ -57,7 +57,7 @@ SETTINGS: list[Field[EffectiveSetting]] = [
 
 
 def header(run: RunReport, *, full: bool) -> Iterator[str]:
-    """Return what was run: of a trace in one line or, ``full``, with all limits and the workload."""
+    """Return a description of the run: in one line or, if ``full``, with all limits and the workload."""
     if run.config["exits_via"] is None:
         return _log_header(run)
     return _full_header(run) if full else _summary(run)

@@ -179,7 +179,7 @@ RANK: list[Field[RankTurn]] = [
 
 
 def _ranks_table(story: StepStory, most: int) -> Table:
-    """Return the rank that the page is about, and those whose outputs came last and made the step long."""
+    """Return the page's rank, and the ranks whose outputs came last and made the step long."""
     last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
     shown_ranks = {turn.engine_rank for turn in last[:most]}
     shown = [turn for turn in story.ranks if turn.engine_rank in shown_ranks]
@@ -211,7 +211,7 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
 def budget_use(
     tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
 ) -> Message:
-    """Return what a step scheduled; ``requests`` is None where it scheduled nobody.
+    """Return what a step scheduled; ``requests`` is None if it scheduled no request.
 
     ``allowed`` is what the settings allow, where ``schedule()`` worked with less.
     """

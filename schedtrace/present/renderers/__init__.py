@@ -43,7 +43,7 @@ def named_format(name: str) -> str:
     """Return the name of a format that exists.
 
     Raises:
-        UsageError: neither schedtrace nor an installed package has a renderer of this name.
+        UsageError: If neither schedtrace nor an installed package has a renderer of this name.
     """
     if name not in {*Format} and not entry_points(group=ENTRY_POINTS, name=name):
         names = [*Format, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)})]
@@ -58,7 +58,7 @@ def renderer(output_format: str) -> Renderer:
     That of another package raises UsageError where it cannot be loaded, or raises itself.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: If there is none of this name.
     """
     if output_format in {*Format}:
         return cast("Renderer", import_module(f"{__name__}.{output_format}").render)

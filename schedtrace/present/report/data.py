@@ -42,7 +42,7 @@ class Named:
 
 
 def named(report: RunReport) -> Named:
-    """Return what a run's findings and their symptoms name."""
+    """Return the steps and requests that a run's findings and their symptoms name."""
     names = Named()
     for finding in report.every_finding():
         own = names.steps.setdefault(finding.engine_rank, [])

@@ -167,7 +167,7 @@ def stories(
         request_ids: Whole ids; those of other engines are left out.
 
     Raises:
-        UsageError: there is no such step.
+        UsageError: If there is no such step.
     """
     explained, traced_ids = StepStories(run, timeline), timeline.request_states["request_id"]
     pages: dict[str, Page[Any]] = {
@@ -237,6 +237,6 @@ def in_script(data: Any) -> str:
     """Return JSON for a script element: nothing in it ends the element.
 
     Raises:
-        ValueError: a number in it is not finite.
+        ValueError: If a number in it is not finite.
     """
     return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)

@@ -1,1 +1,1 @@
-"""Engine that runs: its socket and what is asked over it, attachments, the watchdog, the flight recorder."""
+"""Work on a running engine: its socket, attachments, the watchdog, the flight recorder."""

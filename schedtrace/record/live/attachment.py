@@ -1,6 +1,6 @@
-"""Recordings of a running engine: a client's, which may end by itself, and glances, which stay in memory.
+"""Recordings of a running engine: a client's, which may end by itself, and brief ones that stay in memory.
 
-Both exchange the scheduler's class (``class_swap.py``), one at a time.
+Both exchange the scheduler's class (``class_swap.py``); only one can be active at a time.
 """
 
 import threading
@@ -21,15 +21,17 @@ from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids,
 from schedtrace.record.step_lines import WrittenIds
 
 MOST_WAITED_S = 30.0
-"""Seconds to wait for the end of a step: a prefill of a long prompt on a slow device may take some."""
+"""Seconds to wait for the end of a step: the prefill of a long prompt may take some on a slow device."""
 
 AGAIN_S = 3.0
-"""Seconds until another try to end a recording that the engine did not let go."""
+"""Seconds before another attempt to end a recording that the engine did not release."""
 
 GLANCE_WAITED_S = 5.0
-"""Seconds to wait for the end of a step, at both ends of a glance."""
+"""Seconds to wait for the end of a step, at both ends of a brief recording."""
 GLANCE_S = 0.3
-"""Length of a glance in seconds; an engine that schedules nothing calls ``schedule()`` once a millisecond."""
+"""Length of a brief recording in seconds; an engine that schedules nothing calls ``schedule()`` every
+millisecond.
+"""
 GLANCE = memory_bounds("60s")
 
 
@@ -46,7 +48,7 @@ class Alarm:
         self.timer: threading.Timer | None = None
 
     def set(self, seconds: float) -> None:
-        """Ring in so many seconds."""
+        """Ring after this many seconds."""
         self.timer = threading.Timer(seconds, self._run)
         self.timer.daemon = True
         self.timer.start()
@@ -64,11 +66,11 @@ class Alarm:
 
 
 class Attachment:
-    """Recordings of one engine that come and go.
+    """Recordings of one engine that begin and end while it runs.
 
     Args:
         engine: vLLM's ``EngineCore``.
-        between_steps: Way to its thread.
+        between_steps: Access to its thread.
     """
 
     def __init__(self, engine: Any, between_steps: BetweenSteps) -> None:
@@ -76,46 +78,46 @@ class Attachment:
         self._between_steps = between_steps
         self._lock = threading.Lock()
         self._recording: ClassSwap | None = None
-        """Recording that a client began; it may have given up since."""
+        """Recording that a client began, even if it has given up since."""
         self._glance: ClassSwap | None = None
         """Recording of ``exits_now``, which nobody else sees."""
         self._end_s: float | None = None
         """Monotonic time at which the recording ends by itself."""
         self._alarm = Alarm(self._lock, self._end_by_itself)
         self._ended: EndedRecording | None = None
-        """Result of a recording that ended by itself, until somebody asks."""
+        """Result of a recording that ended by itself, until a client asks for it."""
 
     @property
     def recorder(self) -> Recorder | None:
-        """Recorder of the scheduler, active or not, whoever began it; None while only a glance records."""
+        """Recorder of the scheduler, active or not, whoever began it; None during a brief recording."""
         return None if self._glance is not None else RECORDERS.get(self._engine.scheduler)
 
     @property
     def trace_path(self) -> Path | None:
-        """Trace that is written now, by this attachment or since the engine's start."""
+        """Trace being written, by this attachment or since the engine's start."""
         recorder = self.recorder
         return recorder.writer.path if recorder is not None and recorder.active else None
 
     @property
     def attached(self) -> bool:
-        """Whether a client's recording is on the scheduler."""
+        """Whether the scheduler is recorded for a client."""
         return self._recording is not None
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the recording ends by itself; None: it does not."""
+        """Seconds until the recording ends by itself; None if it does not."""
         end_s = self._end_s
         return None if end_s is None else max(0.0, end_s - time.monotonic())
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the scheduler's recording ended though nobody has ended it."""
+        """Reason why the scheduler's recording ended although nobody ended it."""
         recorder = self.recorder
         return None if recorder is None or recorder.active else recorder.writer.incomplete_reason
 
     @property
     def ids(self) -> WrittenIds:
-        """Request ids as the recorder writes them; where there is none, as the server asks for."""
+        """Written form of request ids: the recorder's or, without one, what the server's settings ask for."""
         recorder = RECORDERS.get(self._engine.scheduler)
         return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
 
@@ -131,7 +133,7 @@ class Attachment:
             trace: How much is kept.
 
         Raises:
-            RefusedError: it is recorded already, or cannot be.
+            RefusedError: If it is recorded already, or cannot be.
         """
         if for_s is not None and not 0 <= for_s <= LONGEST_S:
             msg = f"{for_s:g} s is no time to record for: at most {LONGEST_S:g} s"
@@ -155,10 +157,10 @@ class Attachment:
         return begun
 
     def detach(self) -> EndedRecording:
-        """Record no more.
+        """Stop recording.
 
         Raises:
-            RefusedError: nothing is attached, or the engine does not come to the end of its step.
+            RefusedError: If nothing is attached, or the engine does not come to the end of its step.
         """
         with self._lock:
             ended, self._ended = self._ended, None
@@ -175,16 +177,16 @@ class Attachment:
         return ended
 
     def exits_now(self, *, glance: bool = True) -> list[Exit]:
-        """Return why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
+        """Return the exits of the latest ``schedule()`` call; empty if they cannot be known.
 
-        An engine that nobody records is attached to for a moment, with a trace that stays in memory: so the
-        causes come from vLLM's own conditions, and need no second opinion about the scheduler's state.
+        An engine that is not recorded is attached to for a moment, with a trace that stays in memory. The
+        causes thus come from vLLM's own conditions and not from another judgement of the scheduler's state.
 
         Args:
             glance: Attach for a moment where nobody records, which waits for the end of a step.
 
         Raises:
-            RefusedError: it cannot be recorded, or is within one step.
+            RefusedError: If it cannot be recorded, or is within one step.
         """
         recorder = RECORDERS.get(self._engine.scheduler)
         if recorder is not None and recorder.active:
@@ -198,7 +200,7 @@ class Attachment:
         return list(recorder.writer.latest_exits)
 
     def _glance_for(self, seconds: float) -> Recorder:
-        """Record in memory for a moment; if the engine does not let go, end it later."""
+        """Record in memory for a moment; if the engine does not release the recording, end it later."""
         chosen = Settings(Path(), trial_ids=False, hash_ids=hides_ids(), bounds=GLANCE, in_memory=True)
         self._glance = glance = ClassSwap(self._engine, self._between_steps, chosen)
         try:
@@ -225,7 +227,7 @@ class Attachment:
         raise RefusedError(msg)
 
     def _end(self, timeout_s: float) -> EndedRecording:
-        """End the recording or the glance; raise RefusedError if the engine does not let it go."""
+        """End the client's or the brief recording; raise RefusedError if the engine does not release it."""
         swap = self._recording or self._glance
         assert swap is not None  # noqa: S101  # callers have seen to that
         held_us = swap.undo(timeout_s)
@@ -236,7 +238,7 @@ class Attachment:
         return EndedRecording(swap.recorder.writer.path, held_us, swap.recorder.writer.incomplete_reason)
 
     def _end_by_itself(self) -> None:
-        """End the recording whose time is over; try again later if the engine does not let it go."""
+        """End the recording whose time is over; try again later if the engine does not release it."""
         glance = self._glance
         try:
             ended = self._end(MOST_WAITED_S)

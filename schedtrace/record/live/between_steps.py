@@ -1,9 +1,9 @@
-"""Tasks on an engine's own thread between two of its steps, whether it works or idles.
+"""Tasks on an engine's own thread between two of its steps, whether the engine works or idles.
 
 The engine's loop takes what clients send from ``input_queue`` before each step, and sleeps on that queue
-while it has nothing to do (``EngineCoreProc._process_input_queue``). So a message of ours wakes it, and is
-handled where a client's would be. A core in its caller's process has no such queue: there its next step is
-awaited. Nothing stays on the engine once the last message was handled.
+while it has nothing to do (``EngineCoreProc._process_input_queue``). A message of ours therefore wakes it,
+and is handled like a client's. An engine core in its caller's process has no such queue, so its next step is
+awaited. Nothing stays on the engine once the last message has been handled.
 """
 
 import threading
@@ -14,11 +14,11 @@ from schedtrace.record.vllms_own import put_on
 
 
 class NotReachedError(Exception):
-    """The engine did not come to the end of a step in time: it is held up in one, or nobody drives it."""
+    """Error: the engine did not reach the end of a step in time; it hangs, or nobody drives it."""
 
 
 class _Task:
-    """Done once, or cancelled before; stands in the engine's input queue in place of a kind of request."""
+    """Task in the engine's input queue, in place of a kind of request; done once, unless cancelled."""
 
     def __init__(self, what: Callable[[], None]) -> None:
         self._what = what
@@ -40,12 +40,12 @@ class _Task:
             self.over.set()
 
     def cancel(self) -> bool:
-        """Return whether it had not begun, and now never will."""
+        """Cancel the task unless it has begun; return whether it was cancelled."""
         return self._begun.acquire(blocking=False)
 
 
 class BetweenSteps:
-    """Way to the thread of an engine core between two of its steps.
+    """Access to the thread of an engine core between two of its steps.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -54,13 +54,13 @@ class BetweenSteps:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._tasks: set[_Task] = set()
-        """Tasks that the engine has not come to, cancelled ones among them."""
+        """Tasks that the engine has not reached, including cancelled ones."""
         self._lock = threading.Lock()
         self._name = "_handle_client_request" if hasattr(engine, "input_queue") else "step_fn"
         self._had: Any = None
 
     def do(self, what: Callable[[], None], timeout_s: float) -> None:
-        """Have it done, and wait until it is; what it raises is raised here.
+        """Have the task done, wait for it, and raise what it raises.
 
         Raises:
             NotReachedError: the engine's thread did not get there in time; it will not be done later either.
@@ -80,7 +80,7 @@ class BetweenSteps:
             raise task.error
 
     def _put_before(self) -> None:
-        """Put the tasks before a method of this object alone."""
+        """Run the tasks before a method of this object."""
         engine, name = self._engine, self._name
         original = getattr(engine, name)
         self._had = put_on(engine, name)
@@ -102,7 +102,7 @@ class BetweenSteps:
         setattr(engine, name, step if name == "step_fn" else handle)
 
     def _gone(self, tasks: set[_Task]) -> None:
-        """Take away what was put into the engine for these tasks, after the last one."""
+        """Remove what was added to the engine for these tasks, after the last one."""
         with self._lock:
             self._tasks -= tasks
             if self._tasks:

@@ -1,8 +1,8 @@
 """Exchange of a running scheduler's class for the traced one, and back, each between two steps.
 
-All that takes long is done before, beside the engine: the marked copy of ``schedule()``, the header, the
-file. What is left for the engine's thread is to note which requests are there and to assign the class.
-Afterwards nothing of schedtrace is on the scheduler or its engine.
+Slow work is done before, on another thread: the marked copy of ``schedule()``, the header, the file. The
+engine's thread only notes the requests present and assigns the class. After the swap back, nothing of
+schedtrace is on the scheduler or its engine.
 """
 
 import time
@@ -21,33 +21,33 @@ from schedtrace.record.vllms_own import put_on
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 _SWAPS: "set[ClassSwap]" = set()
-"""Swaps of this process that are not undone; a caller may have several engines."""
+"""Swaps of this process that have not been undone; a process may have several engines."""
 
 
 class RefusedError(Exception):
-    """Request that cannot be met; the text gives the reason, for a person."""
+    """Error: the request cannot be met, for the reason that the text gives to the user."""
 
 
 class BegunRecording(NamedTuple):
-    """Recording that has begun."""
+    """A recording that has begun."""
 
     path: Path
     """Trace of the recording."""
     present: int
-    """Number of requests that were there."""
+    """Number of requests present."""
     held_us: float
     """Microseconds for which the engine was held up."""
 
 
 class EndedRecording(NamedTuple):
-    """Recording that has ended."""
+    """A recording that has ended."""
 
     path: Path
     """Trace of the recording."""
     held_us: float
     """Microseconds for which the engine was held up."""
     stopped: str | None
-    """Reason why it had ended before, or is not whole; None: it is whole."""
+    """Reason why it had ended before, or is incomplete; None if it is complete."""
 
 
 class ClassSwap:
@@ -55,11 +55,11 @@ class ClassSwap:
 
     Args:
         engine: vLLM's ``EngineCore``.
-        between_steps: Way to its thread.
+        between_steps: Access to its thread.
         chosen: Where to record, and how.
 
     Raises:
-        RefusedError: the scheduler cannot be recorded.
+        RefusedError: If the scheduler cannot be recorded.
     """
 
     def __init__(self, engine: Any, between_steps: BetweenSteps, chosen: Settings) -> None:
@@ -84,7 +84,7 @@ class ClassSwap:
         """Give the scheduler the traced class between two steps.
 
         Raises:
-            RefusedError: it did not get it; the swap is closed.
+            RefusedError: If it did not get it; the swap is closed.
         """
         scheduler, plain, recorder = self._engine.scheduler, self._plain, self.recorder
         held_us, present = 0.0, 0
@@ -119,7 +119,7 @@ class ClassSwap:
         """Give the scheduler its own class back between two steps; return the microseconds that this took.
 
         Raises:
-            RefusedError: the engine does not come to the end of its step.
+            RefusedError: If the engine does not come to the end of its step.
         """
         scheduler, held_us = self._engine.scheduler, 0.0
 
@@ -139,7 +139,7 @@ class ClassSwap:
         return held_us
 
     def close(self) -> None:
-        """Close the trace, and take away all that was put into the process."""
+        """Close the trace, and remove everything that was added to the process."""
         scheduler = self._engine.scheduler
         self.recorder.close()
         if not is_traced(type(scheduler)):
@@ -147,7 +147,7 @@ class ClassSwap:
             self._unwrap()
 
     def _unwrap(self) -> None:
-        """Take the hooks away unless another engine of this process needs them."""
+        """Remove the hooks unless another engine of this process needs them."""
         _SWAPS.discard(self)
         if not _SWAPS:
             unwrap_engine(self._engine)
@@ -156,7 +156,7 @@ class ClassSwap:
 
 
 def _require_class_method(scheduler: Any) -> None:
-    """Raise TypeError where calls of ``schedule()`` do not come to the scheduler's class."""
+    """Raise TypeError if calls of ``schedule()`` do not reach the scheduler's class."""
     if put_on(scheduler, "schedule") is not None and "schedule" in vars(scheduler):
         msg = "schedule() was put on the scheduler itself, past its class: set SCHEDTRACE_DIR at its start"
         raise TypeError(msg)

@@ -51,7 +51,7 @@ from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
 
 _forever = ExitStack()
-"""Socket of a process that was made to listen; both end together."""
+"""Socket of a process that was made to listen; it closes when the process ends."""
 _listens = False
 """Whether this process has such a socket."""
 _in_loop: dict[int, "_Engine"] = {}
@@ -60,10 +60,10 @@ _made_once = threading.Lock()
 
 
 def listen_from_now_on() -> None:
-    """Have the engine or worker listen whose loop the main thread is in: it began without schedtrace.
+    """Have the engine or worker whose loop the main thread runs listen, although it began without schedtrace.
 
-    Called on another thread, which may take its time (``engine/unprepared.py``), and again by who attaches at
-    the same time.
+    It is called on another thread, which may take its time (``engine/unprepared.py``), and again if several
+    clients attach at the same time.
     """
     global _listens  # noqa: PLW0603  # of the process, as its main thread is
     with _made_once:
@@ -71,10 +71,10 @@ def listen_from_now_on() -> None:
 
 
 def _begin_to_listen() -> bool:
-    """Begin to listen in the loop that runs; return whether there is a socket.
+    """Begin to listen in the running loop; return whether there is a socket.
 
-    An engine that has none since its loop began, as where somebody else's folder stood in the place of the
-    sockets' one, keeps its watchdog and gets its socket now.
+    An engine that could not create its socket when its loop began, for example because another user owned the
+    sockets' folder, keeps its watchdog and gets its socket now.
     """
     if is_switched_off():
         logger.warning("schedtrace: process {} was started with {}=off", os.getpid(), SWITCH)
@@ -96,7 +96,7 @@ def _begin_to_listen() -> bool:
 
 
 def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) -> Any:
-    """Run an engine's loop, and answer meanwhile."""
+    """Run an engine's loop, and answer clients meanwhile."""
     engine = _Engine(core, threading.get_ident())
     with engine.answering():
         try:
@@ -107,14 +107,14 @@ def engine_loop(original: Method, core: Any, *args: object, **kwargs: object) ->
 
 
 def worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) -> Any:
-    """Run a worker's loop, and answer meanwhile."""
+    """Run a worker's loop, and answer clients meanwhile."""
     with _listening(_Worker(worker).answer):
         return original(worker, *args, **kwargs)
 
 
 @contextmanager
 def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[bool]:
-    """Have the process answer meanwhile; yield whether it can: there may be no socket."""
+    """Have the process answer clients meanwhile; yield whether it can, because there may be no socket."""
     listener = None
     try:
         listener = ControlSocket(answer)
@@ -149,7 +149,7 @@ class _Engine:
 
     @contextmanager
     def answering(self) -> Iterator[bool]:
-        """Have it answer while its loop runs, watched by its watchdog; yield whether it can answer."""
+        """Answer clients while the engine's loop runs under its watchdog; yield whether this is possible."""
         _in_loop[id(self._core)] = self
         try:
             with _listening(self.answer) as listens:
@@ -160,16 +160,16 @@ class _Engine:
                 self._watchdog.close()
 
     def ends(self, why: str) -> None:
-        """Note that its loop ends with an exception; ``SystemExit`` is how vLLM shuts it down."""
+        """Note that the engine's loop ends with an exception; ``SystemExit`` is how vLLM shuts it down."""
         with suppress(Exception):
             if self._flight is not None:
                 self._flight.snapshot_event(f"engine ended {why}", always=True)
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
-        """Return what it says.
+        """Return the answer to a question.
 
         Raises:
-            RefusedError: it cannot be attached to, or detached from.
+            RefusedError: If it cannot be attached to, or detached from.
         """
         match ask:
             case AskStatus():
@@ -199,7 +199,7 @@ class _Engine:
         return "" if flight is None else flight.snapshot_event(f"stall {reason}")
 
     def _note_stall(self, seen: Stalled) -> None:
-        """Write a stall into the trace that is recorded now."""
+        """Write a stall into the current trace."""
         recorder = self._attachment.recorder
         if recorder is not None and recorder.active:
             recorder.writer.put_stall(seen)
@@ -210,7 +210,7 @@ class _Engine:
         return []
 
     def _refuse_if_held_up(self) -> None:
-        """Raise RefusedError at once if the watchdog knows that no step will end soon."""
+        """Raise RefusedError at once if the watchdog has found that no step will end soon."""
         watchdog = self._watchdog
         if watchdog is not None and watchdog.is_held_up:
             since = f"no step has made progress for {watchdog.stalled_s:,.0f} s"

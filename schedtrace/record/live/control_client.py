@@ -1,7 +1,7 @@
-"""Ask a process over its socket: one deadline and one size for the whole answer, whatever it sends.
+"""Questions to a process over its socket, with one deadline and one maximum size for the whole answer.
 
-Nothing is believed of what listens: its process and its user are the kernel's word, and its answer has to be
-of the kind that was asked for.
+The listening process is not trusted: its process id and user come from the kernel, and its answer must be of
+the requested kind.
 """
 
 import os
@@ -19,48 +19,48 @@ from schedtrace.model.live import MOST_ENTRIES, AnyAnswer, AnyAsk, QueueNow, Ref
 from schedtrace.model.printable import shortened
 
 LONGEST_ANSWER = 2**20
-"""Bytes of an answer; other bounds are in ``_LONGEST``."""
+"""Maximum bytes of an answer; other bounds are in ``_LONGEST``."""
 _LONGEST: dict[type, int] = {QueueNow: 2**25, Stacks: 2**22}
 LONGEST_NAME = 1000
-"""Characters that are kept of a text in an answer; other bounds are in ``_LONGEST_TEXT``."""
+"""Maximum characters kept of a text in an answer; other bounds are in ``_LONGEST_TEXT``."""
 _LONGEST_TEXT = {"path": 4096, "recording": 4096, "why": 4096, "stall": 4096, "text": _LONGEST[Stacks]}
 LARGEST = 10**18
-"""Number in an answer."""
+"""Largest number in an answer."""
 BLOCK = 2**16
 RETRY_S = 0.02
-"""Seconds until another try where a process listens to as many as it can."""
+"""Seconds before another attempt if a process already listens to as many clients as it can."""
 CREDENTIALS = struct.Struct("3i")
 _T = TypeVar("_T", bound=AnyAnswer)
 
 
 class AnswerError(Exception):
-    """Reply of a process that is no answer to the question; the text says what the process has done."""
+    """Error: the reply of a process does not answer the question; the text says what the process did."""
 
 
 class Peer(NamedTuple):
-    """Process at the other end of a socket, as the kernel knows it."""
+    """Process at the other end of a socket, as the kernel reports it."""
 
     pid: int
-    """Process id as seen from here; 0: it is in another PID namespace that cannot be seen from here."""
+    """Process id as seen from here; 0 if it is in a PID namespace that cannot be seen from here."""
     user: int
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return who connected, or who listens (``SO_PEERCRED``, ``unix(7)``)."""
+    """Return the process that connected, or that listens (``SO_PEERCRED``, ``unix(7)``)."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, user, _ = CREDENTIALS.unpack(packed)
     return Peer(int(pid), int(user))
 
 
 class Connection:
-    """A connection on which one question is asked.
+    """Connection for one question.
 
     Args:
         path: Socket of the process.
-        timeout_s: Deadline for everything, from now on: connecting, asking and the whole answer.
+        timeout_s: Seconds from now for connecting, asking and receiving the whole answer.
 
     Raises:
-        OSError: nobody listens, or nobody accepts in time.
+        OSError: If nobody listens, or nobody accepts in time.
     """
 
     def __init__(self, path: Path, timeout_s: float) -> None:
@@ -82,14 +82,14 @@ class Connection:
         self._socket.close()
 
     def ask(self, question: AnyAsk, expected: type[_T]) -> _T | Refused:
-        """Ask; what is too long in the answer is cut.
+        """Ask, and cut texts and lists of the answer that are too long.
 
         Args:
             question: What is asked.
             expected: Kind of the answer, unless it is a refusal.
 
         Raises:
-            OSError: no whole answer comes in time.
+            OSError: If no whole answer comes in time.
             AnswerError: what comes is none.
         """
         self._socket.settimeout(self._left_s())
@@ -132,7 +132,7 @@ def ask_process(path: Path, question: AnyAsk, expected: type[_T], timeout_s: flo
     """Ask the process that listens there.
 
     Raises:
-        OSError: nobody listens, or no whole answer comes in time.
+        OSError: If nobody listens, or no whole answer comes in time.
         AnswerError: what comes is no answer to this question.
     """
     with Connection(path, timeout_s) as connection:
@@ -140,10 +140,10 @@ def ask_process(path: Path, question: AnyAsk, expected: type[_T], timeout_s: flo
 
 
 def decoded(line: bytes, expected: type[_T]) -> _T | Refused:
-    """Return the answer in a line, its lists and texts within bounds.
+    """Return the answer in a line, with its lists and texts within bounds.
 
     Raises:
-        AnswerError: there is none in it.
+        AnswerError: If there is none in it.
     """
     kinds: Any = expected | Refused
     try:
@@ -163,7 +163,7 @@ def _bounded(value: Any, most: int) -> Any:
     """Return a copy without long texts and lists.
 
     Raises:
-        AnswerError: a number cannot be.
+        AnswerError: If a number cannot be.
     """
     if isinstance(value, str):
         return shortened(value, most)

@@ -1,8 +1,8 @@
-"""A Unix socket on which a process of an engine is asked things by its own user, a line of JSON each.
+"""Unix socket on which a process of an engine answers questions of its own user, one line of JSON each.
 
-The thread that listens sleeps until somebody connects, and has another one answer: nothing is on the path of
-a step, and no setting is needed. Who asks is checked by the kernel's word (``SO_PEERCRED``, ``unix(7)``),
-beside the folder's mode.
+The listening thread sleeps until a client connects, and has another thread answer, so nothing is on the path
+of a step, and no setting is needed. In addition to the folder's mode, the kernel's report of the client's
+user is checked (``SO_PEERCRED``, ``unix(7)``).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from schedtrace.record.log import logger
 from schedtrace.record.processes import process_state
 
 STACKS_S = 1.0
-"""Seconds for a worker to answer where its threads are."""
+"""Seconds within which a worker must send its stacks."""
 _STATES = {
     "T": " (stopped by a signal)",
     "t": " (stopped by a debugger)",
@@ -34,16 +34,16 @@ _STATES = {
     "D": " (within the kernel)",
 }
 LONGEST_ASK = 2**16
-"""Bytes of a question."""
+"""Maximum bytes of a question."""
 END_S = 1.0
-"""Seconds for the listening thread to end; it waits while as many are asked as may be."""
+"""Seconds for the listening thread to end; it may be waiting because it serves as many clients as it can."""
 MOST_S = 5.0
-"""Seconds for a client to ask, and as many again to take the answer."""
+"""Seconds for a client to ask, and again to receive the answer."""
 AGAIN_S = 0.05
-"""Seconds until it listens again after it could not, doubled each time."""
+"""Seconds before it listens again after a failure, doubled each time."""
 LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
-"""Number of clients listened to; more wait until they are accepted."""
+"""Maximum number of clients served at once; further clients wait until they are accepted."""
 _IS_CLOSED = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 _decode = msgspec.json.Decoder(AnyAsk).decode
 
@@ -87,7 +87,7 @@ class ControlSocket:
         self._socket.close()
 
     def disown(self) -> None:
-        """Close the socket in a forked child: a client of the parent gets no answer once that has ended."""
+        """Close the socket in a forked child, so that a client gets no answer once the parent has ended."""
         self._socket.close()
 
     def _listen(self) -> None:
@@ -156,10 +156,10 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """Return a socket there on which somebody listens from the first moment on, and its file.
+    """Return a socket at this path that accepts clients from the first moment on, and its file.
 
     Raises:
-        OSError: somebody does already, or it cannot be made.
+        OSError: If somebody does already, or it cannot be made.
     """
     if _is_alive(path):
         raise OSError(errno.EADDRINUSE, "somebody listens there already", str(path))
@@ -196,10 +196,10 @@ def _file(path: Path) -> tuple[int, int]:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Return what stands before the first newline.
+    """Return the text before the first newline.
 
     Raises:
-        ValueError: nothing does.
+        ValueError: If nothing does.
         TimeoutError: not within ``MOST_S``.
     """
     read, until_s = b"", time.monotonic() + MOST_S
@@ -217,9 +217,9 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def time_in_workers(*, on: bool) -> None:
-    """Have the workers that this process has started note when they execute, or do so no more.
+    """Have the workers that this process started record when they execute batches, or stop it.
 
-    One that does not answer goes without: its steps lack ``execute_us``.
+    If a worker does not answer, its steps lack ``execute_us``.
     """
     for path in _worker_sockets():
         with contextlib.suppress(OSError, AnswerError):
@@ -227,7 +227,7 @@ def time_in_workers(*, on: bool) -> None:
 
 
 def worker_stacks() -> dict[str, list[str]]:
-    """Return the stacks of the workers that this process has started, by worker; else a worker's state."""
+    """Return the stacks of the workers that this process started, by worker, or else the worker's state."""
     return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 
 
@@ -246,7 +246,7 @@ def _stacks(path: Path) -> list[str]:
 
 
 def _worker_sockets() -> list[Path]:
-    """Return the sockets of those that this process has started."""
+    """Return the sockets of the workers that this process started."""
     mine, sockets = os.getpid(), []
     for path in sorted(live.socket_folder(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Behaviour of an installed schedtrace before anybody asks: engines and workers listen in their loops.
+"""Behaviour of an installed schedtrace before any request: engines and workers listen in their loops.
 
-No module of vLLM is imported for that, and none of schedtrace's in a process that has no loop. A process that
-is forked later is looked at again: its parent has imported by then what it is to run.
+This imports no module of vLLM, and none of schedtrace in a process without a loop. A process that is forked
+later is examined again, because by then its parent has imported what it will run.
 """
 
 import os
@@ -13,14 +13,14 @@ from typing import Any
 from schedtrace.record.hooks import Method, wrap
 
 LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
-"""Methods in which vLLM's engines and workers spend their lives."""
+"""Methods that are the main loops of vLLM's engines and workers."""
 _core = "vllm.v1.engine.core"
 _waits = False
-"""State of the hook for forks of this process: True once it is registered."""
+"""Whether the hook for forks of this process is registered."""
 
 
 def listen_while_they_run() -> None:
-    """Have every engine and every worker of this process, and of those forked from it, listen in its loop."""
+    """Have every engine and worker of this process, and of its forked children, listen in its loop."""
     global _waits  # noqa: PLW0603  # of the process
     _wrap_loops()
     if not _waits:
@@ -49,7 +49,7 @@ def _worker_loop(original: Method, worker: Any, *args: object, **kwargs: object)
 
 
 def _listening(name: str) -> Callable[..., Any]:
-    """Return a wrapper of a loop that listens; one that does nothing where schedtrace is not importable."""
+    """Return a wrapper of a loop that listens, or one that does nothing if schedtrace cannot be imported."""
     try:
         from schedtrace.record.live import control_answers
 

@@ -1,6 +1,6 @@
-"""Keeps the last parts of a trace in memory, and writes them when asked, or when somebody will want to know.
+"""Flight recorder: keeps the last parts of a trace in memory, and writes them on request or after an event.
 
-All writing is on the writer's thread, which has the lines in its hands; who asks waits for it.
+The writer's thread, which has the lines, does all writing; a client waits for it.
 """
 
 import re
@@ -24,7 +24,7 @@ from schedtrace.record.trace_files import Begins, PartedTrace
 
 
 class Ring:
-    """Store of parts that are kept in memory.
+    """Store of parts in memory.
 
     Args:
         run_dir: The folder that the run would have.
@@ -57,7 +57,7 @@ class Ring:
             self._parts[max(self._parts)].append(frame)
 
     def lost(self) -> Begins | None:
-        """Return None: nobody else can reach the memory."""
+        """Return None, because nobody else can reach the memory."""
         return None
 
     def remove(self, number: int) -> None:
@@ -69,7 +69,7 @@ class Ring:
         """Keep the frames in memory for a later copy."""
 
     def write_to(self, run_dir: Path, end: bytes, header: Header) -> Path:
-        """Write a run folder with all parts; if that fails, nothing of it stays.
+        """Write a run folder with all parts; if that fails, leave nothing of it.
 
         Args:
             run_dir: The run folder; where it has a trace of this engine, another with a number.
@@ -80,7 +80,7 @@ class Ring:
             The trace.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: If they cannot be written.
         """
         trace, again = run_dir / part_name(self._rank), 1
         while any(trace.parent.glob(trace.name)):
@@ -105,14 +105,14 @@ class Ring:
 
 
 class Asked(Future[Path]):
-    """A snapshot that somebody waits for."""
+    """Snapshot for which a client waits."""
 
     def result(self, timeout: float | None = None) -> Path:
         """Return the trace.
 
         Raises:
-            RuntimeError: it is not written yet, or the recording has ended.
-            OSError: it cannot be written.
+            RuntimeError: If it is not written yet, or the recording has ended.
+            OSError: If it cannot be written.
         """
         try:
             return super().result(timeout)
@@ -124,19 +124,19 @@ class Asked(Future[Path]):
 
 
 EVERY_S = 300.0
-"""Least time between two snapshots that nobody asked for."""
+"""Minimum seconds between two automatic snapshots."""
 MOST = 10
-"""Number of such snapshots: a server that is always slow does not fill the disk."""
+"""Maximum number of automatic snapshots, so that a server that is always slow does not fill the disk."""
 ASK = "schedtrace snapshot writes one"
 WAIT_S = 30.0
-"""Seconds to wait for the writer's thread: it may be in a round, and a disk may be slow."""
+"""Seconds to wait for the writer's thread, which may be busy or have a slow disk."""
 
 
 class FlightRecorder:
     """Flight recorder of one engine.
 
     Args:
-        run_dir: What the run is called; snapshots lie beside it, under its name and what happened.
+        run_dir: Run folder; snapshots are written beside it, named after it and the event.
         ring: What is kept.
         parts: What fills it.
         header: Of the trace.
@@ -152,20 +152,20 @@ class FlightRecorder:
         self._latest_s = -EVERY_S
         self._taken = 0
         self._refused_after_s = 0.0
-        """``_latest_s`` when the log was told last that there is no other."""
+        """Value of ``_latest_s`` when the log last reported that a snapshot was suppressed."""
         self._reason: str | None = None
-        """Event that is worth a snapshot."""
+        """Event that triggers a snapshot."""
         self._preempted: deque[tuple[int, int]] = deque()
 
     @property
     def keeps(self) -> str:
-        """What is in memory, and its bounds."""
+        """Contents of the memory, and their bounds."""
         bounds = self._parts.bounds
         size, most = self._ring.size / 2**20, (bounds.max_bytes or 0) / 2**20
         return f"the last {bounds.max_s:g} s, {size:.1f} of at most {most:g} MiB"
 
     def request_snapshot(self, folder: Path) -> Asked:
-        """Have a snapshot written; any thread."""
+        """Request a snapshot, from any thread."""
         future = Asked()
         self._asked.append((folder, future))
         if self._closed:
@@ -173,7 +173,7 @@ class FlightRecorder:
         return future
 
     def close(self) -> None:
-        """Tell all who wait, and who ask from now on, that nothing is written any more."""
+        """Tell all clients, now and later, that nothing is written any more."""
         self._closed = True
         with suppress(IndexError):  # emptied by the other thread
             while True:
@@ -181,7 +181,7 @@ class FlightRecorder:
                 future.set_exception(RuntimeError("the recording has ended"))
 
     def snapshot_event(self, reason: str, *, always: bool = False) -> str:
-        """Write one that nobody asked for, and say so in vLLM's log; any thread but the writer's.
+        """Write an automatic snapshot and report it in vLLM's log; on any thread but the writer's.
 
         Args:
             reason: What happened, in a few words.
@@ -199,7 +199,7 @@ class FlightRecorder:
             return f"no snapshot: {error}"
 
     def _folder(self, reason: str, *, always: bool) -> Path | str:
-        """Return where the next one goes; or why there is none, for there were enough."""
+        """Return the folder of the next snapshot, or the reason why the limit suppresses it."""
         now = time.monotonic()
         with self._lock:
             if not always and self._taken >= MOST:
@@ -213,7 +213,7 @@ class FlightRecorder:
         return self._run_dir.with_name(name)
 
     def observe(self, lines: Iterable[Any]) -> None:
-        """Judge what was assembled (writer's thread)."""
+        """Check the assembled lines against the rules (on the writer's thread)."""
         if self._rules and self._reason is None:
             for line in lines:
                 self._reason = self._reason or self._happened(line)
@@ -235,7 +235,7 @@ class FlightRecorder:
         return None
 
     def write_snapshots(self, end: Callable[[], End]) -> None:
-        """Write what was asked for, or what happened is worth; the writer's thread, after each round.
+        """Write requested and triggered snapshots; on the writer's thread, after each round.
 
         Args:
             end: The line with which a trace that ends now is closed.

@@ -1,7 +1,7 @@
-"""Copies of a scheduler's requests between two steps, for a recording's beginning and ``schedtrace queue``.
+"""Copies of a scheduler's requests between two steps, for the start of a recording and ``schedtrace queue``.
 
-What changes with every step is copied on the engine's thread; what a request keeps for its life is read when
-the line or the answer is made.
+Values that change with every step are copied on the engine's thread; constant values of a request are read
+when the line or the answer is made.
 """
 
 import os
@@ -25,7 +25,7 @@ class CopiedRequest(NamedTuple):
     """A request between two steps."""
 
     request: Any
-    """vLLM's; let go as soon as its line is made."""
+    """vLLM's request, released as soon as its line is made."""
     status: str
     """Name of its ``RequestStatus``."""
     state: PresentState
@@ -33,13 +33,13 @@ class CopiedRequest(NamedTuple):
     output_tokens: int
     num_preemptions: int | None
     events: tuple[Any, ...]
-    """vLLM's ``EngineCoreEvent``s since its latest output; none where statistics are off."""
+    """vLLM's ``EngineCoreEvent``s since its latest output; empty if statistics are off."""
     in_flight: bool
-    """A step that has it may be in flight."""
+    """Whether a step that contains it may be in flight."""
 
 
 class QueueCopy(NamedTuple):
-    """Copy of a scheduler's requests between two steps, as they were."""
+    """Copy of a scheduler's requests between two steps."""
 
     at_ns: int
     """Monotonic time of the copy in nanoseconds."""
@@ -56,7 +56,7 @@ class QueueCopy(NamedTuple):
     in_flight: bool
 
     def ordered_requests(self) -> list[CopiedRequest]:
-        """Return everybody who runs or waits, those that run first, in the scheduler's order where known."""
+        """Return all requests, running ones first, in the scheduler's order if that is known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
         order = (*self.running, *queues.queued_requests(self.waiting), *self.requests)
         numbers = dict.fromkeys(place[id(request)] for request in order if id(request) in place)
@@ -83,7 +83,7 @@ class QueueCopy(NamedTuple):
 
 
 class PresentRequests(NamedTuple):
-    """Requests that were there when recording began."""
+    """Requests present when recording began."""
 
     queues: QueueCopy
     salt: arrival_facts.Salt
@@ -96,9 +96,9 @@ _preemptions = attrgetter("num_preemptions")
 
 
 def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
-    """Return a copy of what the next step may change, as quick as can be.
+    """Return a copy of everything that the next step may change, as quickly as possible.
 
-    A list for each attribute: a tuple for each request would set off the garbage collector.
+    It makes a list per attribute, because a tuple per request would trigger the garbage collector.
 
     Args:
         scheduler: Between two steps, on its thread.
@@ -158,20 +158,20 @@ def present_entry(
 
 
 def _times(events: Iterable[Any], anchor_ns: int) -> Iterable[tuple[str, int]]:
-    """Yield an event's name and time in the trace, the first of each kind; vLLM's are monotonic seconds."""
+    """Yield the name and time of the first event of each kind; vLLM's times are monotonic seconds."""
     for event in reversed(tuple(events)):
         yield event.type.name, int(event.timestamp * 1e6) - anchor_ns // 1000
 
 
 MOST_WAITED_S = 5.0
-"""Seconds to wait for the end of a step; after them the queues are read within it."""
+"""Seconds to wait for the end of a step, after which the queues are read within it."""
 
 
 class Exits(Protocol):
-    """Exits of an engine's latest call of ``schedule()``; empty: not known."""
+    """Exits of an engine's latest ``schedule()`` call; empty if unknown."""
 
     def __call__(self, *, wait: bool) -> Sequence[Exit]:
-        """Return the exits; ``wait``: they are worth waiting for the end of a step."""
+        """Return the exits; ``wait`` says whether to wait for the end of a step."""
 
 
 def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: WrittenIds) -> EngineQueue:
@@ -237,7 +237,7 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
 
 
 def _parted(requests: Iterable[CopiedRequest]) -> tuple[list[CopiedRequest], list[CopiedRequest]]:
-    """Return those that run and those that wait."""
+    """Return the running requests and the waiting requests."""
     parted: tuple[list[CopiedRequest], list[CopiedRequest]] = [], []
     for request in requests:
         parted[request.state != "running"].append(request)
@@ -262,7 +262,7 @@ def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds)
 
 
 def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
-    """Note why each got nothing (as ``timeline/pieces.py`` does): the exit naming it, else the loop's end."""
+    """Note why each request got nothing: by the exit naming it, else the loop's end."""
     named: dict[tuple[str, str | None], str] = {
         (exit_.loop, exit_.request_id): exit_.cause for exit_ in exits
     }

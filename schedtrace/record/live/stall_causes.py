@@ -1,7 +1,7 @@
-"""Causes of a stalled engine: a kind, a sentence, and who holds what. Read from outside its thread.
+"""Causes of an engine's stall: a kind, a sentence and the holders, read from outside its thread.
 
-What is read may be of two moments, and a container may change meanwhile: only copies are walked. Nothing is
-asked of the engine, so a hung one is described as well.
+Values may come from different moments, and a container may change meanwhile, so only copies are iterated. The
+engine is not asked anything, so a hung engine can be described too.
 """
 
 import faulthandler
@@ -47,19 +47,19 @@ class ThreadPlace(NamedTuple):
 
     at: At
     within: str
-    """The innermost function of vLLM's: ``vllm/v1/executor/multiproc_executor.py:367 get_response``."""
+    """Innermost function of vLLM, such as ``vllm/v1/executor/multiproc_executor.py:367 get_response``."""
     connector: bool
     """Whether a KV connector's code is on the stack."""
 
 
 def thread_place(thread_id: int) -> ThreadPlace | None:
-    """Return where a thread of this process is; None: it has ended."""
+    """Return the place of a thread of this process; None if the thread has ended."""
     frame = sys._current_frames().get(thread_id)
     return None if frame is None else frame_place(frame)
 
 
 def frame_place(frame: FrameType) -> ThreadPlace:
-    """Return where the thread is whose innermost frame this is."""
+    """Return the place of the thread whose innermost frame this is."""
     stack: list[tuple[str, int, str]] = []
     walked: FrameType | None = frame
     while walked is not None:
@@ -77,7 +77,7 @@ def frame_place(frame: FrameType) -> ThreadPlace:
 
 
 def _is_beneath(file: str) -> bool:
-    """Return whether a function is Python's own or ours, which somebody else has called."""
+    """Return whether a function is Python's own or ours and was called by other code."""
     of_python = file.startswith(("<", _LIBRARY)) and "-packages" not in file
     return of_python or file.startswith(_OURS)
 
@@ -89,7 +89,7 @@ def _vllms_folder() -> str:
 
 
 def _at(functions: list[str], files: list[str]) -> At:
-    """Return a place by the functions on a stack, innermost first, and their files within vLLM."""
+    """Return the place that functions on a stack, innermost first, and their vLLM files indicate."""
     names = set(functions)
     asks_a_future = "result" in names and bool(names & {"step", "step_with_batch_queue"})
     executes = (
@@ -107,7 +107,7 @@ def _at(functions: list[str], files: list[str]) -> At:
 
 
 def stacks_here() -> str:
-    """Return the stacks of this process's threads with their names, the main thread's first, less ours."""
+    """Return the stacks of this process's threads except schedtrace's, by name, the main thread first."""
     with TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)  # takes no lock, and reads no source
         file.seek(0)
@@ -140,7 +140,7 @@ _REMOTE = "WAITING_FOR_REMOTE_KVS"
 
 
 class StallCause(NamedTuple):
-    """Cause of an engine's stall, as far as known."""
+    """Cause of an engine's stall, as far as it is known."""
 
     kind: Kind
     sentence: str
@@ -148,7 +148,7 @@ class StallCause(NamedTuple):
 
 
 def is_paused(engine: Any) -> bool:
-    """Return whether its scheduler is paused, so that nothing can run, or its workers sleep."""
+    """Return whether the scheduler is paused, so that nothing can run, or its workers sleep."""
     pause = queues.pause_name(engine.scheduler)
     asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
     return asleep or pause == "PAUSED_ALL" or (pause == "PAUSED_NEW" and not engine.scheduler.running)
@@ -164,7 +164,7 @@ def stall_cause(
     calls: int | None = None,
     call_s: float | None = None,
 ) -> StallCause:
-    """Return why nothing moves.
+    """Return the cause of a stall.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -172,8 +172,8 @@ def stall_cause(
         steps: Whether ``schedule()`` is called, again and again.
         exits: Of a late call that scheduled nothing; empty: not known.
         ids: Request ids as they are to be written.
-        calls: Calls of ``schedule()`` since its last progress; None: not known.
-        call_s: How long the latest call has been going on; None: not known.
+        calls: Calls of ``schedule()`` since its last progress; None if not known.
+        call_s: How long the latest call has been going on; None if not known.
     """
     latest = places[-1] if places else None
     if is_paused(engine) and (steps or latest is None or latest.at in {"idle", "between", "other"}):
@@ -191,7 +191,7 @@ def stall_cause(
 
 
 def paused(engine: Any) -> str | None:
-    """Return a sentence that somebody has paused it, or put it to sleep; None: nobody has."""
+    """Return a sentence that the engine was paused or put to sleep; None if it was not."""
     asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
     running = queues.pause_name(engine.scheduler) == "UNPAUSED"
     return None if running and not asleep else _paused(engine).sentence
@@ -234,7 +234,7 @@ def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds, calls: int | N
 
 
 def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
-    """Return what is certain of the next request without a look into a call."""
+    """Return the certain facts about the next request, without a recorded call."""
     first = usable = needed = None
     with suppress(Exception):  # a user's scheduler, or another release's cache groups
         first, usable = queues.head(engine.scheduler), blocks_without_null(engine.scheduler.kv_cache_manager)
@@ -246,7 +246,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
-    """Return what blocks the running requests; else what ended the waiting loop; else what skipped most."""
+    """Return the exit that blocks running requests, else the end of the waiting loop, else the usual skip."""
     refusals = [exit_ for exit_ in exits if is_refusal(exit_.cause, exit_.detail)]
     running = [exit_ for exit_ in refusals if exit_.loop == "running"]
     ended = [exit_ for exit_ in refusals if exit_.loop == "waiting" and exit_.kind != "continue"]
@@ -258,7 +258,7 @@ def _decisive(exits: Iterable[Exit]) -> Exit | None:
 
 
 def _reason(scheduler: Any, exit_: Exit) -> str:
-    """Return the table's reason for an exit, with the figures of the running engine."""
+    """Return the reason for an exit from the table of causes, with the figures of the running engine."""
     if exit_.cause == Cause.OTHER:
         return f"a condition that schedtrace does not know, at {exit_.location}: {exit_.guard or ''}"
     if not (text := reason_text(exit_.cause, exit_.detail, exit_.loop)):
@@ -272,7 +272,7 @@ def _reason(scheduler: Any, exit_: Exit) -> str:
 
 
 def _need(engine: Any, exit_: Exit) -> str:
-    """Return what it is about in blocks."""
+    """Return the request's need in blocks."""
     if exit_.cause != Cause.KV_BLOCKS:
         return ""
     manager = engine.scheduler.kv_cache_manager
@@ -286,7 +286,7 @@ def _need(engine: Any, exit_: Exit) -> str:
 
 
 def _whole(engine: Any, request_id: str | None) -> int | None:
-    """Return the blocks of all tokens that a request has so far; None: it or their number is not known."""
+    """Return the blocks of all tokens that a request has so far; None if unknown."""
     scheduler = engine.scheduler
     request = dict.get(scheduler.requests, request_id)
     need = KvNeed(tuple(cache_groups(scheduler)), max_model_len=getattr(scheduler, "max_model_len", None))
@@ -296,7 +296,7 @@ def _whole(engine: Any, request_id: str | None) -> int | None:
 
 
 def holders(engine: Any, ids: WrittenIds) -> list[str]:
-    """Return the lines about seats, the queue and the KV cache: who holds how much, and in what state."""
+    """Return lines about seats, the queue and the KV cache: which requests hold how much, in which state."""
     scheduler = engine.scheduler
     running = [ids[request.request_id] for request in list(scheduler.running)]
     lines = [
@@ -327,7 +327,7 @@ def _state(scheduler: Any, request_id: str) -> str:
 
 
 def _worded(status: str) -> str:
-    """Return "waiting for remote kvs" of ``WAITING_FOR_REMOTE_KVS``."""
+    """Return a status in words: "waiting for remote kvs" for ``WAITING_FOR_REMOTE_KVS``."""
     return status.lower().replace("_", " ")
 
 

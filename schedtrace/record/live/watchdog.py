@@ -1,8 +1,8 @@
-"""Says in vLLM's own log when an engine has stopped making progress, why, and when it goes on.
+"""Watchdog that reports in vLLM's log when an engine has stopped making progress, why, and when it continues.
 
-A thread beside the engine looks once a second and puts nothing on the path of a step. Only
-when a stall is to be described does it ask more: the exits of a late call, where the engine is recorded or
-``SCHEDTRACE_WATCHDOG=explain`` allows to record one (``attachment.py``), then who holds what, then the
+A separate thread looks at the engine once a second and adds nothing to the path of a step. Only to describe a
+stall does it collect more: the exits of a late call (if the engine is recorded, or if
+``SCHEDTRACE_WATCHDOG=explain`` permits a brief recording, ``attachment.py``), then the holders, then the
 stacks. See ``docs/watchdog.md``.
 """
 
@@ -43,38 +43,45 @@ EXPLAIN = "explain"
 AFTER_S = 10.0
 EVERY_S = 1.0
 END_S = 1.0
-"""Seconds for a look to end that goes on while the engine ends."""
+"""Seconds to wait for a look that is in progress when the engine ends."""
 ABSENT_S = 3 * EVERY_S
-"""Seconds between two looks from which on the watchdog itself was held up: the process was stopped, say."""
+"""Seconds between two looks from which the watchdog itself was held up, for example because the process was
+stopped.
+"""
 MOST_FAILED = 60
 """Number of failed looks in a row after which the watchdog ends."""
 STACKS_EVERY_S = 600.0
-"""Stacks of a process in one kind of stall are not repeated before that while they are at the same place: an
-engine may stall with every long prompt."""
+"""Seconds before the stacks of a process in one kind of stall at the same place are repeated; an engine may
+stall with every long prompt.
+"""
 SAME_FRAMES = 3
-"""Innermost functions of a process's main thread that tell two of its places apart."""
+"""Innermost functions of a process's main thread that distinguish its places."""
 MOST_STACK_LINES = 400
 """Lines of stacks in a trace."""
 LOOKS_WITHOUT_CALL = 2
-"""Looks in a row after which ``schedule()`` counts as not called any more."""
+"""Consecutive looks after which ``schedule()`` counts as no longer called."""
 MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
 log = logging.getLogger("vllm.schedtrace")
 """Logger with vLLM's handlers, level and format."""
 
 Causes = Callable[[], list[Exit]]
 Ids = Callable[[], WrittenIds]
-"""Request ids as they are to be written now."""
+"""Written form of request ids at this moment."""
 Snapshot = Callable[[str], str]
-"""Keeps what is known of the time before a stall; is given its kind, returns a line about it, or nothing."""
+"""Function that keeps the data from before a stall; it takes the stall's kind and returns a line about the
+data, or nothing.
+"""
 Note = Callable[[Stalled], None]
-"""Writes a stall into the trace, if there is one; its times are microseconds of the monotonic clock."""
+"""Function that writes a stall into the trace, if there is one; times are microseconds of the monotonic
+clock.
+"""
 
 
 def after_s() -> float | None:
-    """Return the seconds without progress that make a stall; None: there is to be no watchdog.
+    """Return the seconds without progress that count as a stall; None for no watchdog.
 
     Raises:
-        ValueError: the variable says neither ``off``, ``explain`` nor a number of seconds.
+        ValueError: If the variable says neither ``off``, ``explain`` nor a number of seconds.
     """
     text, *more = [part for part in _asked() if part != EXPLAIN] or ["on"]
     if more:
@@ -92,7 +99,7 @@ def after_s() -> float | None:
 
 
 def explains() -> bool:
-    """Return whether a stall may be looked at from within, unasked: by a recording of a moment."""
+    """Return whether the watchdog may make a brief recording to explain a stall."""
     return EXPLAIN in _asked()
 
 
@@ -101,7 +108,7 @@ def _asked() -> list[str]:
 
 
 class Watchdog:
-    """Watchdog of one engine; ``look`` is to be called about once a second.
+    """Watchdog of one engine; ``look`` is called about once a second.
 
     Args:
         engine: vLLM's ``EngineCore``.
@@ -142,18 +149,18 @@ class Watchdog:
         self._reported_hashed = False
         """Whether the ids in the reported sentence are hashes."""
         self._unexplained = False
-        """Calls of ``schedule()`` do nothing, and nobody was asked to look at one."""
+        """Whether calls of ``schedule()`` do nothing and no call has been examined."""
         self._stacks_s: dict[tuple[str, ...], float] = {}
-        """Times at which a process's stacks were written, by kind of stall, process and where it was."""
+        """Times at which a process's stacks were written, by kind of stall, process and place."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Look once a second from now on, on a thread of its own, which never raises into its process."""
+        """Look once a second from now on, on a separate thread that never raises into its process."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more; waits for a look that goes on, but not for long."""
+        """Stop looking; wait briefly for a look in progress."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(END_S)
@@ -173,24 +180,24 @@ class Watchdog:
 
     @property
     def stalled_s(self) -> float | None:
-        """Seconds that the reported stall has lasted; None: there is none, or the engine is paused."""
+        """Seconds that the reported stall has lasted; None if there is none, or the engine is paused."""
         if self._reported is None or self._reported.kind == "paused":
             return None
         return self._looked_s - self._reported_since_s
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether a stall lasts in which the engine's thread comes to the end of no step."""
+        """Return whether there is a stall in which the engine's thread does not reach the end of a step."""
         reported = self._reported
         return reported is not None and reported.kind in HELD_UP
 
     @property
     def stall(self) -> str | None:
-        """Why, in a sentence."""
+        """Sentence with the reason."""
         return None if self.stalled_s is None or self._reported is None else self._reported.sentence
 
     def check(self, now_s: float) -> None:
-        """Compare with the last look; say what has begun or ended since.
+        """Compare with the last look; report stalls that have begun or ended since.
 
         Args:
             now_s: Of a monotonic clock.
@@ -294,7 +301,7 @@ class Watchdog:
             self._note(stalled)
 
     def _as_now_asked(self, stall: StallCause, held: list[str]) -> tuple[str, list[str]]:
-        """Return the sentence and the holders; without ids if these are to be hashed by now and are not."""
+        """Return the sentence and the holders; without ids if the ids must now be hashed and are not."""
         if self._ids().hash_ids and not self._reported_hashed:
             return f"no step makes progress ({stall.kind})", []
         return stall.sentence, held
@@ -326,7 +333,7 @@ def make_watchdog(
     ids: Ids | None = None,
     note: Note | None = None,
 ) -> Watchdog | None:
-    """Have an engine and the thread that it runs on watched, unless nobody wants that or it cannot be."""
+    """Return a watchdog for an engine and its thread, unless it is switched off or impossible."""
     try:
         seconds = after_s()
         if seconds is None:
@@ -353,18 +360,18 @@ _LINE_NUMBER = re.compile(r", line \d+ ")
 
 
 def _functions(stack: list[str]) -> list[str]:
-    """Return where a process's main thread is, without what differs between two looks at the same place."""
+    """Return the place of a process's main thread, without details that change from look to look."""
     begin = next((at for at, line in enumerate(stack) if line.startswith("Thread 0x")), len(stack))
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stack[begin + 1 :])
     return [_LINE_NUMBER.sub(" ", line) for line in main][:SAME_FRAMES] or stack[:1]
 
 
 class Calls:
-    """Count of the calls of ``schedule()``, as far as this release counts them."""
+    """Count of ``schedule()`` calls, if this release counts them."""
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Number at the latest look; None: it is not counted."""
+        """Number at the latest look; None if calls are not counted."""
         self._at_progress: int | None = None
         self._looks_without = 0
         self._moved_s = 0.0
@@ -378,26 +385,26 @@ class Calls:
         self.number = number
 
     def note_progress(self) -> None:
-        """Count from here on."""
+        """Restart the count."""
         self._at_progress = self.number
 
     @property
     def goes_on(self) -> bool:
-        """Return whether there were calls since the latest progress, the latest of them just now.
+        """Return whether there were calls since the latest progress, the last of them just now.
 
-        A call that hangs is counted when it begins; two looks in a row without another one tell it apart.
+        A hanging call is counted when it begins; two consecutive looks without another call identify it.
         """
         return self.number != self._at_progress and self._looks_without < LOOKS_WITHOUT_CALL
 
     @property
     def since_progress(self) -> int | None:
-        """Calls since the latest progress; None: not counted."""
+        """Calls since the latest progress; None if not counted."""
         if self.number is None or self._at_progress is None:
             return None
         return self.number - self._at_progress
 
     def still_s(self, now_s: float) -> float | None:
-        """Return how long no call has begun, up to a look; None: not counted."""
+        """Return the time without a new call up to a look; None if calls are not counted."""
         return None if self.number is None else now_s - self._moved_s
 
 
@@ -406,7 +413,7 @@ def _varies(places: list[ThreadPlace]) -> bool:
 
 
 def _tried(lines: Callable[[], list[str]]) -> list[str]:
-    """Return what cannot be had is left out."""
+    """Return the lines that a function returns; no lines if it raises."""
     try:
         return lines()
     except Exception as error:
@@ -417,9 +424,9 @@ def _tried(lines: Callable[[], list[str]]) -> list[str]:
 HELD_UP = ("worker", "ranks", "engine")
 """Kinds of stalls in which no step ends."""
 RESTARTS = 3
-"""Preemptions of one request without an output token in between, from which it goes round in a circle."""
+"""Number of preemptions of one request without an output token in between that count as a circle."""
 FORGOTTEN_S = 60.0
-"""A preempted request that neither ran nor was next for so long is no longer watched."""
+"""Seconds after which a preempted request that neither ran nor was next is no longer watched."""
 
 
 @dataclass
@@ -428,14 +435,14 @@ class Circle:
 
     output_tokens: int
     preemptions: int
-    """Number of preemptions when it was first seen to start again."""
+    """Number of preemptions when it was first seen to restart."""
     since_s: float
     seen_s: float
     restarts: int = 0
     """Preemptions since then."""
 
     def stall(self, request_id: str) -> StallCause:
-        """Return the stall of a request that starts again and again."""
+        """Return the stall of a request that restarts again and again."""
         often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
         ended = "without an output token, and no request has ended"
         return StallCause("livelock", f"request {request_id} {often} {ended}")
@@ -445,24 +452,25 @@ _computed = attrgetter("request_id", "num_computed_tokens")
 
 
 class Movement:
-    """Whether a scheduler gets on, told by a few attributes that each step changes.
+    """Detector of a scheduler's progress, from a few attributes that each step changes.
 
-    A look takes what stands there at that moment: a figure may be of one step and the next of another, which
-    does not matter, since only differences between looks count. No lock is taken and no method of vLLM's
-    called. Times are seconds of the caller's clock.
+    Each look reads the current values. They may belong to different steps, which does not matter, because
+    only differences between looks count. It takes no lock and calls no method of vLLM. Times are seconds of
+    the caller's clock.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
-        """Computed tokens of who ran at the last look."""
+        """Computed tokens of the running requests at the last look."""
         self._ran: list[Any] = []
-        """Requests that ran then, while some may go round in a circle: each tells whether it has ended."""
+        """Requests that ran then, kept while some may be in a circle: each shows whether it has ended."""
         self.circles: dict[str, Circle] = {}
 
     def has_progressed(self, scheduler: Any, now_s: float) -> bool:
-        """Return whether a step has made progress since the last look: tokens of who runs, or an admission.
+        """Return whether a step has made progress since the last look: new tokens or an admission.
 
-        Preempting and starting again is progress here; ``circling`` tells those who gain nothing by it.
+        A restart after a preemption counts as progress here; ``circling`` returns requests that gain nothing
+        by it.
         """
         running = list(scheduler.running)
         seen = dict(map(_computed, running))
@@ -477,7 +485,7 @@ class Movement:
         return moved or again
 
     def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
-        """Return the request preempted most often for so long, without a token or any request's end."""
+        """Return the request preempted most often, if no token or end of a request came in between."""
         candidates = [
             (circle.restarts, request_id)
             for request_id, circle in self.circles.items()
@@ -491,7 +499,7 @@ class Movement:
         return request_id, self.circles[request_id]
 
     def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
-        """Return whether one of them was preempted once more."""
+        """Return whether one of the watched requests was preempted again."""
         again = False
         for request in preempted:
             preemptions = _preemptions(request)
@@ -510,7 +518,7 @@ class Movement:
 
 
 def has_work(engine: Any, waiting: Queues) -> bool:
-    """Return whether a request waits for this engine's next step, or for its thread to take what was sent.
+    """Return whether a request waits for the engine's next step, or for its thread to read it.
 
     Sessions that wait for their clients' next part do not. The waiting queues may be long: they are asked
     last, and only whether any request is in them.
@@ -527,7 +535,7 @@ def has_work(engine: Any, waiting: Queues) -> bool:
 
 
 def _preemptions(request: Any) -> int:
-    """Return the request's preemptions, counted since vLLM 0.11.2."""
+    """Return the request's number of preemptions, which vLLM counts since 0.11.2."""
     return getattr(request, "num_preemptions", 0)
 
 

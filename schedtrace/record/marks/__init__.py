@@ -1,1 +1,1 @@
-"""Marked copy of ``schedule()``: where its exits are, what leads to each, and what is noted there."""
+"""Marked copy of ``schedule()``: the places of its exits, their causes, and what the marks note."""

@@ -38,7 +38,7 @@ class DecidedCondition:
         """Operands of each part: the text, and the variable that keeps the value."""
 
     def keep_values(self, place: int) -> None:
-        """Have a part keep what it compares, where no part of it may be left out."""
+        """Have a part keep the values that it compares, if none of its operands may be skipped."""
         part, negated = _without_not(self._flagged[place])
         with_values: ast.expr
         match part:
@@ -60,7 +60,7 @@ class DecidedCondition:
 
     @property
     def test(self) -> ast.expr:
-        """The condition that keeps what is to be told; its truth and its effects are the same."""
+        """Condition that also keeps these values; its truth and its effects are unchanged."""
         *before, last = self._flagged
         with_flags = [self._with_flag(place, part) for place, part in enumerate(before)]
         if not with_flags:
@@ -77,7 +77,7 @@ class DecidedCondition:
 
     @property
     def tests(self) -> list[ast.expr]:
-        """The parts one by one, for who evaluates each by itself."""
+        """The parts separately, for callers that evaluate each alone."""
         return self._flagged
 
     @property
@@ -113,7 +113,7 @@ class DecidedCondition:
 
 
 def as_true(part: ast.expr, *, holds: bool) -> ast.expr:
-    """Return what was true of a part that was true, or false: without a ``not`` too many."""
+    """Return the text that was true of a part that was true, or false, without a superfluous ``not``."""
     inner, negated = _without_not(part)
     return ast.UnaryOp(ast.Not(), inner) if negated is holds else inner
 
@@ -137,7 +137,7 @@ def _without_not(part: ast.expr) -> tuple[ast.expr, bool]:
 
 
 _State = frozenset[ast.AST] | None
-"""The assignments whose value may be the current one; None: this point is not reached."""
+"""The assignments whose value may be the current one; None if this point is not reached."""
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MAKE_CONTAINERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
 

@@ -9,7 +9,7 @@ from schedtrace.record.marks import guards
 from schedtrace.record.marks.exits import SITES, Event, Site
 
 MOST_PER_SITE = 64
-"""Exits of one site and cause in one call that are told one by one; what is more is told by its number."""
+"""Exits of one site and cause in one call that are listed one by one; further ones are only counted."""
 
 _ZERO_TOKEN_CAUSES: dict[str, Cause] = {
     Cap.ENCODER_BUDGET: Cause.ENCODER_BUDGET,
@@ -58,7 +58,7 @@ def places(sites: Iterable[int]) -> int:
 def to_lines(
     events: list[Event], remaining_budget: int, long_prefill_threshold: int
 ) -> tuple[list[Exit], list[ChunkCap]]:
-    """Return what a step's line says of its exits and caps, in the order in which they were taken.
+    """Return a step's exits and caps as lines, in the order in which they were taken.
 
     Args:
         events: Of one call.
@@ -135,7 +135,7 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 
 
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
-    """Return the cause and its detail; some guards lead to several, and what was noted there decides."""
+    """Return the cause and its detail; if a guard has several causes, the noted values decide."""
     cause = site.cause(event.part)
     cause_and_detail: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
@@ -172,7 +172,7 @@ def _queue_cause(event: Event) -> tuple[str, str | None]:
 
 
 def _values(event: Event, site: Site) -> str | None:
-    """Return what an unknown condition compared, and how that stood."""
+    """Return the values that an unknown condition compared, as text."""
     if site.asks_queue(event.part):
         return f"{event.queued} waiting requests"
     pairs = zip(site.compared(event.part), event.values, strict=False)

@@ -72,7 +72,7 @@ class Site:
     causes: tuple[str, ...]
     """Cause of the exit; where parts of a condition lead to several, one for each, in order of evaluation."""
     guard: str
-    """Condition as the source has it; if it is not known, what was true of it."""
+    """Condition as in the source; if it is not known, a condition that held there."""
     location: str
     """Place in the source, as ``file:line``."""
     refuses_head: bool = False
@@ -91,7 +91,7 @@ class Site:
         return self.causes[part if len(self.causes) > 1 else 0]
 
     def condition(self, part: int) -> str:
-        """Return what was true of the part that decided."""
+        """Return the condition that held for the deciding part."""
         return self.parts[part] if len(self.parts) > 1 else self.guard
 
     def compared(self, part: int) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Event(msgspec.Struct, gc=False):
 
     @property
     def status_name(self) -> str | None:
-        """Name of the request's status; None: not known."""
+        """Name of the request's status; None if not known."""
         return getattr(self.status, "name", None)
 
     @property

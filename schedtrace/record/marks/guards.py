@@ -54,7 +54,7 @@ class Guard:
         """Refuse a guard without names: it would match everything.
 
         Raises:
-            TypeError: ``names`` is no frozenset, or an empty one.
+            TypeError: If ``names`` is no frozenset, or an empty one.
         """
         if not isinstance(self.names, frozenset) or not self.names:
             msg = f"names of the guard for {self.cause}: a frozenset of one name or more, not {self.names!r}"

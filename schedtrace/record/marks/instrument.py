@@ -20,7 +20,7 @@ class Instrumented:
     """Result for the ``schedule()`` methods of a scheduler class."""
 
     classes: tuple[type, ...]
-    """Subclasses of those whose ``schedule()`` notes its exits; to be put into the bases."""
+    """Subclasses with a ``schedule()`` that notes its exits, to be added to the bases."""
     refused: tuple[str, ...]
     """A line for each class that keeps its own, with the reason."""
     sites: tuple[int, ...] = ()

@@ -63,7 +63,7 @@ class _Scope:
     nested: bool = False
     """Whether it is in a loop of that loop: allocating again after each preemption."""
     takes_head: bool = False
-    """The loop takes whoever is first in the queue: a ``while``, not a ``for`` over all."""
+    """Whether the loop takes the first request of the queue: a ``while``, not a ``for`` over all requests."""
     tests: tuple[tuple[ast.expr, bool], ...] = ()
     """Conditions around it within the loop, outermost first; True: it stands in the ``else`` part."""
     bound: frozenset[str] = frozenset()
@@ -117,7 +117,7 @@ class Marker:
         self._victims = syntax.victim_names(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
         self._decided: dict[int, DecidedCondition] = {}
-        """Conditions whose parts are told apart, by their identity."""
+        """Conditions whose parts are distinguished, by identity."""
         self._conditions: set[int] = set()
         """Conditions that can be rewritten, by their identity: of an ``if`` or ``while``."""
         self._outcomes = frozenset[str]()
@@ -234,7 +234,7 @@ class Marker:
         self._conditions.discard(id(condition))
 
     def _rewrite(self, node: ast.If | ast.While) -> None:
-        """Have the condition keep what its marks tell."""
+        """Have the condition keep the values that its marks need."""
         self._conditions.discard(id(node.test))
         if (decided := self._decided.get(id(node.test))) is not None:
             node.test = syntax.on_line_of(node.test, decided.test)
@@ -282,7 +282,7 @@ class Marker:
     def _with_part_causes(
         self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
     ) -> tuple[Site, list[ast.expr]]:
-        """Return a site whose condition has parts that are told apart, and what the mark gets for that."""
+        """Return a site whose condition has several parts, and the mark's arguments for them."""
         [cause] = site.causes
         if cause not in _OF_PARTS:
             return site, []

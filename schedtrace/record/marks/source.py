@@ -26,7 +26,7 @@ class Proven:
     module: ast.Module
     """Module with the bodies of all other functions left out."""
     node: ast.FunctionDef
-    """The function, a part of ``module``; whoever changes it must compile ``module`` afterwards."""
+    """The function, a part of ``module``, which must be compiled again after a change."""
     file: str
     """File as it is shown to people: ``vllm/v1/core/sched/scheduler.py``."""
 
@@ -41,7 +41,7 @@ def prove(function: Any) -> Proven:
     """Return the proven source of ``function``.
 
     Raises:
-        UnprovableError: no plain function, decorated, no source, or a source that is not what runs.
+        UnprovableError: If no plain function, decorated, no source, or a source that is not what runs.
     """
     if type(function) is not FunctionType:
         msg = f"it is no plain function but a {type(function).__name__}"
@@ -67,7 +67,7 @@ def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
     """Return ``function`` with other code: the same globals, defaults, closure and names.
 
     Raises:
-        UnprovableError: ``code`` has other free variables.
+        UnprovableError: If ``code`` has other free variables.
     """
     if code.co_freevars != function.__code__.co_freevars:
         msg = "its closure cannot be kept"
