@@ -33,6 +33,7 @@ from schedtrace.diagnose.rules import common
 from schedtrace.model import (
     causes,
     comparison,
+    live,
     manifest,
     report,
     statistics,
@@ -41,8 +42,6 @@ from schedtrace.model import (
     trace_facts,
     what_if,
 )
-from schedtrace.model import live as queue
-from schedtrace.model import story as life
 from schedtrace.model.message import Message, Value
 
 DOCS = Path(__file__).parent
@@ -54,10 +53,9 @@ MODULES = {
     "statistics": statistics,
     "comparison": comparison,
     "story": story,
-    "life": life,
     "catalogue": catalogue,
     "what_if": what_if,
-    "queue": queue,
+    "live": live,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
@@ -68,9 +66,9 @@ SCHEMAS = {
     "report": (report.Report, "What schedtrace analyze --format json prints"),
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),
     "step": (story.StepStory, "What schedtrace step --format json prints"),
-    "request": (life.Life, "What schedtrace request --format json prints"),
+    "request": (story.Life, "What schedtrace request --format json prints"),
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
-    "queue": (queue.EngineQueues, "What schedtrace queue --format json prints"),
+    "queue": (live.EngineQueues, "What schedtrace queue --format json prints"),
     "what-if": (what_if.Replays, "What schedtrace replay, advise and sweep --format json print"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -116,6 +114,7 @@ def structs() -> dict[str, Struct]:
         and struct.__module__ == module.__name__
         and struct.__struct_fields__
         and struct is not trace.Delta
+        and not issubclass(struct, live.Ask | live.Answer)
     }
 
 

@@ -88,7 +88,7 @@ def _bound_name(bound: Bound) -> str:
 
 def _replay(replays: Replays) -> Iterator[Section]:
     base, *changed = replays.configurations
-    shown = changed[0] if changed else base
+    shown: Configuration = changed[0] if changed else base
     decides = say(
         "vLLM {vllm_version}'s own scheduler decides every step; only the step times are a model.", replays
     )
@@ -171,7 +171,8 @@ def _style(shown: Figure) -> Style | None:
 
 
 def _advice(replays: Replays) -> Iterator[Section]:
-    base, proposals = replays.configurations[0], [row for row in replays.configurations if row.place]
+    base = replays.configurations[0]
+    proposals = [row for row in replays.configurations if row.place]
     now = say(
         "As recorded (replayed): {bounds}; {goodput_requests_per_s:n2} requests/s meet {slo}.",
         base,
