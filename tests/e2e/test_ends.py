@@ -88,10 +88,11 @@ def test_no_process_of_a_run_is_left_when_the_command_is_killed(workplace):
     assert trace.read_bytes() == steps
 
 
-def test_a_hangup_ends_the_engine_in_order_as_ctrl_c_does_and_keeps_the_trace(workplace):
-    command, path = start(workplace, "interrupted")
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_hangup_end_the_engine_in_order_and_keep_the_trace(workplace, asked):
+    command, path = start(workplace, f"interrupted-{asked.name}")
     engine = json.loads(path.read_text().split("\n")[0])["pid"]
-    command.process.send_signal(signal.SIGHUP)
+    command.process.send_signal(asked)
     ended = command.ended()
     assert ended.code == 130
     assert "Traceback" not in ended.err
