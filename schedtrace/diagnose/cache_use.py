@@ -5,10 +5,9 @@ from itertools import pairwise
 
 import polars as pl
 
+from schedtrace.model.prefix_marks import CHARACTERS, blocks_until
 from schedtrace.timeline.timeline import Timeline, made_once
-
-CHARACTERS = 4
-"""Characters of ``Arrival.prefix_hashes`` for every full block."""
+from schedtrace.workloads.prefixes import prefix_block
 
 
 def cache_use(timeline: Timeline) -> pl.DataFrame:
@@ -17,13 +16,14 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
     * ``cached_tokens``: found then, in this engine's cache where that is recorded,
-    * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, but for
-      the prompt's last token, which vLLM always computes; null where prompts' beginnings are not recorded,
+    * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, up to
+      the last common mark (``model.prefix_marks``), but for the prompt's last token, which vLLM always
+      computes; null where prompts' beginnings are not recorded,
     * ``missed_tokens``: shareable and not found,
     * ``miss``, ``salted``: of ``Admission``; null where not recorded.
     """
-    size = timeline.header.block_size or 1
     arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    size = prefix_block(timeline.header, arrivals) or timeline.header.block_size or 1
     rows = (
         timeline.admitted.lazy()
         .filter(pl.col("phase") == "new")
@@ -68,7 +68,7 @@ def _admissions(timeline: Timeline) -> pl.DataFrame:
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:
-    """Count, for each prompt, the most leading blocks that it shares with an earlier one.
+    """Count, for each prompt, the most leading blocks that it shares with an earlier one, up to a mark.
 
     In alphabetical order, a prompt shares most with one of its neighbours. Those of the earlier prompts alone
     are its neighbours once all later ones are taken out, so they are taken out from the last to the first.
@@ -85,11 +85,11 @@ def shared_blocks(hashes: list[str]) -> list[int]:
         shared[prompt] = max(with_before[at], with_before[following])
         with_before[following] = min(with_before[at], with_before[following])
         after[previous], before[following] = following, previous
-    return shared
+    return [blocks_until(marks) for marks in shared]
 
 
 def _alike(first: str, second: str) -> int:
-    """Return the leading blocks that two prompts share."""
+    """Return the leading marks that two prompts share."""
     least, most = 0, min(len(first), len(second)) // CHARACTERS
     while least < most:
         middle = (least + most + 1) // 2
