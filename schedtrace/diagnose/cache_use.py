@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import polars as pl
 
@@ -20,7 +21,7 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
       the last common mark (``model.prefix_marks``), but for the prompt's last token, which vLLM always
       computes; null where prompts' beginnings are not recorded,
     * ``missed_tokens``: shareable and not found,
-    * ``miss``, ``salted``: of ``Admission``; null where not recorded.
+    * ``miss``, ``salted``, ``longest_tokens``: of ``Admission``; null where not recorded.
     """
     arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size or 1
@@ -56,13 +57,52 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .with_columns(missed_tokens=(pl.col("shareable_tokens") - pl.col("cached_tokens")).clip(0))
         .select(
             *("step", "trial", "request_id", "prompt_tokens", "cached_tokens", "shareable_tokens"),
-            *("missed_tokens", "miss", "salted"),
+            *("missed_tokens", "miss", "salted", "longest_tokens"),
         )
     )
 
 
+class SharedBeginnings(NamedTuple):
+    """Beginnings that two prompts of a trial or more have, each counted once."""
+
+    tokens: int
+    """Tokens of their full blocks."""
+    ends: int
+    """Number of those that no other one continues."""
+
+
+def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
+    """Return the shared beginnings of the trial that has most of them; None: hashes are not recorded."""
+    arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
+    hashed = arrivals.select("trial", "prefix_hashes").drop_nulls("prefix_hashes")
+    if hashed.is_empty() or not size:
+        return None
+    trials = hashed.group_by("trial").agg("prefix_hashes")["prefix_hashes"].to_list()
+    blocks, ends = max(_shared_nodes(texts) for texts in trials)
+    return SharedBeginnings(blocks * size, ends)
+
+
+def _shared_nodes(texts: list[str]) -> tuple[int, int]:
+    """Count the blocks of all beginnings that two prompts share, and the beginnings that end there."""
+    ordered = sorted(texts)
+    alike = [0, *(_alike(first, second) for first, second in pairwise(ordered)), 0]
+    most_alike = (max(neighbours) for neighbours in pairwise(alike))
+    shared = sorted({text[: marks * CHARACTERS] for text, marks in zip(ordered, most_alike, strict=True)})
+    continued = [_alike(first, second) for first, second in pairwise(shared)]
+    marks = [len(text) // CHARACTERS for text in shared]
+    blocks = sum(map(blocks_until, marks)) - sum(map(blocks_until, continued))
+    return blocks, sum(own > common for own, common in zip(marks, [*continued, 0], strict=True))
+
+
 def _admissions(timeline: Timeline) -> pl.DataFrame:
-    schema = {"request_id": pl.String, "local_tokens": pl.Int64, "miss": pl.String, "salted": pl.Boolean}
+    schema = {
+        "request_id": pl.String,
+        "local_tokens": pl.Int64,
+        "miss": pl.String,
+        "salted": pl.Boolean,
+        "longest_tokens": pl.Int64,
+    }
     recorded = timeline.lists.get("admitted", pl.LazyFrame(schema=schema))
     return recorded.select(schema.keys()).collect().unique("request_id", keep="first")
 

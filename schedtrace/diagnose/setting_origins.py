@@ -24,9 +24,14 @@ def _listed(name: str) -> Value:
 RETENTION = "cache_config.prefix_cache_retention_interval"
 
 
-def has_retention(header: Header) -> bool:
-    """Return whether the retention interval decides anything: for sliding-window and Mamba groups only."""
+def has_windows(header: Header) -> bool:
+    """Return whether the retention interval decides anything: of groups that give blocks back."""
     return any(group.kind.startswith(("SlidingWindow", "Mamba")) for group in header.cache_groups)
+
+
+def keeps_windows(header: Header) -> bool:
+    """Return whether every block of a window stays cached: by the setting, or since vLLM had none."""
+    return has_windows(header) and header.settings.get(RETENTION) is None
 
 
 VALUES: dict[str, Value] = {
@@ -55,7 +60,7 @@ VALUES: dict[str, Value] = {
     "block_size": lambda header: header.settings.get("cache_config.block_size") or header.block_size,
     "enable_prefix_caching": lambda header: header.enable_prefix_caching,
     "prefix_cache_retention_interval": lambda header: (
-        header.settings.get(RETENTION) if has_retention(header) else None
+        header.settings.get(RETENTION) if has_windows(header) else None
     ),
     "num_speculative_tokens": _listed("speculative_config.num_speculative_tokens"),
     "max_loras": _listed("lora_config.max_loras"),

@@ -281,10 +281,11 @@ def settings(scheduler: Any) -> dict[str, Any]:
     values |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
     values = {name: value for name, value in values.items() if value is not None}
     for part in WHOLE:
-        values |= {
-            f"{part}.{name}": value for name, value in all_settings(getattr(config, part, None)).items()
-        }
-    return values
+        whole = all_settings(getattr(config, part, None))
+        values |= {f"{part}.{name}": value for name, value in whole.items()}
+    as_resolved = all_settings(getattr(scheduler, "kv_cache_config", None))
+    of_cache = {f"cache_config.{name}": value for name, value in as_resolved.items()}
+    return values | {name: value for name, value in of_cache.items() if name in values}
 
 
 def all_settings(config: Any) -> dict[str, Any]:

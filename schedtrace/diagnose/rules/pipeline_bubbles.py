@@ -177,7 +177,6 @@ def _one_at_a_time(
         "{alone_steps:n} of {steps:n batch/batches} were scheduled after the execution of the one before had "
         "ended, so {idle:n} of {stages:n} stages were idle.",
         share_frac=share_of_requests(timeline, felt_us * (1 - 1 / depth)),
-        holder="The engine takes a batch's result before it schedules the next one.",
         message="In {alone_steps:n} of {steps:n step} requests ran that were not in the batch, and no other "
         "batch was in flight; these executions took {alone_ms:ms} of {executed_ms:ms}. If they overlapped as "
         "configured, throughput would rise by {most_gain_frac:%} at most.",

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.cache_use import cache_use, resumptions
+from schedtrace.diagnose.cache_use import cache_use, resumptions, shared_beginnings
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import (
@@ -14,7 +14,9 @@ from schedtrace.diagnose.rules.common import (
     share_of_requests,
     step_finding,
 )
-from schedtrace.model.message import NOTHING, Message, joined
+from schedtrace.diagnose.setting_origins import RETENTION, has_windows, keeps_windows
+from schedtrace.model.kv_need import kv_need
+from schedtrace.model.message import NOTHING, Message, Setting, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -66,6 +68,18 @@ class PrefixCache(Evidence, kw_only=True):
     """Tokens that begin as an earlier prompt does; None: prefix hashes are not recorded."""
     missed_tokens: int | None
     """Shareable tokens that were computed again; None: prefix hashes are not recorded."""
+    group_lost_tokens: int | None
+    """Missed tokens that one of the KV cache groups still had and another had lost; None: no request's, or
+    vLLM does not say it (older than 0.32)."""
+    shared_blocks: int | None
+    """KV blocks that all beginnings that prompts share take, each once; None: not known."""
+    shared_end_blocks: int | None
+    """Part of them that stays cached if groups with a sliding window keep the ends only; None: no such group,
+    or not known."""
+    usable_blocks: int | None
+    """KV blocks of the cache, without vLLM's null block; None: not recorded."""
+    least_free_blocks: int | None
+    """Fewest blocks that were free after a step, cached ones included; None: not recorded."""
     without_hit: dict[str, int]
     """Reason ([``miss``](../trace-format.md)) to requests that found nothing."""
     salted: int
@@ -86,6 +100,19 @@ class PrefixCache(Evidence, kw_only=True):
     """Tokens of full blocks that they did not find again."""
     examples: list[Found]
     """Requests that computed most again."""
+
+    @property
+    def too_many(self) -> bool | None:
+        """True if the cache has no room for all shared beginnings beside what runs; None: not known."""
+        if self.shared_blocks is None or self.least_free_blocks is None:
+            return None
+        return self.shared_blocks > self.least_free_blocks
+
+    @property
+    def ends_fit(self) -> bool:
+        """True if the cache could hold them as soon as windows kept their ends only."""
+        ends = self.shared_end_blocks
+        return bool(self.too_many) and ends is not None and ends <= (self.least_free_blocks or 0)
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -195,6 +222,10 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
     counted = use["shareable_tokens"].is_not_null().any()
     resets, evicted = _keys_lost(timeline)
     misses = use.filter(pl.col("cached_tokens") == 0)["miss"].drop_nulls().value_counts(sort=True)
+    group_lost = use.select((pl.col("longest_tokens") - pl.col("cached_tokens")).clip(0).sum()).item()
+    shared, end_blocks = _shared_blocks(timeline)
+    free = timeline.steps["kv_blocks_free_after"].min()
+    total = timeline.header.kv_blocks_total
     return PrefixCache(
         requests=use.height,
         prompt_tokens=prompt,
@@ -202,6 +233,11 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         hit_frac=cached / prompt if prompt else None,
         shareable_tokens=int(use["shareable_tokens"].sum()) if counted else None,
         missed_tokens=int(use["missed_tokens"].sum()) if counted else None,
+        group_lost_tokens=int(group_lost) if group_lost else None,
+        shared_blocks=shared,
+        shared_end_blocks=end_blocks,
+        usable_blocks=None if total is None else total - 1,
+        least_free_blocks=free if isinstance(free, int) else None,
         without_hit=dict(misses.iter_rows()),
         salted=int(use["salted"].fill_null(value=False).sum()),
         resets=resets,
@@ -213,6 +249,18 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         evicted_tokens=int(back["evicted_tokens"].sum()),
         examples=Found.first(_examples(use, back)),
     )
+
+
+def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
+    """Return the blocks of all shared beginnings, and with the ends of windows only where there are any."""
+    shared, need = shared_beginnings(timeline), kv_need(timeline.header)
+    if shared is None or need is None or not shared.ends:
+        return None, None
+    cached = need.cached(shared.tokens // shared.ends)
+    if cached is None:
+        return None, None
+    every, ends = (count * shared.ends for count in cached)
+    return every, ends if has_windows(timeline.header) else None
 
 
 def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
@@ -270,6 +318,16 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 def _holder(evidence: PrefixCache) -> Message:
     """Say what emptied the cache."""
     parts = [
+        say(
+            "[{too_many:?}All beginnings that prompts share take {shared_blocks:n block}[{ends_fit:?}, or "
+            "{shared_end_blocks:n} with the ends of windows only]; at least {least_free_blocks:n} of "
+            "{usable_blocks:n} were free after each step.]",
+            evidence,
+        ),
+        say(
+            "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",
+            evidence,
+        ),
         say("[The cache was reset {resets:n time}.]", evidence),
         say("[Running requests took at least {evicted_blocks:n block} that were cached.]", evidence),
     ]
@@ -331,12 +389,17 @@ def _advice(
 ) -> list[Advice]:
     """Only what would help: blocks that were taken, a block size above the prompts, readers that skip."""
     advice = []
-    if missed and (evidence.evicted_tokens or evidence.evicted_blocks):
+    gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
+    if missed and evidence.ends_fit and keeps_windows(timeline.header):
+        advice.append(_window_ends(timeline, evidence))
+    elif missed and gone and evidence.too_many is not False:
         advice.append(
             advise(
-                "{space}: more than {blocks:n block}",
+                "{space}: more than [{shared_blocks:n block}, which the beginnings take that prompts share]"
+                "[{shared_blocks:!}{total:n block}]",
+                evidence,
                 space=kv_space(timeline),
-                blocks=timeline.header.kv_blocks_total or 0,
+                total=timeline.header.kv_blocks_total or 0,
                 costs="Device memory.",
             )
         )
@@ -353,6 +416,27 @@ def _advice(
             )
         )
     return advice
+
+
+def _window_ends(timeline: Timeline, evidence: PrefixCache) -> Advice:
+    """Return how windows keep their ends only, with vLLM's setting or, where it has none, a newer vLLM."""
+    costs = "Only a prompt that continues another one, or begins as several do, finds its beginning."
+    if RETENTION in timeline.header.settings:
+        return advise(
+            "{option} {value:n} (now all blocks): windows then keep their ends only, and all beginnings that "
+            "prompts share take {shared_end_blocks:n} of {usable_blocks:n block}",
+            evidence,
+            setting="prefix_cache_retention_interval",
+            value=0,
+            costs=costs,
+        )
+    return advise(
+        "a vLLM with {setting_name} 0: windows then keep their ends only, and all beginnings that prompts "
+        "share take {shared_end_blocks:n} of {usable_blocks:n block}",
+        evidence,
+        setting_name=Setting("--prefix-cache-retention-interval"),
+        costs=costs,
+    )
 
 
 RULE = Rule(

@@ -2,9 +2,14 @@
 
 import polars as pl
 
-from schedtrace.diagnose.gains import most_step_us, peak_requests, sets_pace, throughput_gain
+from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
+from schedtrace.diagnose.rules.allowed_settings import (
+    BATCHED_TOKENS,
+    batched_tokens,
+    decodes_of_all,
+    replayed,
+)
 from schedtrace.diagnose.rules.common import (
     LongestWaited,
     advise,
@@ -170,10 +175,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     wanted = int(
         steps.select((pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0)).max()).item() or 0
     )
-    tokens_per_decode = 1 + most_drafts(timeline)
-    seats = min(timeline.seats, peak_requests(timeline))
-    slots = max(0, batched_tokens(timeline) - timeline.token_budget)
-    every_decode = seats * tokens_per_decode
+    wanted_decodes = decodes_of_all(timeline)
     return TokenBudget(
         **longest_wait_figures(waits),
         full_steps=steps.height,
@@ -183,22 +185,13 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
         prefill_frac=1 - decodes / used,
         largest_prefill=each["request_id"][0] if each.height else None,
         largest_prefill_frac=int(each["scheduled_tokens"][0]) / prefill if each.height else None,
-        draft_slots=slots,
-        tokens_per_decode=tokens_per_decode,
-        seats_decoding=seats,
-        proposed=every_decode + slots
-        if every_decode > timeline.token_budget
+        draft_slots=max(0, batched_tokens(timeline) - timeline.token_budget),
+        tokens_per_decode=wanted_decodes.each,
+        seats_decoding=wanted_decodes.seats,
+        proposed=wanted_decodes.batched_tokens
+        if wanted_decodes.tokens > timeline.token_budget
         else _proposed(batched_tokens(timeline), wanted),
     )
-
-
-def most_drafts(timeline: Timeline) -> int:
-    """Return the drafts that a decode verifies: as configured, else the most that a step shows."""
-    configured = timeline.header.settings.get("speculative_config.num_speculative_tokens")
-    if isinstance(configured, int):
-        return configured
-    most = timeline.stretches.select(pl.col("draft_tokens").max()).collect().item()
-    return int(most or 0)
 
 
 def _proposed(budget: int, wanted: int) -> int:

@@ -100,12 +100,14 @@ def test_prompts_that_begin_alike_are_told_by_their_hashes(recording, caching):
 @pytest.mark.parametrize("caching", [True, False])
 def test_what_long_prompts_share_is_known_to_a_mark(recording, caching):
     """Two prompts differ within a block: their texts are equal up to the last mark before it."""
-    engine = Traced(enable_prefix_caching=caching, max_model_len=32768, num_blocks=4000)
+    engine = Traced(
+        enable_prefix_caching=caching, max_model_len=32768, num_blocks=4000, max_num_batched_tokens=8192
+    )
     tokens, shared = list(range(100, 1900)) * 17, 16 * 1500 + 5
     other = [*tokens[:shared], 99, *tokens[shared + 1 :]]
     engine.add("long", prompt=tokens[:30000], max_tokens=1)
     engine.add("other", prompt=other[:28000], max_tokens=1)
-    engine.finish(200)
+    engine.finish()
     texts = [entry["prefix_hashes"] for entry in events(recording, "arrived")]
     assert [len(text) // 4 for text in texts] == [marks_within(30000 // 16), marks_within(28000 // 16)]
     assert len(texts[0]) // 4 == 256 + 128 + 128 + 106  # to 512, 1,024, and by 8 blocks to 1,872
