@@ -76,6 +76,8 @@ class PrefixCache(Evidence, kw_only=True):
     shared_end_blocks: int | None
     """Part of them that stays cached if groups with a sliding window keep the ends only; None: no such group,
     or not known."""
+    keeps_windows: bool
+    """Whether groups with a sliding window keep all of their blocks cached."""
     usable_blocks: int | None
     """KV blocks of the cache, without vLLM's null block; None: not recorded."""
     least_free_blocks: int | None
@@ -104,15 +106,21 @@ class PrefixCache(Evidence, kw_only=True):
     @property
     def too_many(self) -> bool | None:
         """True if the cache has no room for all shared beginnings beside what runs; None: not known."""
-        if self.shared_blocks is None or self.least_free_blocks is None:
+        if self.needed_blocks is None or self.least_free_blocks is None:
             return None
-        return self.shared_blocks > self.least_free_blocks
+        return self.needed_blocks > self.least_free_blocks
+
+    @property
+    def needed_blocks(self) -> int | None:
+        """Blocks that all shared beginnings take as windows are kept now; None: not known."""
+        return self.shared_blocks if self.keeps_windows else self.shared_end_blocks or self.shared_blocks
 
     @property
     def ends_fit(self) -> bool:
         """True if the cache could hold them as soon as windows kept their ends only."""
         ends = self.shared_end_blocks
-        return bool(self.too_many) and ends is not None and ends <= (self.least_free_blocks or 0)
+        is_smaller = self.keeps_windows and ends is not None and ends <= (self.least_free_blocks or 0)
+        return bool(self.too_many) and is_smaller
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -139,7 +147,9 @@ def _find(timeline: Timeline) -> Findings:
         evidence,
         title="Prefix cache misses" if again else "No prefix cache hits",
         verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
-        "computed again[, which took {felt:%} of the requests' time]."
+        "computed again[, which took {felt:%} of the requests' time][{too_many:?}: what prompts share takes "
+        "{needed_blocks:n} of {usable_blocks:n block}[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
+        "windows kept their ends only]]."
         if again
         else ("" if alone else "The prefix cache gave nothing: none of the prompts found a block in it."),
         share_frac=share,
@@ -222,7 +232,10 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
     counted = use["shareable_tokens"].is_not_null().any()
     resets, evicted = _keys_lost(timeline)
     misses = use.filter(pl.col("cached_tokens") == 0)["miss"].drop_nulls().value_counts(sort=True)
-    group_lost = use.select((pl.col("longest_tokens") - pl.col("cached_tokens")).clip(0).sum()).item()
+    of_a_group = use.drop_nulls("longest_tokens").with_columns(
+        had=pl.min_horizontal("longest_tokens", "shareable_tokens")
+    )
+    group_lost = of_a_group.select((pl.col("had") - pl.col("cached_tokens")).clip(0).sum()).item()
     shared, end_blocks = _shared_blocks(timeline)
     free = timeline.steps["kv_blocks_free_after"].min()
     total = timeline.header.kv_blocks_total
@@ -236,6 +249,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         group_lost_tokens=int(group_lost) if group_lost else None,
         shared_blocks=shared,
         shared_end_blocks=end_blocks,
+        keeps_windows=keeps_windows(timeline.header),
         usable_blocks=None if total is None else total - 1,
         least_free_blocks=free if isinstance(free, int) else None,
         without_hit=dict(misses.iter_rows()),
@@ -319,12 +333,6 @@ def _holder(evidence: PrefixCache) -> Message:
     """Say what emptied the cache."""
     parts = [
         say(
-            "[{too_many:?}All beginnings that prompts share take {shared_blocks:n block}[{ends_fit:?}, or "
-            "{shared_end_blocks:n} with the ends of windows only]; at least {least_free_blocks:n} of "
-            "{usable_blocks:n} were free after each step.]",
-            evidence,
-        ),
-        say(
             "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",
             evidence,
         ),
@@ -390,13 +398,21 @@ def _advice(
     """Only what would help: blocks that were taken, a block size above the prompts, readers that skip."""
     advice = []
     gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
-    if missed and evidence.ends_fit and keeps_windows(timeline.header):
+    if missed and evidence.ends_fit:
         advice.append(_window_ends(timeline, evidence))
+    elif missed and evidence.too_many is False and evidence.group_lost_tokens and not evidence.keeps_windows:
+        advice.append(
+            advise(
+                "{option} above {now:n}: windows then keep more than their ends",
+                setting="prefix_cache_retention_interval",
+                now=timeline.header.settings.get(RETENTION) or 0,
+                costs="Blocks that other beginnings would have.",
+            )
+        )
     elif missed and gone and evidence.too_many is not False:
         advice.append(
             advise(
-                "{space}: more than [{shared_blocks:n block}, which the beginnings take that prompts share]"
-                "[{shared_blocks:!}{total:n block}]",
+                "{space}: more than {total:n block}[; what prompts share takes {needed_blocks:n}]",
                 evidence,
                 space=kv_space(timeline),
                 total=timeline.header.kv_blocks_total or 0,
@@ -423,16 +439,16 @@ def _window_ends(timeline: Timeline, evidence: PrefixCache) -> Advice:
     costs = "Only a prompt that continues another one, or begins as several do, finds its beginning."
     if RETENTION in timeline.header.settings:
         return advise(
-            "{option} {value:n} (now all blocks): windows then keep their ends only, and all beginnings that "
-            "prompts share take {shared_end_blocks:n} of {usable_blocks:n block}",
+            "{option} {value:n} (now every block): windows then keep their ends only, and what prompts share "
+            "takes {shared_end_blocks:n} of {usable_blocks:n block}",
             evidence,
             setting="prefix_cache_retention_interval",
             value=0,
             costs=costs,
         )
     return advise(
-        "a vLLM with {setting_name} 0: windows then keep their ends only, and all beginnings that prompts "
-        "share take {shared_end_blocks:n} of {usable_blocks:n block}",
+        "a vLLM with {setting_name} 0: windows then keep their ends only, and what prompts share takes "
+        "{shared_end_blocks:n} of {usable_blocks:n block}",
         evidence,
         setting_name=Setting("--prefix-cache-retention-interval"),
         costs=costs,
