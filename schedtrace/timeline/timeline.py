@@ -13,6 +13,7 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.aborted_work import aborted_work
 from schedtrace.timeline.admission import behind_head, heads_by_size, refused_heads
 from schedtrace.timeline.charges import charges
 from schedtrace.timeline.engine_states import engine_busy_us, starved_steps, unstarved
@@ -132,6 +133,11 @@ class Timeline(EngineFrames):
         return long_prefills(self)
 
     @cached_property
+    def aborted_work(self) -> pl.DataFrame:
+        """Steps that computed for requests which were aborted later (``timeline/aborted_work.py``)."""
+        return aborted_work(self, self.step_time)
+
+    @cached_property
     def charges(self) -> pl.DataFrame:
         """What every wait is charged to (``timeline/charges.py``)."""
         return charges(
@@ -141,6 +147,7 @@ class Timeline(EngineFrames):
             held_up=self.held_up,
             idle=self.idle_holders,
             long=self.long_prefills,
+            in_vain=self.aborted_work,
         )
 
 

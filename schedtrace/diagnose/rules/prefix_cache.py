@@ -320,11 +320,13 @@ def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
 
 
 def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
-    """Share of the requests' time: every request of a step that computes tokens again spends that time."""
+    """Return the share of the requests' time: of all that run or wait while tokens are computed again."""
     model = timeline.step_time
     if model is None or not model.per_prefill_token_us:
         return None
-    sizes = shown.join(timeline.steps.select("step", "total_requests"), on="step")["total_requests"]
+    running = pl.max_horizontal("num_running_after", "total_requests")
+    present = running + pl.col("num_waiting_after").fill_null(0)
+    sizes = shown.join(timeline.steps.select("step", present=present), on="step")["present"]
     together = int(sizes.sum()) / max(1, sizes.len())
     return share_of_requests(timeline, tokens * model.per_prefill_token_us * together)
 
