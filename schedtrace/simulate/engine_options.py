@@ -30,9 +30,12 @@ OF_SCHEDULER = {field.name for field in dataclasses.fields(SchedulerConfig)} - L
 OF_DEVICE = {
     *("block_size", "enable_prefix_caching", "num_gpu_blocks_override", "gpu_memory_utilization"),
     *("kv_cache_memory_bytes", "swap_space", "cpu_offload_gb", "kv_offloading_size", "kv_offloading_backend"),
-    *("kv_sharing_fast_prefill", "prefix_caching_hash_algo", "mamba_block_size", "mamba_cache_mode"),
+    *("kv_sharing_fast_prefill", "prefix_caching_hash_algo", "kv_cache_dtype_skip_layers"),
+    *("mamba_block_size", "mamba_cache_mode", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
+    *("enable_mamba_shared_prefix_checkpoint", "use_replayssm", "replayssm_buffer_len"),
 }
-"""Fields of ``CacheConfig`` about memory and computation, or that a replay takes from the header itself."""
+"""Fields of ``CacheConfig`` about memory and computation, about Mamba layers, which a replay does not have, or
+that it takes from the header itself."""
 DENSE = {"prefix_cache_retention_interval": None}
 """Settings of a trace that lacks them: vLLM was older than they, and kept every block of a window cached."""
 NEEDED = {
