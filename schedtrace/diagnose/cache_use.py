@@ -11,6 +11,7 @@ from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.workloads.prefixes import prefix_block
 
 
+@made_once
 def cache_use(timeline: Timeline) -> pl.DataFrame:
     """Return one row per request that was admitted for the first time, in that order.
 

@@ -34,8 +34,7 @@ OF_DEVICE = {
     *("mamba_block_size", "mamba_cache_mode", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
     *("enable_mamba_shared_prefix_checkpoint", "use_replayssm", "replayssm_buffer_len"),
 }
-"""Fields of ``CacheConfig`` about memory and computation, about Mamba layers, which a replay does not have, or
-that it takes from the header itself."""
+"""Fields of ``CacheConfig`` about memory, computation and Mamba layers, or that are in the header itself."""
 DENSE = {"prefix_cache_retention_interval": None}
 """Settings of a trace that lacks them: vLLM was older than they, and kept every block of a window cached."""
 NEEDED = {
