@@ -195,11 +195,12 @@ def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
             return say("at most {requests:n request} ran at once", requests=requests)
     if setting.name == "long_prefill_token_threshold":
         return _capped([engine.capped for engine in engines])
-    if setting.name == "enable_prefix_caching":
+    was_reached = reached(setting, [engine.reached for engine in engines])
+    if setting.name == "enable_prefix_caching" and not was_reached:
         requests = sum(engine.admitted for engine in engines)
         if requests >= FEWEST_REQUESTS and not any(engine.cached_tokens for engine in engines):
             return say("none of {requests:n request} found a cached token", requests=requests)
-    return reached(setting, [engine.reached for engine in engines])
+    return was_reached
 
 
 def _capped(engines: Sequence[CappedSteps]) -> Message:
