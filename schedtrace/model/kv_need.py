@@ -77,8 +77,8 @@ class KvNeed:
         if ends is None or not all(group.kind in {*_FULL, *_WINDOW} for group in self.groups):
             return None
         every = [-(-tokens // group.block_size) for group in self.groups]
-        kept = [end if window else all_ for end, window, all_ in zip(ends, windows, every, strict=True)]
-        return sum(every), sum(kept)
+        ends_only = [end if window else all_ for end, window, all_ in zip(ends, windows, every, strict=True)]
+        return sum(every), sum(ends_only)
 
     @property
     def is_bounded(self) -> bool:

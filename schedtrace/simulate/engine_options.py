@@ -122,8 +122,8 @@ def _cache_options(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in settings.items()
         if name.startswith("cache_config.")
     }
-    known = {field.name for field in dataclasses.fields(CacheConfig)} & {*NAMES} - OF_DEVICE
-    return {name: value for name, value in (DENSE | recorded).items() if name in known}
+    arguments = {field.name for field in dataclasses.fields(CacheConfig)} & {*NAMES} - OF_DEVICE
+    return {name: value for name, value in (DENSE | recorded).items() if name in arguments}
 
 
 def is_lockstep(header: Header) -> bool:

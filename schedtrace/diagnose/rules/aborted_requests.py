@@ -48,9 +48,9 @@ class Aborts(Evidence, kw_only=True):
     """Number of all requests."""
     time_ms: float
     """Time that the aborted requests had taken, added up."""
-    others_ms: float
+    kept_waiting_ms: float
     """Time that other requests waited for a limit while the device worked for them, added up."""
-    others: int
+    kept_waiting: int
     """Number of these other requests."""
     device_frac: float | None
     """Share of the engine's busy time in which the device worked for them; None: no model of step times."""
@@ -95,9 +95,9 @@ def _find(timeline: Timeline) -> Findings:
     of_engine = recorded(timeline.interrupted_states).filter(theirs, pl.col("state") != INTERRUPTED)
     time_us = int(of_engine.select(LENGTH_US.sum()).item())
     for_them = timeline.charges.filter(pl.col("charge") == ABORTED_WORK, ~theirs)
-    others_us, work = int(for_them["time_us"].sum()), timeline.aborted_work
+    kept_waiting_us, work = int(for_them["time_us"].sum()), timeline.aborted_work
     device_us = float(work.select((LENGTH_US * pl.col("in_vain")).sum()).item() or 0.0)
-    share = min(1.0, (time_us + others_us) / timeline.requests_us)
+    share = min(1.0, (time_us + kept_waiting_us) / timeline.requests_us)
     if share < FOUND_FROM_FRAC:
         return
     retries, by_content = _retries(aborted, timeline.first_arrivals)
@@ -107,8 +107,8 @@ def _find(timeline: Timeline) -> Findings:
         aborted=aborted.height,
         requests=requests.height,
         time_ms=time_us / 1e3,
-        others_ms=others_us / 1e3,
-        others=for_them["request_id"].n_unique(),
+        kept_waiting_ms=kept_waiting_us / 1e3,
+        kept_waiting=for_them["request_id"].n_unique(),
         device_frac=device_us / timeline.busy_us if device_us and timeline.busy_us else None,
         computed_tokens=int(states["tokens"].sum()),
         output_tokens=int(aborted["output_tokens"].sum()),
@@ -140,12 +140,13 @@ def _find(timeline: Timeline) -> Findings:
         title="Clients give up and try again" if evidence.again else "Aborted requests",
         verdict="{aborted:n} of {requests:n request} were aborted[{same_age:?} after {median_age_ms:ms} "
         "each][{again:?}; {retries:n} of them came again at once]: {share:%} of the requests' time was "
-        "spent on them[, with {others:n other request} that waited meanwhile].",
+        "spent on them[, with {kept_waiting:n other request} that waited meanwhile].",
         share_frac=share,
         tokens=evidence.computed_tokens,
         message="The engine had computed {computed_tokens:n token} for them, {output_tokens:n} of these "
         "output[, which took {device_frac:%} of its busy time]; the median age was {median_age_ms:ms}."
-        "[ {others:n other request} waited {others_ms:ms} for a limit while the device did this work.]"
+        "[ {kept_waiting:n other request} waited {kept_waiting_ms:ms} for a limit while the device did this "
+        "work.]"
         "[ {retries:n} were followed at once by a request with [{by_content:?}the same prompt]"
         "[{by_content:!}a prompt of the same length].]"
         "[{retries:!}{same_age:?} They were of one age, as with a client's timeout.]"

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import batched_tokens, decodes_of_all
+from schedtrace.diagnose.rules.allowed_settings import Decodes, batched_tokens, decodes_of_all
 from schedtrace.diagnose.rules.common import LongestWaited, advise, longest_wait_figures, wait_finding
 from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
 from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
@@ -108,7 +108,8 @@ def _budget(waits: Charged) -> Message:
 
 def _padded_decodes(timeline: Timeline) -> Message:
     """Return how many of the seats a step's budget lets decode; nothing where it holds all."""
-    decodes, budget = decodes_of_all(timeline), timeline.token_budget
+    decodes: Decodes = decodes_of_all(timeline)
+    budget = timeline.token_budget
     if decodes.tokens <= budget:
         return NOTHING
     return say(

@@ -55,8 +55,8 @@ class TokenBudget(LongestWaited, kw_only=True):
     seats_decoding: int
     """Requests that the seats hold, as far as there were so many at once."""
     proposed: int
-    """Where a step cannot hold a decode of each of these: as many tokens as they take. Else a power of two
-    that holds what was wanted at once, at least twice the present value and at most about 8 times."""
+    """Tokens of a decode of each of these, if a step cannot hold them; else a power of two that holds what
+    was wanted at once, at least twice the present value and at most about 8 times."""
 
     @property
     def decodes_wanted(self) -> int | None:
