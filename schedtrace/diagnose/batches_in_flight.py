@@ -59,6 +59,25 @@ def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:
     )
 
 
+def executed_batches(timeline: Timeline) -> pl.DataFrame:
+    """Return the steps that scheduled something and whose execution is recorded, in their order.
+
+    Columns: ``step``, ``trial``, ``start_us``, ``total_requests``, ``num_running_after``, ``execute_us`` and
+    ``in_flight``: batches whose execution had not ended when this one was scheduled, this one included.
+    """
+    ended = pl.col("start_us") + pl.col("execute_after_us") + pl.col("execute_us")
+    steps = (
+        timeline.steps.filter((pl.col("total_requests") > 0) & pl.col("execute_us").is_not_null())
+        .with_columns(scheduled_us=pl.col("start_us") + pl.col("schedule_us"), ended_us=ended.cum_max())
+        .with_row_index("at")
+    )
+    over = steps["ended_us"].search_sorted(steps["scheduled_us"], side="right").cast(pl.Int64)
+    return steps.select(
+        *("step", "trial", "start_us", "total_requests", "num_running_after", "execute_us"),
+        in_flight=(pl.col("at").cast(pl.Int64) - over).clip(0) + 1,
+    )
+
+
 def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
     """Estimate how long uneven cycles would take with even batches, as a share of what they take.
 

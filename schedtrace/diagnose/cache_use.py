@@ -2,28 +2,30 @@
 
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import polars as pl
 
+from schedtrace.model.prefix_marks import CHARACTERS, blocks_until
 from schedtrace.timeline.timeline import Timeline, made_once
-
-CHARACTERS = 4
-"""Characters of ``Arrival.prefix_hashes`` for every full block."""
+from schedtrace.workloads.prefixes import prefix_block
 
 
+@made_once
 def cache_use(timeline: Timeline) -> pl.DataFrame:
     """Return one row per request that was admitted for the first time, in that order.
 
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
     * ``cached_tokens``: found then, in this engine's cache where that is recorded,
-    * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, but for
-      the prompt's last token, which vLLM always computes; null where prompts' beginnings are not recorded,
+    * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, up to
+      the last common mark (``model.prefix_marks``), but for the prompt's last token, which vLLM always
+      computes; null where prompts' beginnings are not recorded,
     * ``missed_tokens``: shareable and not found,
-    * ``miss``, ``salted``: of ``Admission``; null where not recorded.
+    * ``miss``, ``salted``, ``longest_tokens``: of ``Admission``; null where not recorded.
     """
-    size = timeline.header.block_size or 1
     arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    size = prefix_block(timeline.header, arrivals) or timeline.header.block_size or 1
     rows = (
         timeline.admitted.lazy()
         .filter(pl.col("phase") == "new")
@@ -56,19 +58,58 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
         .with_columns(missed_tokens=(pl.col("shareable_tokens") - pl.col("cached_tokens")).clip(0))
         .select(
             *("step", "trial", "request_id", "prompt_tokens", "cached_tokens", "shareable_tokens"),
-            *("missed_tokens", "miss", "salted"),
+            *("missed_tokens", "miss", "salted", "longest_tokens"),
         )
     )
 
 
+class SharedBeginnings(NamedTuple):
+    """Beginnings that two prompts of a trial or more have, each counted once."""
+
+    tokens: int
+    """Tokens of their full blocks."""
+    ends: int
+    """Number of those that no other one continues."""
+
+
+def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
+    """Return the shared beginnings of the trial that has most of them; None: hashes are not recorded."""
+    arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
+    size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
+    hashed = arrivals.select("trial", "prefix_hashes").drop_nulls("prefix_hashes")
+    if hashed.is_empty() or not size:
+        return None
+    trials = hashed.group_by("trial").agg("prefix_hashes")["prefix_hashes"].to_list()
+    blocks, ends = max(_shared_nodes(texts) for texts in trials)
+    return SharedBeginnings(blocks * size, ends)
+
+
+def _shared_nodes(texts: list[str]) -> tuple[int, int]:
+    """Count the blocks of all beginnings that two prompts share, and the beginnings that end there."""
+    ordered = sorted(texts)
+    alike = [0, *(_alike(first, second) for first, second in pairwise(ordered)), 0]
+    most_alike = (max(neighbours) for neighbours in pairwise(alike))
+    shared = sorted({text[: marks * CHARACTERS] for text, marks in zip(ordered, most_alike, strict=True)})
+    continued = [_alike(first, second) for first, second in pairwise(shared)]
+    marks = [len(text) // CHARACTERS for text in shared]
+    blocks = sum(map(blocks_until, marks)) - sum(map(blocks_until, continued))
+    return blocks, sum(own > common for own, common in zip(marks, [*continued, 0], strict=True))
+
+
 def _admissions(timeline: Timeline) -> pl.DataFrame:
-    schema = {"request_id": pl.String, "local_tokens": pl.Int64, "miss": pl.String, "salted": pl.Boolean}
+    schema = {
+        "request_id": pl.String,
+        "local_tokens": pl.Int64,
+        "miss": pl.String,
+        "salted": pl.Boolean,
+        "longest_tokens": pl.Int64,
+    }
     recorded = timeline.lists.get("admitted", pl.LazyFrame(schema=schema))
     return recorded.select(schema.keys()).collect().unique("request_id", keep="first")
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:
-    """Count, for each prompt, the most leading blocks that it shares with an earlier one.
+    """Count, for each prompt, the most leading blocks that it shares with an earlier one, up to a mark.
 
     In alphabetical order, a prompt shares most with one of its neighbours. Those of the earlier prompts alone
     are its neighbours once all later ones are taken out, so they are taken out from the last to the first.
@@ -85,11 +126,11 @@ def shared_blocks(hashes: list[str]) -> list[int]:
         shared[prompt] = max(with_before[at], with_before[following])
         with_before[following] = min(with_before[at], with_before[following])
         after[previous], before[following] = following, previous
-    return shared
+    return [blocks_until(marks) for marks in shared]
 
 
 def _alike(first: str, second: str) -> int:
-    """Return the leading blocks that two prompts share."""
+    """Return the leading marks that two prompts share."""
     least, most = 0, min(len(first), len(second)) // CHARACTERS
     while least < most:
         middle = (least + most + 1) // 2

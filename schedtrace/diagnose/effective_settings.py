@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.reached import Reached, reached, reached_by
 from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
 from schedtrace.model.causes import Cap
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Configured
@@ -138,6 +139,7 @@ class Use:
     admitted: int
     cached_tokens: int
     capped: CappedSteps
+    reached: Reached
 
 
 def capped_steps(timeline: Timeline) -> CappedSteps:
@@ -174,12 +176,13 @@ def use_of(timeline: Timeline) -> Use | None:
         admitted=int(steps["num_new"].sum() or 0),
         cached_tokens=int(steps["cached_tokens"].sum() or 0),
         capped=capped_steps(timeline),
+        reached=reached_by(timeline),
     )
 
 
 def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
     """Return what the run used of this setting, over all engines; nothing where too little is recorded."""
-    if not engines:
+    if not engines or setting.value is False:
         return NOTHING
     if setting.name == "max_num_batched_tokens":
         tokens = max(engine.most_tokens for engine in engines)
@@ -192,11 +195,12 @@ def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
             return say("at most {requests:n request} ran at once", requests=requests)
     if setting.name == "long_prefill_token_threshold":
         return _capped([engine.capped for engine in engines])
-    if setting.name == "enable_prefix_caching" and setting.value:
+    was_reached = reached(setting, [engine.reached for engine in engines])
+    if setting.name == "enable_prefix_caching" and not was_reached:
         requests = sum(engine.admitted for engine in engines)
         if requests >= FEWEST_REQUESTS and not any(engine.cached_tokens for engine in engines):
             return say("none of {requests:n request} found a cached token", requests=requests)
-    return NOTHING
+    return was_reached
 
 
 def _capped(engines: Sequence[CappedSteps]) -> Message:

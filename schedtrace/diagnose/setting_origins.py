@@ -21,6 +21,19 @@ def _listed(name: str) -> Value:
     return lambda header: header.settings.get(name)
 
 
+RETENTION = "cache_config.prefix_cache_retention_interval"
+
+
+def has_windows(header: Header) -> bool:
+    """Return whether the retention interval decides anything: of groups that give blocks back."""
+    return any(group.kind.startswith(("SlidingWindow", "Mamba")) for group in header.cache_groups)
+
+
+def keeps_windows(header: Header) -> bool:
+    """Return whether every block of a window stays cached: by the setting, or since vLLM had none."""
+    return has_windows(header) and header.settings.get(RETENTION) is None
+
+
 VALUES: dict[str, Value] = {
     "max_num_seqs": lambda header: header.max_num_running_reqs,
     "max_num_active_seqs": _scheduler("max_num_active_seqs"),
@@ -46,6 +59,9 @@ VALUES: dict[str, Value] = {
     "kv_cache_dtype": _listed("cache_config.cache_dtype"),
     "block_size": lambda header: header.settings.get("cache_config.block_size") or header.block_size,
     "enable_prefix_caching": lambda header: header.enable_prefix_caching,
+    "prefix_cache_retention_interval": lambda header: (
+        header.settings.get(RETENTION) if has_windows(header) else None
+    ),
     "num_speculative_tokens": _listed("speculative_config.num_speculative_tokens"),
     "max_loras": _listed("lora_config.max_loras"),
     "max_num_encoder_input_tokens": lambda header: (

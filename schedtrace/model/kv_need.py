@@ -68,6 +68,18 @@ class KvNeed:
             for group, count in zip(self.groups, blocks, strict=True)
         ]
 
+    def cached(self, tokens: int) -> tuple[int, int] | None:
+        """Return the blocks of a beginning that stays cached: all of them, and with a window's end only.
+
+        The latter is what vLLM keeps with ``prefix_cache_retention_interval`` 0. None: unknown.
+        """
+        ends, windows = self.held(tokens, tokens), [group.kind in _WINDOW for group in self.groups]
+        if ends is None or not all(group.kind in {*_FULL, *_WINDOW} for group in self.groups):
+            return None
+        every = [-(-tokens // group.block_size) for group in self.groups]
+        ends_only = [end if window else all_ for end, window, all_ in zip(ends, windows, every, strict=True)]
+        return sum(every), sum(ends_only)
+
     @property
     def is_bounded(self) -> bool:
         """Return whether ``sequence`` and ``most`` bound a request's blocks, however it was admitted."""

@@ -24,7 +24,7 @@ from schedtrace.model.trace_facts import (
     ThreadTime,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised only when an older reader would misread a newer trace; added fields do not raise it."""
 
 Via = Literal["source", "inferred"]
@@ -105,7 +105,9 @@ class Header(Line, tag="header", kw_only=True):
     grammar_threads: int | None = None
     """Threads that compile grammars; null where none are used."""
     settings: dict[str, Any] = {}
-    """Further settings, from a fixed list of what discloses nothing; what this vLLM lacks is absent."""
+    """Further settings, without names, paths and addresses: all of vLLM's cache, parallel and speculative
+    configuration, and some of the LoRA, KV transfer, compilation and model configuration. What this vLLM
+    lacks is absent."""
     attached: bool = False
     """Recording began while the engine ran: what it did before is not known."""
     trial_ids: bool = False
@@ -255,11 +257,11 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     parent: str | None = None
     """A hash of its parent's id, salted per trace: equal for the children of one request."""
     prefix_hashes: str | None = None
-    """Prefix of the prompt: 4 characters for every full block of the prompt, at most 256 blocks. Two
-    prompts share their first k blocks if these texts share their first 4k characters. Hashes of vLLM's block
-    hashes, or where it makes none (without prefix caching and KV connector) of the blocks' tokens, salted
-    with random bytes per trace that are written nowhere. Null before vLLM 0.10.2, and of an image or
-    embeddings without prefix caching."""
+    """Prefix of the prompt: 4 characters for every mark. Each of the first 256 full blocks has a mark, then
+    every 2nd to block 512, every 4th to block 1,024, and so on. Two prompts begin alike up to mark k if these
+    texts share their first 4k characters. Hashes of vLLM's block hashes, or where it makes none (without
+    prefix caching and KV connector) of the blocks' tokens, salted with random bytes per trace that are
+    written nowhere. Null before vLLM 0.10.2, and of an image or embeddings without prefix caching."""
 
 
 class Finish(msgspec.Struct, omit_defaults=True):

@@ -54,6 +54,9 @@ class Admission(msgspec.Struct, omit_defaults=True):
     """Reason for a miss. ``skipped``: vLLM does not look for such a request (prompt logprobs, some
     pooling); ``short``: it is no longer than one block; ``not_cached``: nobody else has its first block;
     ``other_group``: some cache groups have that, others do not; null: found, or no prefix caching."""
+    longest_tokens: int | None = None
+    """Tokens that one of the cache groups had, where another had fewer: a hit is as long as the shortest of
+    them. Null: all groups had as much, or vLLM does not say (older than 0.32)."""
 
 
 class HeadRefusal(msgspec.Struct, omit_defaults=True):

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from schedtrace.model.prefix_marks import MARKED_BLOCKS, marks_within
+
 _CHILD = re.compile(r"(\d{1,5})_(.+)", re.DOTALL)
-MOST_BLOCKS = 256
-"""Number of a prompt's blocks whose hashes are written: 4,096 tokens in blocks of 16."""
 
 
 class Salt:
@@ -30,7 +30,7 @@ class Salt:
         ).hexdigest()
 
     def hashed_blocks(self, hashes: Sequence[bytes]) -> str:
-        """Return 4 characters per block."""
+        """Return 4 characters for each hash of a block."""
         key = self._key
         digests = (hashlib.blake2b(block_hash, digest_size=3, key=key).digest() for block_hash in hashes)
         return b64encode(b"".join(digests)).decode()
@@ -65,13 +65,14 @@ class Prefixes:
         self._blocks: dict[str, list[Any] | _Prompt] = {}
 
     def keep_prompt(self, request: Any) -> None:
-        """Store vLLM's hashes of the prompt's first full blocks; later blocks contain its output.
+        """Keep vLLM's hashes of the prompt's marked blocks; its output has none yet.
 
         If vLLM computes none, because nothing needs them, the prompt itself is kept until it is hashed.
         """
         hashes = getattr(request, "block_hashes", None)
         if hashes:
-            self._blocks[request.request_id] = hashes[:MOST_BLOCKS]
+            marked = MARKED_BLOCKS[: marks_within(len(hashes))]
+            self._blocks[request.request_id] = [hashes[block - 1] for block in marked]
         elif hashes is not None and (prompt := _prompt(request, self._block_size)) is not None:
             self._blocks[request.request_id] = prompt
 
@@ -104,11 +105,12 @@ class _Prompt:
     """Key on which vLLM's hashes depend besides tokens."""
 
     def block_hashes(self) -> Iterator[bytes]:
-        """Yield a hash of each full block together with all blocks before it."""
-        before, size = self.told_apart_by.encode(errors="surrogatepass"), self.block_size
-        for at in range(0, min(self.tokens // size, MOST_BLOCKS) * size, size):
-            block = array("q", self.token_ids[at : at + size]).tobytes()
-            before = hashlib.blake2b(before + block, digest_size=16).digest()
+        """Yield a hash of every marked block and all before it."""
+        before, begin = self.told_apart_by.encode(errors="surrogatepass"), 0
+        for block in MARKED_BLOCKS[: marks_within(self.tokens // self.block_size)]:
+            end = block * self.block_size
+            tokens = array("q", self.token_ids[begin:end]).tobytes()
+            before, begin = hashlib.blake2b(before + tokens, digest_size=16).digest(), end
             yield before
 
 

@@ -9,7 +9,8 @@ import dataclasses
 import os
 import platform
 import time
-from typing import Any
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from schedtrace.model.printable import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
@@ -168,36 +169,12 @@ def _class_name(traced: type) -> str:
     return f"{chosen.__module__}.{chosen.__qualname__}"
 
 
-SETTINGS = {
-    "parallel_config": (
-        "tensor_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-        "enable_expert_parallel",
-        "data_parallel_external_lb",
-        "data_parallel_hybrid_lb",
-        "dp_sync_interval",
-        "is_moe_model",
-    ),
-    "cache_config": (
-        "block_size",
-        "num_gpu_blocks_override",
-        "kv_cache_memory_bytes",
-        "gpu_memory_utilization",
-        "cache_dtype",
-        "mamba_cache_mode",
-        "mamba_block_size",
-        "prefix_caching_hash_algo",
-        "sliding_window",
-    ),
+WHOLE = ("cache_config", "parallel_config", "speculative_config")
+"""Parts of vLLM's configuration of which every setting is recorded, as ``scheduler_config`` is."""
+LISTED = {
     "lora_config": ("max_loras", "max_cpu_loras", "max_lora_rank"),
     "kv_transfer_config": ("kv_connector", "kv_role", "kv_load_failure_policy"),
-    "speculative_config": (
-        "method",
-        "num_speculative_tokens",
-        "max_num_new_slots_for_drafting",
-        "disable_padded_drafter_batch",
-    ),
+    "speculative_config": ("max_num_new_slots_for_drafting",),
     "compilation_config": ("cudagraph_mode", "max_cudagraph_capture_size", "cudagraph_capture_sizes"),
     "model_config": (
         "enforce_eager",
@@ -208,7 +185,9 @@ SETTINGS = {
         "renderer_num_workers",
     ),
 }
-"""Settings taken from each part of vLLM's configuration."""
+"""What is recorded of parts that mostly concern a model's execution, and values that vLLM derives."""
+MOST_ENTRIES = 512
+"""Longest list that is recorded; vLLM captures graphs of about 70 sizes."""
 ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
 """Variables with which vLLM overrides such a setting."""
 OF_CONFIG = ("num_lookahead_tokens", "num_speculative_tokens", "use_v2_model_runner")
@@ -292,15 +271,60 @@ def kv_block_bytes(scheduler: Any) -> int | None:
 
 
 def settings(scheduler: Any) -> dict[str, Any]:
-    """Return the listed settings that this release knows, by ``part.name``."""
+    """Return the settings known to this release, ``part.name`` to value; None only in parts of ``WHOLE``."""
     config = scheduler.vllm_config
     values: dict[str, Any] = {}
-    for part, names in SETTINGS.items():
+    for part, names in LISTED.items():
         if (owner := getattr(config, part, None)) is not None:
             values |= _values(owner, f"{part}.", names)
     values |= _values(config, "", OF_CONFIG) | _values(scheduler, "scheduler.", OF_SCHEDULER)
     values |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
-    return {name: value for name, value in values.items() if value is not None}
+    values = {name: value for name, value in values.items() if value is not None}
+    for part in WHOLE:
+        whole = all_settings(getattr(config, part, None))
+        values |= {f"{part}.{name}": value for name, value in whole.items()}
+    as_resolved = all_settings(getattr(scheduler, "kv_cache_config", None))
+    of_cache = {f"cache_config.{name}": value for name, value in as_resolved.items()}
+    return values | {name: value for name, value in of_cache.items() if name in values}
+
+
+def all_settings(config: Any) -> dict[str, Any]:
+    """Return the public settings of a configuration dataclass that are JSON values and disclose nothing.
+
+    A text is recorded where the setting's type names it as a choice: any other may be a name, a path or an
+    address. Ports are left out, and what vLLM derives instead of taking it as an argument.
+    """
+    if not dataclasses.is_dataclass(config):
+        return {}
+    types = _types(type(config))
+    return {
+        field.name: _plain(value)
+        for field in dataclasses.fields(config)
+        if field.init and not field.name.startswith("_") and not field.name.endswith("_port")
+        if _is_recordable(value := getattr(config, field.name, None), types.get(field.name, field.type))
+    }
+
+
+def _types(config: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(config)
+    except Exception:  # an annotation names what is imported for type checkers only
+        return {}
+
+
+def _is_recordable(value: Any, annotation: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= MOST_ENTRIES and all(_is_recordable(entry, annotation) for entry in value)
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return value in _choices(annotation)
+    return value is None or isinstance(value, bool | int | float | Enum)
+
+
+def _choices(annotation: Any) -> set[Any]:
+    """Return the values that a type names: those of each ``Literal`` within it."""
+    if get_origin(annotation) is Literal:
+        return {*get_args(annotation)}
+    return set().union(*map(_choices, get_args(annotation)))
 
 
 def _values(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
         request_id=request.request_id,
         local_tokens=local,
         external_tokens=getattr(stats, "num_external_cached_tokens", None),
+        longest_tokens=getattr(request, "shared_prefix_boundary", None) or None,
         full_blocks=_full_blocks(scheduler, request) if caching else None,
         salted=getattr(request, "cache_salt", None) is not None,
         miss=_miss(scheduler, request) if caching and not (hit_tokens if local is None else local) else None,

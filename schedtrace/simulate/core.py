@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from schedtrace.record.disguise import RECORDERS
 from schedtrace.record.engine_hooks import record_passes
+from schedtrace.simulate import releases
 
 
 def make_core(
@@ -54,10 +55,9 @@ def make_core(
 
 def sized_cache(config: Any, groups: list[Any]) -> Any:
     """Return a KV cache of ``num_gpu_blocks`` blocks, as ``_initialize_kv_caches`` returns it."""
-    blocks = config.cache_config.num_gpu_blocks
-    cache = KVCacheConfig(blocks, [], groups)
+    cache = releases.kv_cache_config(config, groups)
     returned = inspect.signature(core.EngineCore._initialize_kv_caches).return_annotation  # noqa: SLF001  # vLLM has no public one
-    return cache if returned is KVCacheConfig else (blocks, 0, cache)  # the latter to vLLM 0.14 at least
+    return cache if returned is KVCacheConfig else (cache.num_blocks, 0, cache)  # to vLLM 0.14 at least
 
 
 @contextmanager

@@ -6,7 +6,6 @@ batches in flight. There is no clock: ``Simulation`` adds one.
 """
 
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
-    KVCacheConfig,
     KVCacheGroupSpec,
     SlidingWindowSpec,
 )
@@ -53,14 +51,14 @@ def _spec(kind: type, block_size: int, sliding_window: int | None = None) -> Any
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
-    """Return the keyword arguments of ``Scheduler`` that this release knows."""
-    shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
+    """Return the keyword arguments of ``Scheduler``; each release takes those that it knows."""
+    block_size, hash_block_size = releases.block_sizes(config, groups)
     arguments = {
         "vllm_config": config,
-        "kv_cache_config": KVCacheConfig(config.cache_config.num_gpu_blocks, [], groups),
+        "kv_cache_config": releases.kv_cache_config(config, groups),
         "structured_output_manager": StructuredOutputManager(config),
-        "block_size": shared,
-        "hash_block_size": config.cache_config.block_size,
+        "block_size": block_size,
+        "hash_block_size": hash_block_size,
         "log_stats": True,
     }
     return releases.supported_arguments(Scheduler.__init__, arguments)
@@ -178,13 +176,14 @@ class Engine:
         self.depth: int = getattr(self.config, "max_concurrent_batches", 2 if overlapped else 1)
         """``schedule()`` calls before the first output comes back: batches in flight at once."""
         plain: type = AsyncScheduler if overlapped else Scheduler
-        self.scheduler: Any = self._build(
-            wrap(plain) if wrap else plain, kv_groups or kv_cache_groups(self.config)
-        )
+        groups = kv_groups or kv_cache_groups(self.config)
+        self.scheduler: Any = self._build(wrap(plain) if wrap else plain, groups)
         self.requests: dict[str, Any] = {}
         """Every request ever added, as vLLM's ``Request``."""
         caching = self.config.cache_config.enable_prefix_caching
-        self._hasher = releases.block_hasher(self.config.cache_config.block_size) if caching else None
+        self._hasher = (
+            releases.block_hasher(releases.block_sizes(self.config, groups)[1]) if caching else None
+        )
         self._texts = itertools.count()
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:

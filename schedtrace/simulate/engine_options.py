@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
-from vllm.config import SchedulerConfig
+from vllm.config import CacheConfig, SchedulerConfig
 from vllm.engine import arg_utils
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
@@ -27,6 +27,22 @@ LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
 imported."""
 OF_SCHEDULER = {field.name for field in dataclasses.fields(SchedulerConfig)} - LEFT_OUT
 """Taken from a header, which may be anyone's: other arguments of vLLM can name code that is run."""
+OF_DEVICE = {
+    *("block_size", "enable_prefix_caching", "num_gpu_blocks_override", "gpu_memory_utilization"),
+    *("kv_cache_memory_bytes", "swap_space", "cpu_offload_gb", "kv_offloading_size", "kv_offloading_backend"),
+    *("kv_sharing_fast_prefill", "prefix_caching_hash_algo", "kv_cache_dtype_skip_layers"),
+    *("mamba_block_size", "mamba_cache_mode", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
+    *("enable_mamba_shared_prefix_checkpoint", "use_replayssm", "replayssm_buffer_len"),
+}
+"""Fields of ``CacheConfig`` about memory, computation and Mamba layers, or that are in the header itself."""
+DENSE = {"prefix_cache_retention_interval": None}
+"""Settings of a trace that lacks them: vLLM was older than they, and kept every block of a window cached."""
+NEEDED = {
+    "parallel_config.decode_context_parallel_size": (None, 1),
+    "parallel_config.prefill_context_parallel_size": (None, 1),
+    "speculative_config.num_speculative_tokens_per_batch_size": (None, []),
+}
+"""Settings that decide scheduling and that a replay has only with these values."""
 BLOCKS = "num_gpu_blocks_override"
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
@@ -49,9 +65,10 @@ def engine_options(
 
     Raises:
         UsageError: a name is none of vLLM's, or a change that a replay cannot make; the model has layers that
-            it cannot build.
+            it cannot build, or the trace a setting that a replay cannot have.
     """
     changes = dict(changes or {})
+    _require_replayable(header.settings)
     for name in changes:
         require_known(name)
     configured = {
@@ -61,7 +78,7 @@ def engine_options(
     }
     options = {name: value for name, value in configured.items() if name in NAMES}
     settings = header.settings
-    options |= {
+    options |= _cache_options(settings) | {
         "max_num_batched_tokens": header.token_budget,
         "max_num_seqs": header.max_num_running_reqs,
         "max_model_len": header.max_model_len,
@@ -86,6 +103,27 @@ def engine_options(
     _require_room(options, changes)
     groups = recorded_groups(header.cache_groups, options["block_size"])
     return options | ({"kv_groups": groups} if groups else {})
+
+
+def _require_replayable(settings: Mapping[str, Any]) -> None:
+    """Refuse by name a recorded setting that decides scheduling and that a replay cannot have."""
+    for name, values in NEEDED.items():
+        if settings.get(name) not in values:
+            msg = (
+                f"the engine ran with {name.rpartition('.')[2]}={settings[name]}, which a replay cannot have"
+            )
+            raise UsageError(msg)
+
+
+def _cache_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded settings of the KV cache that vLLM takes as arguments."""
+    recorded = {
+        name.removeprefix("cache_config."): value
+        for name, value in settings.items()
+        if name.startswith("cache_config.")
+    }
+    arguments = {field.name for field in dataclasses.fields(CacheConfig)} & {*NAMES} - OF_DEVICE
+    return {name: value for name, value in (DENSE | recorded).items() if name in arguments}
 
 
 def is_lockstep(header: Header) -> bool:

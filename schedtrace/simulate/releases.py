@@ -1,6 +1,8 @@
 """What a driver says differently to older releases of vLLM: 0.10 to 0.13 where nothing else is noted."""
 
+import dataclasses
 import inspect
+import math
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +17,7 @@ from vllm.config import ParallelConfig
 from vllm.engine import arg_utils
 from vllm.v1 import outputs
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
@@ -75,6 +78,27 @@ def by_name_or_class(executor: str) -> Any:
     """Return an executor as ``distributed_executor_backend`` takes it; 0.10.0 wants the class, not a name."""
     named = str in get_args(ParallelConfig.__annotations__["distributed_executor_backend"])
     return executor if named else resolve_name(executor)
+
+
+def kv_cache_config(config: Any, groups: list[Any]) -> Any:
+    """Return the KV cache of a configuration's ``num_gpu_blocks``, with all settings that vLLM hands on."""
+    cache = config.cache_config
+    names = {field.name for field in dataclasses.fields(KVCacheConfig)}
+    settings = {name: getattr(cache, name) for name in sorted(names) if hasattr(cache, name)}
+    return KVCacheConfig(
+        num_blocks=cache.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups, **settings
+    )
+
+
+def block_sizes(config: Any, groups: list[Any]) -> tuple[int, int]:
+    """Return the tokens of a block as the scheduler aligns them, and as prompts are hashed."""
+    if hasattr(kv_cache_utils, "resolve_kv_cache_block_sizes"):
+        sizes: tuple[int, int] = kv_cache_utils.resolve_kv_cache_block_sizes(
+            kv_cache_config(config, groups), config
+        )
+        return sizes
+    shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
+    return shared, config.cache_config.block_size
 
 
 def block_hasher(block_size: int) -> Any:

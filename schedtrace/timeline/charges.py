@@ -193,6 +193,8 @@ LONG_PROMPT = "long_prompt"
 """Charge of a wait while one prompt, far longer than the request's own, takes the token budget."""
 CACHE_RESET = "cache_reset"
 """Charge of waiting and recomputation after a reset of the prefix cache took the request's KV blocks."""
+ABORTED_WORK = "aborted_work"
+"""Charge of a wait for a limit while the device works for requests that are aborted later."""
 RECOMPUTE = "recompute"
 """Charge of recomputing tokens that a preemption discarded; this is not a wait."""
 CHARGES = (
@@ -203,10 +205,18 @@ CHARGES = (
     LONG_PROMPT,
     CACHE_RESET,
     INTERRUPTED,
+    ABORTED_WORK,
     RECOMPUTE,
 )
 """Charges other than a ``Cause``."""
 
+OF_LIMITS = (
+    Cause.MAX_NUM_SEQS,
+    Cause.TOKEN_BUDGET,
+    Cause.INPUT_BUDGET,
+    Cause.KV_BLOCKS,
+)
+"""Charges that are shorter where the device does less in vain."""
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
 """Causes that follow from a preemption, and thus from a lack of KV blocks."""
 HALF = 0.5
@@ -234,6 +244,7 @@ def make_charges(
     held_up: pl.DataFrame,
     idle: pl.DataFrame,
     long: pl.DataFrame,
+    in_vain: pl.DataFrame,
 ) -> pl.DataFrame:
     """Return the rows of ``request_states`` in which requests got nothing, by what that is charged to.
 
@@ -247,6 +258,7 @@ def make_charges(
         held_up: Requests behind refused heads, which would have fitted (``queue_waits.behind_head``).
         idle: ``idle_holders``.
         long: ``long_prefills``.
+        in_vain: ``aborted_work``.
     """
     waits = states.filter(
         pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
@@ -267,6 +279,7 @@ def make_charges(
         rows.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items()) for rows in charged
     )
     rows_by_charge = _interrupted(events, _after_resets(frames, rows_by_charge))
+    rows_by_charge = _in_vain(in_vain, rows_by_charge)
     return rows_by_charge.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
 
 
@@ -293,6 +306,16 @@ def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     inside = overlap_us(rows, spans)
     lost = (pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64)
     return _split(rows, lost, INTERRUPTED)
+
+
+def _in_vain(work: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Charge to aborted requests what of the waits for a limit the device worked for them."""
+    if work.is_empty():
+        return rows
+    inside = time_within(rows, work, {"us": pl.col("in_vain")})["us"]
+    lost = (pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64)
+    limited = pl.col("charge").is_in([*map(str, OF_LIMITS)])
+    return _split(rows, pl.when(limited).then(lost).otherwise(0), ABORTED_WORK)
 
 
 def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:

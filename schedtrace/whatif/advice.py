@@ -173,7 +173,7 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
     if name == BLOCKS:
         timeline = base.timelines[0]
         space = kv_space(timeline, value)
-        if kv_bytes(timeline, value) or "cache_config.num_gpu_blocks_override" in timeline.header.settings:
+        if kv_bytes(timeline, value) or timeline.header.settings.get("cache_config.num_gpu_blocks_override"):
             return space
         now = timeline.header.kv_blocks_total
         return say("{space}, for {blocks:n KV block}[ (now {now:n})]", space=space, blocks=value, now=now)

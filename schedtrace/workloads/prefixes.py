@@ -11,20 +11,26 @@ from bisect import bisect_left
 
 import polars as pl
 
+from schedtrace.model.prefix_marks import CHARACTERS, FIRST_BLOCKS, MARKED_BLOCKS, marks_within
 from schedtrace.model.trace import Header
 from schedtrace.workloads.workload import LoadRequest
 
-CHARACTERS = 4
-"""Characters of ``Arrival.prefix_hashes`` for every full block: three bytes in Base64."""
 BYTES = 3
-MOST_BLOCKS = 256
-"""Most blocks of a prompt whose hashes are recorded (``record/arrival_facts.py``)."""
+"""Bytes of a mark's hash."""
 
 
 def identities(hashes: str | None) -> tuple[int, ...]:
-    """Return the number that each block's hash is; the same in every trial of a trace."""
+    """Return a number for each block up to the last mark; the same in every trial of a trace.
+
+    A marked block has its hash. Blocks between marks, of which only the next mark tells whether two prompts
+    share them, have that mark's hash and their distance from it.
+    """
     digests = b64decode(hashes or "")
-    return tuple(int.from_bytes(digests[at : at + BYTES]) for at in range(0, len(digests), BYTES))
+    marks = [int.from_bytes(digests[at : at + BYTES]) for at in range(0, len(digests), BYTES)]
+    blocks = marks[:FIRST_BLOCKS]
+    for mark, end in zip(marks[FIRST_BLOCKS:], MARKED_BLOCKS[FIRST_BLOCKS:], strict=False):
+        blocks += [mark | before << 8 * BYTES for before in reversed(range(end - len(blocks)))]
+    return tuple(blocks)
 
 
 def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
@@ -37,11 +43,18 @@ def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
     if not hashed.height:
         return None
     groups = [group.block_size for group in header.cache_groups]
-    sizes = [size for size in (header.block_size, *groups, math.gcd(*groups)) if size]
-    blocks = pl.col("prefix_hashes").str.len_bytes() // CHARACTERS
+    unit = header.settings.get("cache_config.prefix_match_unit")
+    sizes = [
+        size
+        for size in (unit, header.block_size, *groups, math.gcd(*groups))
+        if isinstance(size, int) and size > 0
+    ]
+    marks = pl.col("prefix_hashes").str.len_bytes() // CHARACTERS
     for size in dict.fromkeys(sizes):
-        most = pl.min_horizontal(pl.col("prompt_tokens") // size, MOST_BLOCKS)
-        if hashed.select((blocks == most).all()).item():
+        blocks = pl.col("prompt_tokens") // size
+        marked = pl.lit(pl.Series(MARKED_BLOCKS)).search_sorted(blocks, side="right")
+        first_only = pl.min_horizontal(blocks, FIRST_BLOCKS)  # as trace schema 3 has it
+        if hashed.select(((marks == marked) | (marks == first_only)).all()).item():
             return size
     return None
 
@@ -58,7 +71,7 @@ def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> 
     hits = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
     count = 0
     for text, cached in hits.select("prefix_hashes", "cached_tokens").iter_rows():
-        key = text[: cached // block * CHARACTERS]
+        key = text[: marks_within(cached // block) * CHARACTERS]
         second = bisect_left(texts, key) + 1
         count += second >= len(texts) or not texts[second].startswith(key)
     return count

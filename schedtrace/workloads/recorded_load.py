@@ -11,12 +11,13 @@ import polars as pl
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message
+from schedtrace.model.prefix_marks import CHARACTERS, FIRST_BLOCKS, MARKED_BLOCKS
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.frames import make_gone
 from schedtrace.timeline.timeline import WARMUP_TRIAL, make_timeline
 from schedtrace.workloads.closed_loop import closed_loop
-from schedtrace.workloads.prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere, identities, prefix_block
+from schedtrace.workloads.prefixes import found_elsewhere, identities, prefix_block
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 CUT_SHORT = ("ABORTED", "ERROR")
@@ -266,13 +267,14 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
             "{requests:n request} whose prompt's beginning is not recorded: they share no prefix.",
             requests=unknown,
         )
-    hashed = pl.col("prefix_hashes").str.len_bytes() == MOST_BLOCKS * CHARACTERS
-    if longer := requests.filter(hashed & (pl.col("prompt_tokens") >= (MOST_BLOCKS + 1) * size)).height:
+    hashed = pl.col("prefix_hashes").str.len_bytes() == FIRST_BLOCKS * CHARACTERS  # more: not in schema 3
+    beyond = pl.col("prompt_tokens") >= MARKED_BLOCKS[FIRST_BLOCKS] * size
+    if longer := requests.filter(hashed & beyond).height:
         yield say(
             "{requests:n request} with prompts of more than {blocks:n block}: what they share "
             "beyond is not recorded.",
             requests=longer,
-            blocks=MOST_BLOCKS,
+            blocks=FIRST_BLOCKS,
         )
     if elsewhere := found_elsewhere(requests, trace.arrivals, size):
         yield say(

@@ -10,7 +10,9 @@ pytest.importorskip("vllm")
 from vllm.config import SchedulerConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from schedtrace.simulate import Driver
+from schedtrace.errors import UsageError
+from schedtrace.model.trace_facts import CacheGroup
+from schedtrace.simulate import Driver, Simulation, VirtualClock
 from schedtrace.simulate.engine_options import engine_options
 from tests.makers import header
 
@@ -31,6 +33,54 @@ def test_what_is_recorded_as_the_text_of_a_list_is_left_out():
     options = engine_options(header(scheduler_config={"max_num_partial_prefills": "[4]", "policy": "fcfs"}))
     assert "max_num_partial_prefills" not in options
     assert options["scheduling_policy"] == "fcfs"
+
+
+def test_the_settings_of_the_kv_cache_are_those_of_the_trace():
+    settings = {
+        "cache_config.prefix_cache_retention_interval": 64,
+        "cache_config.swa_bounded_replay": False,
+        "cache_config.kv_cache_memory_bytes": 1 << 40,
+        "cache_config.unheard_of": 1,
+        "parallel_config.worker_cls": "evil",
+    }
+    options = engine_options(header(settings=settings))
+    assert (options["prefix_cache_retention_interval"], options["swa_bounded_replay"]) == (64, False)
+    assert {"kv_cache_memory_bytes", "unheard_of", "worker_cls"}.isdisjoint(options)
+    without = engine_options(header())
+    assert without["prefix_cache_retention_interval"] is None  # as vLLM was before it had this setting
+    changed = engine_options(header(settings=settings), {"prefix_cache_retention_interval": 0})
+    assert changed["prefix_cache_retention_interval"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("parallel_config.decode_context_parallel_size", 2),
+        ("parallel_config.prefill_context_parallel_size", 4),
+        ("speculative_config.num_speculative_tokens_per_batch_size", [[1, 8, 3], [9, 64, 1]]),
+    ],
+)
+def test_a_setting_that_a_replay_cannot_have_is_refused_by_name(name, value):
+    with pytest.raises(UsageError, match=name.rpartition(".")[2]):
+        engine_options(header(settings={name: value}))
+    engine_options(header(settings={name: None}))
+
+
+@pytest.mark.parametrize("interval", [None, 0, 64])
+@pytest.mark.parametrize("made_as", [Driver, Simulation])
+def test_an_engine_keeps_a_window_cached_as_its_configuration_says(made_as, interval):
+    window = CacheGroup("SlidingWindow", 16, 1, window=32)
+    options = engine_options(
+        header(
+            cache_groups=[CacheGroup("FullAttention", 16, 1), window],
+            block_size=16,
+            enable_prefix_caching=True,
+            settings={"cache_config.prefix_cache_retention_interval": interval},
+        )
+    )
+    with VirtualClock() as clock:
+        engine = Driver(**options) if made_as is Driver else Simulation(clock, **options)
+        assert engine.scheduler.kv_cache_manager.coordinator.retention_interval == interval
 
 
 def test_the_engine_of_a_replay_runs_no_code_of_a_received_folder(tmp_path, monkeypatch):

@@ -12,16 +12,14 @@ from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.aborted_work import FEWEST_ABORTED, have_same_age, is_aborted
+from schedtrace.timeline.charges import ABORTED_WORK
 from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
-FEWEST = 3
-"""Fewest aborted requests that can show a pattern."""
-SAME_AGE_FRAC = 0.1
-"""Ages that differ by less than a tenth are a client's timeout."""
 SOON_FRAC = 0.1
 """A retry follows within a tenth of what the client had waited."""
 MOST_FRAC = 0.5
@@ -50,6 +48,12 @@ class Aborts(Evidence, kw_only=True):
     """Number of all requests."""
     time_ms: float
     """Time that the aborted requests had taken, added up."""
+    kept_waiting_ms: float
+    """Time that other requests waited for a limit while the device worked for them, added up."""
+    kept_waiting: int
+    """Number of these other requests."""
+    device_frac: float | None
+    """Share of the engine's busy time in which the device worked for them; None: no model of step times."""
     computed_tokens: int
     """Tokens scheduled for them."""
     output_tokens: int
@@ -74,7 +78,7 @@ class Aborts(Evidence, kw_only=True):
 def _find(timeline: Timeline) -> Findings:
     requests = timeline.known_requests.filter(~pl.col("streaming_update"))
     aborted = (
-        timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule"))
+        timeline.finishes.filter(is_aborted())
         .join(requests.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
         .with_columns(
             us=pl.coalesce("abort_us", "finished_us"),
@@ -83,28 +87,33 @@ def _find(timeline: Timeline) -> Findings:
         .with_columns(age=pl.col("us") - pl.col("since"))
         .sort("us", "request_id")
     )
-    if aborted.height < FEWEST or not timeline.requests_us:
+    if aborted.height < FEWEST_ABORTED or not timeline.requests_us:
         return
     theirs = pl.col("request_id").is_in(aborted["request_id"].implode())
     states = recorded(timeline.request_states).filter(theirs)
     # What they lost to an interruption is the interruption's: clients that leave meanwhile are its effect.
     of_engine = recorded(timeline.interrupted_states).filter(theirs, pl.col("state") != INTERRUPTED)
     time_us = int(of_engine.select(LENGTH_US.sum()).item())
-    share = time_us / timeline.requests_us
+    for_them = timeline.charges.filter(pl.col("charge") == ABORTED_WORK, ~theirs)
+    kept_waiting_us, work = int(for_them["time_us"].sum()), timeline.aborted_work
+    device_us = float(work.select((LENGTH_US * pl.col("in_vain")).sum()).item() or 0.0)
+    share = min(1.0, (time_us + kept_waiting_us) / timeline.requests_us)
     if share < FOUND_FROM_FRAC:
         return
     retries, by_content = _retries(aborted, timeline.first_arrivals)
     ages = aborted["age"]
     middle = median(ages)
-    spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     evidence = Aborts(
         aborted=aborted.height,
         requests=requests.height,
         time_ms=time_us / 1e3,
+        kept_waiting_ms=kept_waiting_us / 1e3,
+        kept_waiting=for_them["request_id"].n_unique(),
+        device_frac=device_us / timeline.busy_us if device_us and timeline.busy_us else None,
         computed_tokens=int(states["tokens"].sum()),
         output_tokens=int(aborted["output_tokens"].sum()),
         median_age_ms=middle / 1e3,
-        same_age=spread <= SAME_AGE_FRAC * middle,
+        same_age=have_same_age(ages),
         retries=len(retries),
         by_content=by_content,
         examples=[
@@ -131,11 +140,13 @@ def _find(timeline: Timeline) -> Findings:
         title="Clients give up and try again" if evidence.again else "Aborted requests",
         verdict="{aborted:n} of {requests:n request} were aborted[{same_age:?} after {median_age_ms:ms} "
         "each][{again:?}; {retries:n} of them came again at once]: {share:%} of the requests' time was "
-        "spent on them.",
+        "spent on them[, with {kept_waiting:n other request} that waited meanwhile].",
         share_frac=share,
         tokens=evidence.computed_tokens,
         message="The engine had computed {computed_tokens:n token} for them, {output_tokens:n} of these "
-        "output; the median age was {median_age_ms:ms}."
+        "output[, which took {device_frac:%} of its busy time]; the median age was {median_age_ms:ms}."
+        "[ {kept_waiting:n other request} waited {kept_waiting_ms:ms} for a limit while the device did this "
+        "work.]"
         "[ {retries:n} were followed at once by a request with [{by_content:?}the same prompt]"
         "[{by_content:!}a prompt of the same length].]"
         "[{retries:!}{same_age:?} They were of one age, as with a client's timeout.]"

@@ -6,7 +6,7 @@ What it refuses or overrides was read in its source (``config/``, ``platforms/cp
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -222,6 +222,32 @@ def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
 def batched_tokens(timeline: Timeline) -> int:
     """``--max-num-batched-tokens``; the steps' budget where the header does not record it."""
     return timeline.header.scheduler_config.get("max_num_batched_tokens") or timeline.token_budget
+
+
+class Decodes(NamedTuple):
+    """Tokens that a step needs for a decode of every request that the seats hold."""
+
+    each: int
+    """Tokens of a decode: one, and the drafts that it verifies."""
+    seats: int
+    """Requests that the seats hold, as far as there were so many at once."""
+    batched_tokens: int
+    """Smallest ``--max-num-batched-tokens`` that holds a decode of each, with the slots kept for drafts."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all these decodes."""
+        return self.seats * self.each
+
+
+def decodes_of_all(timeline: Timeline) -> Decodes:
+    """Return what the decodes of all seats take, with the configured drafts or else the most of a step."""
+    drafts = timeline.header.settings.get("speculative_config.num_speculative_tokens")
+    if not isinstance(drafts, int):
+        drafts = int(timeline.stretches.select(pl.col("draft_tokens").max()).collect().item() or 0)
+    seats = min(timeline.seats, timeline.demand.requests or 1)
+    slots = max(0, batched_tokens(timeline) - timeline.token_budget)
+    return Decodes(1 + drafts, seats, seats * (1 + drafts) + slots)
 
 
 def smallest_batched_tokens(timeline: Timeline) -> int | None:

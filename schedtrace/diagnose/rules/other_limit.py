@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import batched_tokens
+from schedtrace.diagnose.rules.allowed_settings import Decodes, batched_tokens, decodes_of_all
 from schedtrace.diagnose.rules.common import LongestWaited, advise, longest_wait_figures, wait_finding
 from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
 from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
@@ -25,7 +25,7 @@ HAVE_A_RULE = frozenset(
 """Limits, as causes, that a rule of their own is about."""
 
 
-def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:
+def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noqa: PLR0911  # one per cause
     """Return a sentence about the holders; nothing where the trace does not tell them."""
     match cause:
         case Cause.LORA_CAP:
@@ -34,6 +34,8 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:
             return _grammars(timeline)
         case Cause.MAMBA_ALIGNMENT | Cause.CHUNKED_PREFILL_OFF | Cause.PREFILL_LOOKAHEAD:
             return _budget(waits)
+        case Cause.SPEC_DECODE_PADDING:
+            return _padded_decodes(timeline)
         case Cause.ENCODER_BUDGET:
             return _encoder(timeline, waits)
         case Cause.REMOTE_KV_PENDING:
@@ -100,6 +102,20 @@ def _budget(waits: Charged) -> Message:
         budget=budget,
         left=left,
         share=left / budget,
+    )
+
+
+def _padded_decodes(timeline: Timeline) -> Message:
+    """Return how many of the seats a step's budget lets decode; nothing where it holds all."""
+    decodes: Decodes = decodes_of_all(timeline)
+    budget = timeline.token_budget
+    if decodes.tokens <= budget:
+        return NOTHING
+    return say(
+        "A decode takes {each:n token}, so {budget:n token} hold those of {held:n} of {seats:n seat}.",
+        decodes,
+        budget=budget,
+        held=budget // decodes.each,
     )
 
 
@@ -217,9 +233,11 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
                         costs="Device memory for every further adapter.",
                     )
                 ]
-        case (
-            Cause.MAMBA_ALIGNMENT | Cause.PREFILL_LOOKAHEAD | Cause.ENCODER_BUDGET | Cause.SPEC_DECODE_PADDING
-        ):
+        case Cause.SPEC_DECODE_PADDING if detail != "max_model_len":
+            decodes = decodes_of_all(timeline)
+            if decodes.batched_tokens > batched_tokens(timeline):
+                return [more_batched_tokens(timeline, decodes.batched_tokens)]
+        case Cause.MAMBA_ALIGNMENT | Cause.PREFILL_LOOKAHEAD | Cause.ENCODER_BUDGET:
             now = batched_tokens(timeline)
             if now and detail != "max_model_len":
                 return [more_batched_tokens(timeline, 2 * now)]

@@ -1,17 +1,26 @@
-"""``pipeline-bubbles``: the batches in flight of a pipeline differ in size, so its stages wait."""
+"""``pipeline-bubbles``: a pipeline's stages wait: its batches do not overlap, or differ in size."""
 
 import polars as pl
 
-from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_cycle_frac
+from schedtrace.diagnose.batches_in_flight import (
+    FEWEST_CYCLES,
+    Cohort,
+    cohorts,
+    cycles,
+    even_cycle_frac,
+    executed_batches,
+)
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, smallest_batched_tokens
 from schedtrace.diagnose.rules.common import StepExample, advise, listed, share_of_requests, step_finding
 from schedtrace.model.message import NOTHING, Message, Requests, Steps
-from schedtrace.model.report import Advice, Evidence
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
+ALONE_FRAC = 0.5
+"""Share of the executions' time: if a batch is alone in flight for less of it, the pipeline overlaps."""
 UNEVEN_FRAC = 0.2
 """``1 - mean / max`` of the batches in flight; those of 7, 13, 2 and 10 requests have 0.38."""
 
@@ -51,9 +60,52 @@ class PipelineBubbles(Evidence, kw_only=True):
     """Cycles with the largest batch; the step is the first."""
 
 
+class BatchAlone(StepExample, kw_only=True):
+    """A batch that was alone in the pipeline."""
+
+    total_requests: int
+    """Requests in it."""
+    num_running_after: int
+    """Requests that ran."""
+    execute_us: int
+    """Time of its execution."""
+
+
+class OneAtATime(Evidence, kw_only=True):
+    """Batches in flight: as many as configured, and as many as there were."""
+
+    stages: int
+    """``pipeline_parallel_size``."""
+    depth: int
+    """Number of batches in flight that is configured."""
+    mean_in_flight: float
+    """Mean number of batches in flight right after ``schedule()``, its own included: those whose execution
+    had not ended."""
+    steps: int
+    """Number of batches whose execution is recorded."""
+    alone_steps: int
+    """Number of batches that were alone in flight although requests ran that were not in them."""
+    alone_ms: float
+    """Time of their executions."""
+    executed_ms: float
+    """Time of all executions."""
+    most_gain_frac: float
+    """Rise of throughput if these executions overlapped as configured, at most."""
+    examples: list[BatchAlone]
+    """Batches that took longest."""
+
+
 def _find(timeline: Timeline) -> Findings:
     stages, depth = timeline.header.pipeline_parallel_size, timeline.header.batches_in_flight
     if not stages or not depth or min(stages, depth) < 2:  # noqa: PLR2004  # no pipeline
+        return
+    batches = executed_batches(timeline)
+    alone = batches.filter(
+        (pl.col("in_flight") == 1) & (pl.col("num_running_after") > pl.col("total_requests"))
+    )
+    alone_us, executed_us = int(alone["execute_us"].sum()), int(batches["execute_us"].sum())
+    if alone.height >= depth * FEWEST_CYCLES and alone_us >= ALONE_FRAC * executed_us:
+        yield _one_at_a_time(timeline, batches, alone, stages=stages, depth=depth)
         return
     every = cycles(timeline, depth)
     uneven = every.filter(pl.col("largest") > pl.col("best"))
@@ -95,6 +147,49 @@ def _find(timeline: Timeline) -> Findings:
         },
         advice=_advice(timeline, depth),
         example="{span} held {counts} requests and took {cycle_us:us}.",
+    )
+
+
+def _one_at_a_time(
+    timeline: Timeline, batches: pl.DataFrame, alone: pl.DataFrame, *, stages: int, depth: int
+) -> Finding:
+    """Report batches that are scheduled once the one before is executed: as many stages idle as are left."""
+    alone_us, executed_us = int(alone["execute_us"].sum()), int(batches["execute_us"].sum())
+    saved_us = alone_us * (1 - 1 / depth)
+    felt_us = int(alone.select((pl.col("execute_us") * pl.col("num_running_after")).sum()).item())
+    evidence = OneAtATime(
+        stages=stages,
+        depth=depth,
+        mean_in_flight=float(batches.select(pl.col("in_flight").mean()).item()),
+        steps=batches.height,
+        alone_steps=alone.height,
+        alone_ms=alone_us / 1e3,
+        executed_ms=executed_us / 1e3,
+        most_gain_frac=executed_us / (executed_us - saved_us) - 1,
+        examples=BatchAlone.largest(alone, "execute_us"),
+    )
+    return step_finding(
+        timeline,
+        alone,
+        evidence,
+        title="The pipeline has one batch in flight",
+        verdict="{depth:n} batches in flight are configured, {mean_in_flight:n1} are reached: "
+        "{alone_steps:n} of {steps:n batch/batches} were scheduled after the execution of the one before had "
+        "ended, so {idle:n} of {stages:n} stages were idle.",
+        share_frac=share_of_requests(timeline, felt_us * (1 - 1 / depth)),
+        message="In {alone_steps:n} of {steps:n step} requests ran that were not in the batch, and no other "
+        "batch was in flight; these executions took {alone_ms:ms} of {executed_ms:ms}. If they overlapped as "
+        "configured, throughput would rise by {most_gain_frac:%} at most.",
+        values={"idle": stages - 1},
+        advice=[
+            advise(
+                "Find what waits for a batch's result before the next is scheduled: vLLM schedules {depth:n} "
+                "batches before it asks for the oldest result (vLLM issue 28270 is such a fault).",
+                evidence,
+            )
+        ],
+        example="{at} executed {total_requests:n} of {num_running_after:n request} in {execute_us:us}, with "
+        "no other batch in flight.",
     )
 
 
@@ -142,7 +237,7 @@ def _advice(timeline: Timeline, depth: int) -> list[Advice]:
 
 RULE = Rule(
     code="pipeline-bubbles",
-    summary="the batches in flight of a pipeline differ in size, so its stages wait for the largest",
+    summary="a pipeline's stages wait: its batches do not overlap, or differ in size",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
     find=_find,
     quiet=1,

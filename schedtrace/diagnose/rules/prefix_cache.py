@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.cache_use import cache_use, resumptions
+from schedtrace.diagnose.cache_use import cache_use, resumptions, shared_beginnings
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import (
@@ -14,7 +14,9 @@ from schedtrace.diagnose.rules.common import (
     share_of_requests,
     step_finding,
 )
-from schedtrace.model.message import NOTHING, Message, joined
+from schedtrace.diagnose.setting_origins import RETENTION, has_windows, keeps_windows
+from schedtrace.model.kv_need import kv_need
+from schedtrace.model.message import NOTHING, Message, Setting, joined
 from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -66,6 +68,20 @@ class PrefixCache(Evidence, kw_only=True):
     """Tokens that begin as an earlier prompt does; None: prefix hashes are not recorded."""
     missed_tokens: int | None
     """Shareable tokens that were computed again; None: prefix hashes are not recorded."""
+    group_lost_tokens: int | None
+    """Missed tokens that one of the KV cache groups still had and another had lost; None: no request's, or
+    vLLM does not say it (older than 0.32)."""
+    shared_blocks: int | None
+    """KV blocks that all beginnings that prompts share take, each once; None: not known."""
+    shared_end_blocks: int | None
+    """Part of them that stays cached if groups with a sliding window keep the ends only; None: no such group,
+    or not known."""
+    keeps_windows: bool
+    """Whether groups with a sliding window keep all of their blocks cached."""
+    usable_blocks: int | None
+    """KV blocks of the cache, without vLLM's null block; None: not recorded."""
+    least_free_blocks: int | None
+    """Fewest blocks that were free after a step, cached ones included; None: not recorded."""
     without_hit: dict[str, int]
     """Reason ([``miss``](../trace-format.md)) to requests that found nothing."""
     salted: int
@@ -86,6 +102,25 @@ class PrefixCache(Evidence, kw_only=True):
     """Tokens of full blocks that they did not find again."""
     examples: list[Found]
     """Requests that computed most again."""
+
+    @property
+    def too_many(self) -> bool | None:
+        """True if the cache has no room for all shared beginnings beside what runs; None: not known."""
+        if self.needed_blocks is None or self.least_free_blocks is None:
+            return None
+        return self.needed_blocks > self.least_free_blocks
+
+    @property
+    def needed_blocks(self) -> int | None:
+        """Blocks that all shared beginnings take as windows are kept now; None: not known."""
+        return self.shared_blocks if self.keeps_windows else self.shared_end_blocks or self.shared_blocks
+
+    @property
+    def ends_fit(self) -> bool:
+        """True if the cache could hold them as soon as windows kept their ends only."""
+        ends = self.shared_end_blocks
+        is_smaller = self.keeps_windows and ends is not None and ends <= (self.least_free_blocks or 0)
+        return bool(self.too_many) and is_smaller
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -112,7 +147,9 @@ def _find(timeline: Timeline) -> Findings:
         evidence,
         title="Prefix cache misses" if again else "No prefix cache hits",
         verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
-        "computed again[, which took {felt:%} of the requests' time]."
+        "computed again[, which took {felt:%} of the requests' time][{too_many:?}: what prompts share takes "
+        "{needed_blocks:n} of {usable_blocks:n block}[{ends_fit:?}, and {shared_end_blocks:n} if sliding "
+        "windows kept their ends only]]."
         if again
         else ("" if alone else "The prefix cache gave nothing: none of the prompts found a block in it."),
         share_frac=share,
@@ -195,6 +232,13 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
     counted = use["shareable_tokens"].is_not_null().any()
     resets, evicted = _keys_lost(timeline)
     misses = use.filter(pl.col("cached_tokens") == 0)["miss"].drop_nulls().value_counts(sort=True)
+    of_a_group = use.drop_nulls("longest_tokens").with_columns(
+        had=pl.min_horizontal("longest_tokens", "shareable_tokens")
+    )
+    group_lost = of_a_group.select((pl.col("had") - pl.col("cached_tokens")).clip(0).sum()).item()
+    shared, end_blocks = _shared_blocks(timeline)
+    free = timeline.steps["kv_blocks_free_after"].min()
+    total = timeline.header.kv_blocks_total
     return PrefixCache(
         requests=use.height,
         prompt_tokens=prompt,
@@ -202,6 +246,12 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         hit_frac=cached / prompt if prompt else None,
         shareable_tokens=int(use["shareable_tokens"].sum()) if counted else None,
         missed_tokens=int(use["missed_tokens"].sum()) if counted else None,
+        group_lost_tokens=int(group_lost) if group_lost else None,
+        shared_blocks=shared,
+        shared_end_blocks=end_blocks,
+        keeps_windows=keeps_windows(timeline.header),
+        usable_blocks=None if total is None else total - 1,
+        least_free_blocks=free if isinstance(free, int) else None,
         without_hit=dict(misses.iter_rows()),
         salted=int(use["salted"].fill_null(value=False).sum()),
         resets=resets,
@@ -213,6 +263,18 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         evicted_tokens=int(back["evicted_tokens"].sum()),
         examples=Found.first(_examples(use, back)),
     )
+
+
+def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
+    """Return the blocks of all shared beginnings, and with the ends of windows only where there are any."""
+    shared, need = shared_beginnings(timeline), kv_need(timeline.header)
+    if shared is None or need is None or not shared.ends:
+        return None, None
+    cached = need.cached(shared.tokens // shared.ends)
+    if cached is None:
+        return None, None
+    every, ends = (count * shared.ends for count in cached)
+    return every, ends if has_windows(timeline.header) else None
 
 
 def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
@@ -258,11 +320,13 @@ def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
 
 
 def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
-    """Share of the requests' time: every request of a step that computes tokens again spends that time."""
+    """Return the share of the requests' time: of all that run or wait while tokens are computed again."""
     model = timeline.step_time
     if model is None or not model.per_prefill_token_us:
         return None
-    sizes = shown.join(timeline.steps.select("step", "total_requests"), on="step")["total_requests"]
+    running = pl.max_horizontal("num_running_after", "total_requests")
+    present = running + pl.col("num_waiting_after").fill_null(0)
+    sizes = shown.join(timeline.steps.select("step", present=present), on="step")["present"]
     together = int(sizes.sum()) / max(1, sizes.len())
     return share_of_requests(timeline, tokens * model.per_prefill_token_us * together)
 
@@ -270,6 +334,10 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 def _holder(evidence: PrefixCache) -> Message:
     """Say what emptied the cache."""
     parts = [
+        say(
+            "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",
+            evidence,
+        ),
         say("[The cache was reset {resets:n time}.]", evidence),
         say("[Running requests took at least {evicted_blocks:n block} that were cached.]", evidence),
     ]
@@ -331,12 +399,25 @@ def _advice(
 ) -> list[Advice]:
     """Only what would help: blocks that were taken, a block size above the prompts, readers that skip."""
     advice = []
-    if missed and (evidence.evicted_tokens or evidence.evicted_blocks):
+    gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
+    if missed and evidence.ends_fit:
+        advice.append(_window_ends(timeline, evidence))
+    elif missed and evidence.too_many is False and evidence.group_lost_tokens and not evidence.keeps_windows:
         advice.append(
             advise(
-                "{space}: more than {blocks:n block}",
+                "{option} above {now:n}: windows then keep more than their ends",
+                setting="prefix_cache_retention_interval",
+                now=timeline.header.settings.get(RETENTION) or 0,
+                costs="Blocks that other beginnings would have.",
+            )
+        )
+    elif missed and gone and evidence.too_many is not False:
+        advice.append(
+            advise(
+                "{space}: more than {total:n block}[; what prompts share takes {needed_blocks:n}]",
+                evidence,
                 space=kv_space(timeline),
-                blocks=timeline.header.kv_blocks_total or 0,
+                total=timeline.header.kv_blocks_total or 0,
                 costs="Device memory.",
             )
         )
@@ -353,6 +434,27 @@ def _advice(
             )
         )
     return advice
+
+
+def _window_ends(timeline: Timeline, evidence: PrefixCache) -> Advice:
+    """Return how windows keep their ends only, with vLLM's setting or, where it has none, a newer vLLM."""
+    costs = "Only a prompt that continues another one, or begins as several do, finds its beginning."
+    if RETENTION in timeline.header.settings:
+        return advise(
+            "{option} {value:n} (now every block): windows then keep their ends only, and what prompts share "
+            "takes {shared_end_blocks:n} of {usable_blocks:n block}",
+            evidence,
+            setting="prefix_cache_retention_interval",
+            value=0,
+            costs=costs,
+        )
+    return advise(
+        "a vLLM with {setting_name} 0: windows then keep their ends only, and what prompts share takes "
+        "{shared_end_blocks:n} of {usable_blocks:n block}",
+        evidence,
+        setting_name=Setting("--prefix-cache-retention-interval"),
+        costs=costs,
+    )
 
 
 RULE = Rule(

@@ -141,8 +141,10 @@ def _draft_slots(timeline: Timeline) -> tuple[int, int]:
 
 
 def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
-    """Share of the requests' time that these steps would save if they finished the same tokens undrafted."""
-    felt_us = int(steps.select((pl.col("busy_us") * pl.col("total_requests")).sum()).item())
+    """Return the share of the requests' time, waits included, that the same tokens undrafted would save."""
+    running = pl.max_horizontal("num_running_after", "total_requests")
+    present = running + pl.col("num_waiting_after").fill_null(0)
+    felt_us = int(steps.select((pl.col("busy_us") * present).sum()).item())
     return share_of_requests(timeline, felt_us * (1 - slower)) or 0.0
 
 

@@ -4,7 +4,12 @@ import polars as pl
 
 from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
+from schedtrace.diagnose.rules.allowed_settings import (
+    BATCHED_TOKENS,
+    batched_tokens,
+    decodes_of_all,
+    replayed,
+)
 from schedtrace.diagnose.rules.common import (
     LongestWaited,
     advise,
@@ -45,9 +50,19 @@ class TokenBudget(LongestWaited, kw_only=True):
     """Share of them that it had."""
     draft_slots: int
     """``max_num_batched_tokens - token_budget``, kept for drafts."""
+    tokens_per_decode: int
+    """Tokens of a decode: one, and the drafts that it verifies."""
+    seats_decoding: int
+    """Requests that the seats hold, as far as there were so many at once."""
     proposed: int
-    """A power of two that holds what was wanted at once, at least twice the present value and at most about
-    8 times."""
+    """Tokens of a decode of each of these, if a step cannot hold them; else a power of two that holds what
+    was wanted at once, at least twice the present value and at most about 8 times."""
+
+    @property
+    def decodes_wanted(self) -> int | None:
+        """Tokens that a decode of every seat takes; None: the budget holds them."""
+        wanted = self.seats_decoding * self.tokens_per_decode
+        return wanted if wanted > self.token_budget else None
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -83,7 +98,9 @@ def _find(timeline: Timeline) -> Findings:
         gain=gain,
         limit=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
         message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
-        "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
+        "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
+        "[ A decode takes {tokens_per_decode:n token}, so the decodes of {seats_decoding:n seat} want "
+        "{decodes_wanted:n} in a step.]",
         values={"largest": largest},
         advice=_advice(timeline, evidence, drafts=drafts, paced=paced and has_tokens),
     )
@@ -158,6 +175,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     wanted = int(
         steps.select((pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0)).max()).item() or 0
     )
+    wanted_decodes = decodes_of_all(timeline)
     return TokenBudget(
         **longest_wait_figures(waits),
         full_steps=steps.height,
@@ -168,7 +186,11 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
         largest_prefill=each["request_id"][0] if each.height else None,
         largest_prefill_frac=int(each["scheduled_tokens"][0]) / prefill if each.height else None,
         draft_slots=max(0, batched_tokens(timeline) - timeline.token_budget),
-        proposed=_proposed(batched_tokens(timeline), wanted),
+        tokens_per_decode=wanted_decodes.each,
+        seats_decoding=wanted_decodes.seats,
+        proposed=wanted_decodes.batched_tokens
+        if wanted_decodes.tokens > timeline.token_budget
+        else _proposed(batched_tokens(timeline), wanted),
     )
 
 

@@ -10,7 +10,8 @@ pytest.importorskip("vllm")
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from schedtrace.record.arrival_facts import MOST_BLOCKS, Prefixes
+from schedtrace.model.prefix_marks import MARKED_BLOCKS, marks_within
+from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.simulate import Driver
 from tests.contract.facts.told import Traced, events, lines, trace_file
 
@@ -97,12 +98,22 @@ def test_prompts_that_begin_alike_are_told_by_their_hashes(recording, caching):
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_a_long_prompt_has_hashes_of_its_first_blocks_only(recording, caching):
-    engine = Traced(enable_prefix_caching=caching, max_model_len=8192)
-    engine.add("long", prompt=5000, max_tokens=1)
+def test_what_long_prompts_share_is_known_to_a_mark(recording, caching):
+    """Two prompts differ within a block: their texts are equal up to the last mark before it."""
+    engine = Traced(
+        enable_prefix_caching=caching, max_model_len=32768, num_blocks=4000, max_num_batched_tokens=8192
+    )
+    tokens, shared = list(range(100, 1900)) * 17, 16 * 1500 + 5
+    other = [*tokens[:shared], 99, *tokens[shared + 1 :]]
+    engine.add("long", prompt=tokens[:30000], max_tokens=1)
+    engine.add("other", prompt=other[:28000], max_tokens=1)
     engine.finish()
-    [entry] = events(recording, "arrived")
-    assert len(entry["prefix_hashes"]) == 4 * MOST_BLOCKS
+    texts = [entry["prefix_hashes"] for entry in events(recording, "arrived")]
+    assert [len(text) // 4 for text in texts] == [marks_within(30000 // 16), marks_within(28000 // 16)]
+    assert len(texts[0]) // 4 == 256 + 128 + 128 + 106  # to 512, 1,024, and by 8 blocks to 1,872
+    alike_marks = alike(*map(by_fours, texts))
+    assert alike_marks == marks_within(1500)
+    assert 1500 - 8 < MARKED_BLOCKS[alike_marks - 1] <= 1500
 
 
 @pytest.mark.parametrize("caching", [True, False])

@@ -1,6 +1,9 @@
 """The header's facts of the engine, against its own configuration."""
 
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
@@ -8,7 +11,7 @@ pytest.importorskip("vllm")
 
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from schedtrace.record.header import device_memory_bytes
+from schedtrace.record.header import MOST_ENTRIES, all_settings, device_memory_bytes
 from tests.contract.causes.models import sees_images
 from tests.contract.facts.told import Traced, header
 from tests.contract.families import DRAFTS, LORA
@@ -62,7 +65,7 @@ def test_batches_in_flight(recording, options, batches, stages):
     assert told["data_parallel_size"] == 1
 
 
-def test_settings_are_from_the_list_and_those_of_vllm(recording):
+def test_settings_are_those_of_vllm(recording):
     engine = closed(**(LORA | DRAFTS))
     settings, config = header(recording)["settings"], engine.config
     expected = {
@@ -83,6 +86,60 @@ def test_settings_are_from_the_list_and_those_of_vllm(recording):
     }
     assert {name: settings[name] for name in expected} == expected
     assert not [name for name in settings if name.startswith("kv_transfer_config")]
+
+
+@pytest.mark.parametrize("part", ["cache_config", "parallel_config"])
+def test_every_public_argument_of_a_configuration_is_recorded_that_is_a_number_or_a_choice(recording, part):
+    engine = closed()
+    settings, config = header(recording)["settings"], getattr(engine.config, part)
+    plain = {
+        f"{part}.{field.name}": getattr(config, field.name)
+        for field in fields(config)
+        if field.init and not field.name.startswith("_") and not field.name.endswith("_port")
+    }
+    numbers = {
+        name: value for name, value in plain.items() if value is None or type(value) in {bool, int, float}
+    }
+    assert numbers
+    assert {name: settings[name] for name in numbers} == numbers
+    assert not [name for name in settings if name.startswith(part) and name not in plain]
+
+
+@pytest.mark.parametrize("interval", [None, 0, 64])
+def test_the_interval_at_which_a_window_stays_cached_is_recorded(recording, interval):
+    groups = [
+        KVCacheGroupSpec(["full"], ATTENTION),
+        KVCacheGroupSpec(["window"], MODELS["sliding_window"][0][1]),
+    ]
+    closed(kv_groups=groups, enable_prefix_caching=True, prefix_cache_retention_interval=interval)
+    assert header(recording)["settings"]["cache_config.prefix_cache_retention_interval"] == interval
+
+
+class Mode(Enum):
+    FULL = 1
+
+
+@dataclass
+class Invented:
+    """A configuration with one setting of each kind."""
+
+    number: int | None = None
+    choice: Literal["a", "b"] | None = "b"
+    mode: Mode = Mode.FULL
+    sizes: list[int] = field(default_factory=lambda: [1, 2])
+    pairs: list[tuple[int, int]] = field(default_factory=lambda: [(1, 2)])
+    long_list: list[int] = field(default_factory=lambda: [0] * (MOST_ENTRIES + 1))
+    address: str = "127.0.0.1"
+    master_port: int = 29500
+    nested: dict = field(default_factory=dict)
+    _private: int = 1
+    derived: int = field(default=3, init=False)
+
+
+def test_names_paths_addresses_and_what_vllm_derives_are_left_out():
+    expected = {"number": None, "choice": "b", "mode": "FULL", "sizes": [1, 2], "pairs": [[1, 2]]}
+    assert all_settings(Invented()) == expected
+    assert all_settings(None) == {}
 
 
 def test_no_path_or_host_is_among_them(recording):

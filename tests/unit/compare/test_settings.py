@@ -160,6 +160,17 @@ def test_the_changed_option_comes_first_and_the_recording_folder_is_no_setting(r
     recorded_words(change.base_origin, change.new_origin)
 
 
+def test_no_value_is_a_value_where_both_sides_record_it(run_of):
+    """None keeps every block of a window cached; a trace that lacks the setting says nothing."""
+    name = "cache_config.prefix_cache_retention_interval"
+    dense, ends, unknown = (
+        run_of(folder, step(0), settings=settings)
+        for folder, settings in (("a", {name: None}), ("b", {name: 0}), ("c", {}))
+    )
+    assert told(dense, ends) == [(name, None, 0, False)]
+    assert told(ends, unknown) == []
+
+
 def test_an_option_of_which_only_the_command_tells_is_compared_as_it_was_typed(run_of, recorded_words):
     base = server(run_of, "a", "--api-server-count", "2", "--enable-x")
     new = server(run_of, "a", "--api-server-count=3", "--hf-overrides", '{"a": 1}')

@@ -77,6 +77,63 @@ def test_it_is_silent_about(found, lines, header):
     assert found(CODE, *lines, **header) == []
 
 
+def executed(number, start, end, running=8, batch=2):
+    """A batch of two of the requests; schedule() takes no time."""
+    return step(
+        number,
+        start=start,
+        took=0,
+        back=end - start,
+        got={f"r{(batch * number + n) % 8}": 1 for n in range(batch)},
+        running=running,
+        decode_tokens=batch,
+        execute_after_us=0,
+        execute_us=end - start,
+    )
+
+
+def one_at_a_time(batches=100):
+    lines = [executed(number, 1000 * number, 1000 * number + 900) for number in range(batches)]
+    lines[0].arrived.extend(arrival(f"r{n}", 0) for n in range(8))
+    return lines
+
+
+def test_batches_that_are_executed_one_after_the_other(found, recorded_words):
+    """Each is scheduled after the execution before it has ended: one of four is in flight."""
+    [finding] = found(CODE, *one_at_a_time(), **PIPELINE)
+    evidence = finding.evidence
+    assert (evidence.depth, evidence.mean_in_flight, evidence.alone_steps, evidence.steps) == (
+        4,
+        1.0,
+        100,
+        100,
+    )
+    assert (evidence.alone_ms, evidence.executed_ms) == (90.0, 90.0)
+    assert evidence.most_gain_frac == pytest.approx(3)  # a quarter of the time
+    assert finding.share_frac == pytest.approx(0.75 * 8 * 90 / (8 * 100), rel=0.03)
+    recorded_words(finding.verdict, finding.message, finding.advice, finding.example)
+
+
+def in_flight(number):
+    """Four batches in flight: each takes four times as long as the time to the next."""
+    return executed(number, 1000 * number, 1000 * number + 4000)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [in_flight(number) for number in range(100)],
+        [executed(number, 1000 * number, 1000 * number + 900, running=2) for number in range(100)],
+        [step(n, got={"a": 1, "b": 1}, running=8, decode_tokens=2) for n in range(100)],
+        one_at_a_time(40),
+    ],
+    ids=["overlapped", "all that run are in it", "no execution is recorded", "few"],
+)
+def test_batches_in_flight_are_as_configured_or_not_known(found, lines):
+    lines[0].arrived.extend(arrival(f"r{n}", 0) for n in range(8))
+    assert [finding.title for finding in found(CODE, *lines, **PIPELINE)] == []
+
+
 def test_without_cycles_that_differ_only_a_bound_is_known(found, recorded_words):
     [finding] = found(CODE, *pipeline(3), **PIPELINE)
     assert (finding.share_frac, finding.severity) == (None, "info")

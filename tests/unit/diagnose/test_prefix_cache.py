@@ -2,7 +2,7 @@ import pytest
 
 from schedtrace.diagnose.verdict import leading
 from schedtrace.model.trace import Preemption, ScheduledRequest
-from schedtrace.model.trace_facts import Admission
+from schedtrace.model.trace_facts import Admission, CacheGroup
 from tests.makers import arrival, step
 
 CODE = "prefix-cache"
@@ -99,8 +99,66 @@ def test_prefix_caching_is_off_although_prompts_begin_alike(found, hashes, token
         recorded_words(finding.verdict)
 
 
+WINDOW = CacheGroup("SlidingWindow", 10, 1, window=10)
+GROUPS = [CacheGroup("FullAttention", 10, 1), WINDOW, WINDOW]
+RETENTION = "cache_config.prefix_cache_retention_interval"
+
+
+def two_agents(free, **admission):
+    """Two agents send 4 blocks each in turn, and find nothing; so many blocks are free after each step."""
+    lines = [
+        admits_alike(n, f"r{n}", 0, "abcd" if n % 2 else "efgh", prompt=45, miss="not_cached", **admission)
+        for n in range(10)
+    ]
+    for number, line in enumerate(lines):
+        line.prefix_keys, line.kv_blocks_free_after = 12 - number % 2, free
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "value"),
+    [
+        ({RETENTION: None}, "prefix_cache_retention_interval", 0),
+        ({}, None, None),
+        ({RETENTION: 0}, "prefix_cache_retention_interval", None),
+    ],
+    ids=["dense", "not a setting of this vLLM", "ends only"],
+)
+def test_blocks_of_windows_push_out_what_prompts_share(found, settings, setting, value, recorded_words):
+    """8 blocks in each of three groups are 24; with one block at the end of each window, 8 + 2 * 2."""
+    lines = two_agents(20, longest_tokens=40)
+    [finding] = found(CODE, *lines, cache_groups=GROUPS, settings=settings)
+    evidence = finding.evidence
+    assert (evidence.shared_blocks, evidence.shared_end_blocks, evidence.least_free_blocks) == (24, 12, 20)
+    assert evidence.group_lost_tokens == 8 * 40
+    [advice] = finding.advice
+    assert (advice.setting, advice.value) == (setting, value)
+    recorded_words(finding.verdict, finding.holder, finding.advice)
+
+
+@pytest.mark.parametrize(("free", "advised"), [(7, True), (8, False)])
+def test_more_blocks_are_advised_only_where_what_prompts_share_has_no_room(found, free, advised):
+    [finding] = found(CODE, *two_agents(free))
+    assert (finding.evidence.shared_blocks, finding.evidence.too_many) == (8, advised)
+    assert bool(finding.advice) == advised
+
+
+def test_what_long_prompts_share_counts_as_far_as_it_goes(found):
+    """Of 1,000 blocks 256 have a mark each, and further ones every second and every fourth."""
+    blocks, marks = 1000, 256 + 128 + (1000 - 512) // 4
+    text = "".join(f"{number:04}" for number in range(marks))
+    lines = [admits_alike(n, f"r{n}", 0, "", prompt=10 * blocks + 5, miss="not_cached") for n in range(3)]
+    for line in lines:
+        line.arrived[0].prefix_hashes = text
+    [finding] = found(CODE, *lines)
+    assert finding.evidence.shareable_tokens == 2 * 10 * blocks
+    assert finding.evidence.shared_blocks == blocks
+
+
 def test_who_emptied_the_cache_and_what_helps(found, recorded_words):
     lines = [admits_alike(n, f"r{n}", 0, "abc", miss="not_cached") for n in range(10)]
+    for line in lines:
+        line.kv_blocks_free_after = 2
     for number, keys in enumerate([10, 50, 20, 0, 30, 40, 50, 60, 55, 70]):
         lines[number].prefix_keys = keys
     [finding] = found(CODE, *lines)

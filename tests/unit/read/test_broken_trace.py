@@ -155,8 +155,8 @@ def test_a_file_that_is_no_trace_is_refused_with_its_place(tmp_path, content, sa
 
 
 def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
-    path = write_trace(tmp_path / "t.jsonl", header(schema_version=4, schedtrace_version="9.0"))
-    with pytest.raises(InputError, match=r":1: schema version 4.*schedtrace 9\.0.*up to 3: upgrade"):
+    path = write_trace(tmp_path / "t.jsonl", header(schema_version=5, schedtrace_version="9.0"))
+    with pytest.raises(InputError, match=r":1: schema version 5.*schedtrace 9\.0.*up to 4: upgrade"):
         read_trace(path)
 
 

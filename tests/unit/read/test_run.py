@@ -102,7 +102,7 @@ def test_fields_that_a_newer_manifest_adds_are_ignored(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (encoded(header(engine_rank=1, schema_version=4)) + b"\n", ":1: schema version 4"),
+        (encoded(header(engine_rank=1, schema_version=5)) + b"\n", ":1: schema version 5"),
         (b"", ": empty"),
         (
             encoded(header(engine_rank=1)) + b"\n\xff\n{\n",

@@ -313,11 +313,27 @@ def test_prefixes_that_are_not_recorded_are_said(trace_of):
 
 def test_prefixes_longer_than_recorded_are_said(trace_of):
     blocks = hashes(*range(256))
-    load = prefixed(trace_of, (2569, blocks, 0), (2570, blocks, 0))
+    load = prefixed(trace_of, (2579, blocks, 0), (2580, blocks, 0))
     assert load.prefix_block == 10
     assert said(load) == [
         "1 request with prompts of more than 256 blocks: what they share beyond is not recorded."
     ]
+
+
+def test_prompts_that_share_marks_share_all_blocks_up_to_the_last_of_them(trace_of):
+    """After block 256 every second block has a mark: 260 blocks have two more."""
+    blocks = hashes(*range(258))
+    load = prefixed(
+        trace_of, (2600, blocks, 0), (2609, blocks[:-4] + hashes(9999), 0), (2570, blocks[:1024], 0)
+    )
+    assert load.prefix_block == 10
+    assert said(load) == []
+    first, second, third = (request.prefix for request in load)
+    assert (len(first), len(second), len(third)) == (260, 260, 256)
+    assert first[:258] == second[:258]
+    assert {*first[258:]}.isdisjoint(second[258:])
+    assert len({*first}) == 260
+    assert third == first[:256]
 
 
 def test_cache_hits_on_what_no_prompt_begins_with_are_said(trace_of):

@@ -1,0 +1,65 @@
+"""Device time that was spent on requests whose clients did not wait for the answer."""
+
+import polars as pl
+
+from schedtrace.timeline.frames import EngineFrames
+from schedtrace.timeline.spans import at_steps, level
+from schedtrace.timeline.step_time import StepTime, median
+
+FEWEST_ABORTED = 3
+"""Fewest aborted requests that can show a pattern."""
+SAME_AGE_FRAC = 0.1
+"""Ages that differ by less than a tenth are a client's timeout."""
+SCHEMA = {"step": pl.Int64, "begin_us": pl.Int64, "end_us": pl.Int64, "in_vain": pl.Float64}
+
+
+def is_aborted() -> pl.Expr:
+    """Return whether a finish is a client's abort, not the scheduler's."""
+    return (pl.col("status") == "ABORTED") & ~pl.col("in_schedule")
+
+
+def have_same_age(ages: pl.Series) -> bool:
+    """Return whether most requests were aborted at about the same age, as by a client's timeout."""
+    spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
+    return ages.len() > 0 and spread <= SAME_AGE_FRAC * median(ages)
+
+
+def given_up(frames: EngineFrames) -> pl.Series:
+    """Return the requests whose clients certainly left: without a token, or all aborted ones of the same age.
+
+    Others may have ended at a stop string, which vLLM's front end finds: their answers were not in vain.
+    """
+    aborted = frames.finishes.filter(is_aborted()).with_columns(us=pl.coalesce("abort_us", "finished_us"))
+    ages = (aborted["us"] - aborted.select(pl.coalesce("arrived_us", "queued_us")).to_series()).drop_nulls()
+    if aborted.height < FEWEST_ABORTED:
+        return aborted["request_id"].clear()
+    certain = aborted if have_same_age(ages) else aborted.filter(pl.col("output_tokens") == 0)
+    return certain["request_id"].unique()
+
+
+def aborted_work(frames: EngineFrames, model: StepTime | None) -> pl.DataFrame:
+    """Return the steps that computed for requests whose clients left later; none without a model of times.
+
+    Columns: ``step``, ``begin_us`` and ``end_us`` (start of the next step), and ``in_vain``, the share of
+    that time in which the device worked for them: their tokens' part of what the step takes besides its base,
+    or the whole step if it had no other request.
+    """
+    aborted = given_up(frames)
+    if model is None or aborted.is_empty():
+        return pl.DataFrame(schema=SCHEMA)
+    theirs = frames.stretches.filter(pl.col("request_id").is_in(aborted.implode()))
+    tokens = level(theirs, "step", pl.col("last_step") + 1, their_tokens=pl.col("scheduled_tokens"))
+    predicted = model.predicted()
+    part = (pl.col("their_tokens") / pl.col("used_tokens")) * (predicted - model.base_us) / predicted
+    alone = pl.col("their_tokens") >= pl.col("used_tokens")
+    length = pl.col("end_us") - pl.col("begin_us")
+    busy = (pl.col("busy_us") / length).clip(0, 1)
+    return (
+        at_steps(tokens, frames.steps)
+        .with_columns(
+            begin_us="start_us", end_us=pl.col("start_us").shift(-1).fill_null(pl.lit(frames.end_us))
+        )
+        .filter((pl.col("their_tokens") > 0) & (length > 0) & (pl.col("busy_us") > 0))
+        .with_columns(in_vain=pl.when(alone).then(1.0).otherwise(part) * busy)
+        .select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+    )
