@@ -12,6 +12,7 @@ from schedtrace.present.pages.report_tables import (
     engine_time,
     request_time_table,
     statistics_sections,
+    step_excess,
     trials_table,
 )
 from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
@@ -50,6 +51,8 @@ def details(run: RunReport) -> Iterator[Section]:
         yield request_time_table(run)
     if run.engine_time:
         yield engine_time(run)
+    if run.step_excess:
+        yield step_excess(run)
     if run.causes:
         yield table(run.causes, CAUSES, most=MOST_ROWS)
     if run.caps:
