@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedtrace.timeline.excess import BESIDE, WORK, Array, Feature, independent
+from schedtrace.timeline.excess import BESIDE, Array, Feature, independent
 
 MOST_ROWS = 5_000
 """Steps of a search; of more, evenly spaced blocks are looked at."""
@@ -25,20 +25,26 @@ BLOCK = 25
 FEWEST_BLOCKS = 24
 MOST_CUTS = 24
 """Cuts of a feature that are tried at first; the best one is then looked for between its neighbours."""
+MOST_NEAR = 150
+"""Cuts of a feature that are tried then."""
 SHUFFLES = 60
-FAR = 6.0
-"""Standard deviations above the mean of what shuffled errors reach: chance reaches it in about one of 2,800
+FAR = 4.5
+"""Standard deviations above the mean of what shuffled errors reach: chance reaches it in about one of 570
 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
+FAR_PAIR = 1.3
+"""Multiple of that score from which a pair of conditions, of which there are many more, is looked at."""
 BOUND = 3.0
 """Errors beyond so many typical ones count no more than this."""
 FIRST = 10
 """Candidates, each of another feature, that are fitted, and whose halves are joined with others."""
-AS_GOOD = 0.93
-"""Share of what the best candidate explains, from which another is as good."""
-BETTER = 0.10
-"""Share of the best single split's remaining error that a second condition must take away."""
+AS_GOOD = 0.9
+"""Share of what the best candidate explains, from which another may be as good."""
+SURELY = 2.5
+"""Standard errors by which one has to predict better than another to be no tie."""
 LEAST_CHANGE = 0.03
 """Least relative change of the part's time: models of step times are not more exact."""
+NEAR, NEAR_FRAC = 8, 0.1
+"""Steps on either side of a cut in which the jump has to be seen, and their share of the smaller side."""
 LEAST_APART = 0.3
 """Share of slow steps beyond half of the effect, less that of the other steps."""
 MOST_EXPLANATIONS = 3
@@ -73,6 +79,8 @@ class Explanation:
     """Share of the errors on steps that were not fitted that goes away."""
     also: tuple["Explanation", ...] = field(default=(), repr=False)
     """What explains as much."""
+    errors: Array = field(default_factory=lambda: np.zeros(0), repr=False)
+    """Relative errors that are left, added up over each block of steps."""
 
     @property
     def rank(self) -> int:
@@ -150,6 +158,7 @@ def search(times: Array, work: Array, features: Sequence[Feature]) -> list[Expla
         explanations.append(best)
         measure = best.measure([term.feature.values for term in best.terms])
         added = independent(np.column_stack([added, measure * (1 if best.additive else fit.usual)]))
+        features = [feature for feature in features if feature.family not in best.families]
     return explanations
 
 
@@ -168,6 +177,8 @@ def split(
     columns = [
         measure / fit.usual if add else measure for measure, add in zip(measures, additive, strict=True)
     ]
+    sizes = [float(np.abs(column).max()) or 1.0 for column in columns]
+    columns = [column / size for column, size in zip(columns, sizes, strict=True)]
     matrix = np.column_stack([fit.work, *columns])
     costs = _lad(matrix, fit.times)
     count = fit.work.shape[1]
@@ -244,36 +255,17 @@ def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
 
 
 def _scores(fit: _Fit, candidates: _Candidates, errors: Array) -> Array:
-    """Return how far the errors lean towards each candidate: about a squared standard score, with its sign.
-
-    A split of what is work has to be a jump, not a bend: what a bend there explains is taken out as well.
-    """
+    """Return how far the errors lean towards each candidate: about a squared standard score, with its sign."""
     matrix = candidates.columns
     inside = fit.basis.T @ matrix
     norm = (matrix**2).sum(axis=0)
     rest = norm - (inside**2).sum(axis=0)
     lean = matrix.T @ errors
-    for at, explanation in enumerate(candidates.about):
-        term = explanation.terms[0]
-        if term.feature.rank == WORK and len(explanation.terms) == 1 and not explanation.slope:
-            bend = _bend(fit, term)
-            size = float(bend @ bend)
-            if size > 1e-9:
-                along = float(bend @ matrix[:, at]) / size
-                rest[at] -= along**2 * size
-                lean[at] -= along * (bend @ errors)
     new = rest > LEAST_NEW * norm
     rest = np.where(new, rest, 1.0)
     power = np.mean(errors**2, axis=0) if errors.ndim > 1 else float(np.mean(errors**2))
     scores = np.sign(lean) * lean**2 / (rest[:, None] if errors.ndim > 1 else rest) / np.maximum(power, 1e-12)
     return np.where(new[:, None] if errors.ndim > 1 else new, scores, 0.0)
-
-
-def _bend(fit: _Fit, term: Term) -> Array:
-    """Return a bend at a cut, without what the work implies."""
-    bend = np.clip(term.feature.values - term.cut, 0, None)
-    bend = bend / max(float(bend.max()), 1e-9) * (np.median(fit.usual) / fit.usual)
-    return bend - fit.basis @ (fit.basis.T @ bend)
 
 
 def _chance(fit: _Fit, candidates: _Candidates) -> float:
@@ -295,11 +287,16 @@ def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
         return None
     scores = _scores(fit, singles, fit.errors)
     chance = _chance(fit, singles)
-    if np.abs(scores).max() < chance:
+    if np.abs(scores).max() < chance / 2:
         return None
     leaders = _leaders(singles, scores, chance / 2)
     before = _held_out(fit, fit.work, None)
-    judged = [fitted for at in leaders for fitted in _judged(fit, before, _refined(fit, singles.about[at]))]
+    judged = [
+        fitted
+        for at in leaders
+        if abs(scores[at]) >= chance
+        for fitted in _judged(fit, before, _refined(fit, singles.about[at]))
+    ]
     judged += [
         fitted
         for pair in _pairs(fit, singles, scores, leaders, chance)
@@ -308,19 +305,18 @@ def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
     judged = [one for one in judged if one.explained > 0]
     if not judged:
         return None
-    alone = max((one.explained for one in judged if len(one.terms) == 1), default=0.0)
-    judged = [
-        one
-        for one in judged
-        if len(one.terms) == 1 or 1 - one.explained <= (1 - BETTER) * (1 - alone)
-    ]
-    return _named(fit, judged)
+    alone = max((one for one in judged if len(one.terms) == 1), key=lambda one: one.explained, default=None)
+    judged = [one for one in judged if len(one.terms) == 1 or alone is None or _is_better(one, alone)]
+    return _named(fit, before, features, judged) if judged else None
 
 
-def _named(fit: _Fit, judged: list[Explanation]) -> Explanation | None:
-    """Choose among what explains about as much: a cause, then the simpler, then what explains most."""
-    most = max(one.explained for one in judged)
-    good = [one for one in judged if one.explained >= AS_GOOD * most]
+def _named(
+    fit: _Fit, before: Array, features: Sequence[Feature], judged: list[Explanation]
+) -> Explanation:
+    """Choose among what explains as much: a cause, then the simpler, then what explains most."""
+    most = max(judged, key=lambda one: one.explained)
+    good = [one for one in judged if one.explained >= AS_GOOD * most.explained and not _is_better(most, one)]
+    good = [_in_usual_words(fit, before, features, one) for one in good]
     good.sort(key=lambda one: (one.rank, len(one.terms), one.slope, -one.explained))
     best, *rest = good
     also: list[Explanation] = []
@@ -329,6 +325,25 @@ def _named(fit: _Fit, judged: list[Explanation]) -> Explanation | None:
         if one.families not in same and one.rank < BESIDE:
             also.append(one)
     return replace(best, also=tuple(also[:3]))
+
+
+def _in_usual_words(
+    fit: _Fit, before: Array, features: Sequence[Feature], explanation: Explanation
+) -> Explanation:
+    """Return the same explanation by the first features of their families that explain as much."""
+    for at, term in enumerate(explanation.terms):
+        earlier = [one for one in features if one.family == term.feature.family]
+        for feature in earlier[: [one.key for one in earlier].index(term.feature.key)]:
+            terms = list(explanation.terms)
+            terms[at] = replace(term, feature=feature)
+            other = replace(explanation, terms=tuple(terms))
+            if not explanation.slope:
+                other = _pair_refined(fit, other) if at or len(terms) > 1 else _refined(fit, other)
+            judged = [one for one in _judged(fit, before, other) if not _is_better(explanation, one)]
+            if judged:
+                explanation = judged[0]
+                break
+    return explanation
 
 
 def _leaders(candidates: _Candidates, scores: Array, least: float) -> list[int]:
@@ -345,14 +360,9 @@ def _leaders(candidates: _Candidates, scores: Array, least: float) -> list[int]:
 def _refined(fit: _Fit, explanation: Explanation) -> Explanation:
     """Return the split with the best cut between its neighbours."""
     (term,) = explanation.terms
-    distinct = np.unique(term.feature.values)
-    if explanation.slope or len(distinct) <= MOST_CUTS + 1:
+    if explanation.slope:
         return explanation
-    middles = (distinct[1:] + distinct[:-1]) / 2
-    at = int(np.searchsorted(middles, term.cut))
-    reach = max(20, 2 * len(middles) // MOST_CUTS)
-    near = middles[max(0, at - reach) : at + reach]
-    near = near[:: max(1, len(near) // 200)]
+    near = _near_cuts(term)
     about = [replace(explanation, terms=(Term(term.feature, float(cut)),)) for cut in near]
     columns = np.column_stack([(term.feature.values > cut).astype(float) for cut in near])
     scores = np.abs(_scores(fit, _Candidates(columns, about), fit.errors))
@@ -384,51 +394,57 @@ def _pairs(
             ]
             joint = _scores(fit, _Candidates(both[:, enough], about), fit.errors)
             best = int(joint.argmax())
-            if joint[best] >= chance:
-                yield _second_refined(fit, about[best], held)
+            if joint[best] >= FAR_PAIR * chance:
+                yield _pair_refined(fit, about[best])
 
 
-def _second_refined(fit: _Fit, pair: Explanation, held: Array) -> Explanation:
-    first, second = pair.terms
-    distinct = np.unique(second.feature.values)
-    if len(distinct) <= MOST_CUTS + 1:
-        return pair
+def _pair_refined(fit: _Fit, pair: Explanation) -> Explanation:
+    """Return the pair with the best cuts of the second condition, and then of the first."""
+    for at in (1, 0):
+        term, other = pair.terms[at], pair.terms[1 - at]
+        held = other.holds(other.feature.values)
+        cuts = _near_cuts(term)
+        if not len(cuts):
+            continue
+        columns = np.column_stack([held * replace(term, cut=float(cut)).holds(term.feature.values) for cut in cuts])
+        inside = columns.sum(axis=0)
+        scores = _scores(fit, _Candidates(columns, [pair] * len(cuts)), fit.errors)
+        scores = np.where((inside >= FEWEST_SIDE) & (inside < held.sum()), scores, 0.0)
+        if scores.max() > 0:
+            better = replace(term, cut=float(cuts[int(scores.argmax())]))
+            pair = replace(pair, terms=(better, other) if at == 0 else (other, better))
+    return pair
+
+
+def _near_cuts(term: Term) -> Array:
+    """Return the cuts around a term's own; none where all have been tried."""
+    distinct = np.unique(term.feature.values)
     middles = (distinct[1:] + distinct[:-1]) / 2
-    at = int(np.searchsorted(middles, second.cut))
+    at = int(np.searchsorted(middles, term.cut))
     reach = max(20, 2 * len(middles) // MOST_CUTS)
     near = middles[max(0, at - reach) : at + reach]
-    near = near[:: max(1, len(near) // 100)]
-    about = [replace(pair, terms=(first, replace(second, cut=float(cut)))) for cut in near]
-    columns = np.column_stack([held * one.terms[1].holds(second.feature.values) for one in about])
-    scores = _scores(fit, _Candidates(columns, about), fit.errors)
-    return about[int(scores.argmax())]
+    return near[:: max(1, len(near) // MOST_NEAR)]
 
 
-def _judged(fit: _Fit, before: tuple[float, float], explanation: Explanation) -> Iterator[Explanation]:
+def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Explanation]:
     """Yield the explanation with its effect, if it holds in both halves and is large and clear enough."""
     measure = explanation.measure([term.feature.values for term in explanation.terms])
-    base = fit.work
-    (term, *_) = explanation.terms
-    if term.feature.rank == WORK and len(explanation.terms) == 1 and not explanation.slope:
-        bend = np.clip(term.feature.values - term.cut, 0, None) / fit.usual
-        base = independent(np.column_stack([base, bend / max(float(bend.max()), 1e-12)]))
-    if base is not fit.work:
-        before = _held_out(fit, base, None)
-    whole = sum(_held_out(fit, fit.work, None))
     best: Explanation | None = None
     for additive in (True,) if explanation.slope else (False, True):
         column = measure / fit.usual if additive else measure
         size = float(np.abs(column).max()) or 1.0
         effects: list[float] = []
-        after = _held_out(fit, base, column / size, effects)
-        if effects[0] * effects[1] <= 0 or any(b >= a for a, b in zip(before, after, strict=True)):
+        after = _held_out(fit, fit.work, column / size, effects)
+        if effects[0] * effects[1] <= 0 or any(after[h::2].sum() >= before[h::2].sum() for h in (0, 1)):
             continue
-        matrix = np.column_stack([base, column / size])
+        matrix = np.column_stack([fit.work, column / size])
         costs = _lad(matrix, fit.times)
         effect = float(costs[-1]) / size
-        explained = 1 - sum(after) / whole
-        if (best is None or explained > best.explained) and _clear(fit, matrix, costs, measure, explanation.slope):
-            best = replace(explanation, effect=effect, additive=additive, explained=explained)
+        explained = 1 - float(after.sum() / before.sum())
+        if (best is None or explained > best.explained) and _clear(fit, matrix, costs, explanation):
+            best = replace(
+                explanation, effect=effect, additive=additive, explained=explained, errors=after
+            )
     if best is not None and best.effect < 0 and not best.slope:
         best = _turned(best) if len(best.terms) == 1 else None
     elif best is not None and best.effect < 0:
@@ -446,31 +462,56 @@ def _turned(explanation: Explanation) -> Explanation:
     return replace(explanation, terms=(replace(term, above=not term.above),), effect=effect)
 
 
-def _clear(fit: _Fit, matrix: Array, costs: Array, measure: Array, slope: bool) -> bool:
-    """Return whether the effect is large for the part, and parts the steps."""
+def _clear(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation) -> bool:
+    """Return whether the effect is large for the part, parts the steps and, at each cut, is a jump."""
     added = matrix[:, -1] * costs[-1]
     expected = np.maximum(matrix @ costs - added, 0.05)
-    inside = measure > 0
-    if slope:
+    if explanation.slope:
         return float(np.quantile(np.abs(added) / expected, 0.95)) >= 2 * LEAST_CHANGE
-    change = float(np.median((np.abs(added) / np.minimum(expected, expected + added).clip(0.05))[inside]))
-    if change < LEAST_CHANGE:
+    inside = matrix[:, -1] > 0
+    usual = np.minimum(expected, expected + added).clip(0.05)
+    if float(np.median((np.abs(added) / usual)[inside])) < LEAST_CHANGE:
         return False
-    size = float(np.median(added[inside]))
-    left = (fit.times - expected) / size
-    return float((left[inside] > 0.5).mean() - (left[~inside] > 0.5).mean()) >= LEAST_APART
+    left = (fit.times - expected) / float(np.median(added[inside]))
+    if (left[inside] > 0.5).mean() - (left[~inside] > 0.5).mean() < LEAST_APART:
+        return False
+    return all(_jumps(left, explanation.terms, at) for at in range(len(explanation.terms)))
 
 
-def _held_out(
-    fit: _Fit, base: Array, column: Array | None, effects: list[float] | None = None
-) -> tuple[float, float]:
-    """Return the absolute errors on each half of the blocks by a model that was fitted to the other half."""
+def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
+    """Return whether steps nearest to a cut differ by half of the effect: else it is a bend of what work costs.
+
+    Args:
+        left: Excess over the work, in units of the effect.
+        terms: Conditions; steps that do not meet the others are left out.
+        at: Which of them.
+    """
+    among = np.ones(len(left), bool)
+    for place, term in enumerate(terms):
+        if place != at:
+            among &= term.holds(term.feature.values) > 0
+    values, errors = terms[at].feature.values[among], left[among]
+    below, above = values <= terms[at].cut, values > terms[at].cut
+    near = max(NEAR, int(NEAR_FRAC * min(below.sum(), above.sum())))
+    lower = errors[below][np.argsort(-values[below], kind="stable")[:near]]
+    upper = errors[above][np.argsort(values[above], kind="stable")[:near]]
+    return len(lower) > 0 and len(upper) > 0 and abs(float(np.median(upper) - np.median(lower))) >= 0.5
+
+
+def _held_out(fit: _Fit, base: Array, column: Array | None, effects: list[float] | None = None) -> Array:
+    """Return each block's absolute errors by a model that was fitted to the other half of the blocks."""
     matrix = base if column is None else np.column_stack([base, column])
-    errors = []
+    errors = np.zeros(len(fit.times))
     for half in (0, 1):
         fitted = fit.blocks % 2 != half
         costs = _lad(matrix[fitted], fit.times[fitted], 8)
         if effects is not None:
             effects.append(float(costs[-1]))
-        errors.append(float(np.abs(fit.times[~fitted] - matrix[~fitted] @ costs).sum()))
-    return errors[0], errors[1]
+        errors[~fitted] = np.abs(fit.times[~fitted] - matrix[~fitted] @ costs)
+    return np.bincount(fit.blocks, errors)
+
+
+def _is_better(one: Explanation, other: Explanation) -> bool:
+    """Return whether an explanation predicts better, over blocks of steps that were not fitted."""
+    gain = other.errors - one.errors
+    return float(gain.sum()) > SURELY * float(np.sqrt((gain**2).sum()))

@@ -34,6 +34,10 @@ MOST_ADAPTERS = 20
 """Adapters that are looked at one by one, those with the most requests."""
 
 
+MOST_BENDS, STEPS_OF_BEND = 10, 12
+"""Bends in what the tokens of a prefill cost, and fewest steps for each."""
+
+
 class Kind(NamedTuple):
     """A kind of feature: what it may explain, and which others say the same."""
 
@@ -166,7 +170,9 @@ def work_of(part: str, steps: pl.DataFrame) -> Array:
     if part == EXECUTION:
         prefill, decode, context = (column(f"{kind}_tokens") for kind in ("prefill", "decode", "context"))
         columns += [prefill, decode, context, prefill > 0, column("recomputed_tokens")]
-        columns += [*_bends(prefill, 3), *_bends(decode, 3), *_bends(prefill + decode, 3), *_bends(context, 2)]
+        fills = prefill > 0
+        columns += [*_bends(decode, 3), *_bends(context, 2)]
+        columns += [*_bends_among(prefill, fills), *_bends_among(prefill + decode, fills)]
         columns += [prefill * context]
     else:
         columns += [column("total_requests"), column("num_new")]
@@ -194,6 +200,15 @@ def _bends(values: Array, pieces: int) -> list[Array]:
     """Return columns with which a line may bend at equal distances."""
     most = float(values.max(initial=0.0))
     return [np.clip(values - most * at / pieces, 0, None) for at in range(1, pieces)]
+
+
+def _bends_among(values: Array, among: Any) -> list[Array]:
+    """Return columns with which a line may bend between equally many of some steps, and is 0 in the others."""
+    if not among.any():
+        return []
+    count = int(min(MOST_BENDS, among.sum() // STEPS_OF_BEND))
+    knots = np.unique(np.quantile(values[among], (np.arange(count) + 0.5) / max(count, 1)))
+    return [np.where(among, np.clip(values - knot, 0, None), 0.0) for knot in knots]
 
 
 def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> list[Feature]:

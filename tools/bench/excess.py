@@ -49,6 +49,8 @@ LEAST_COST = 0.03
 REPORTED_FROM = 0.01
 """Share of the busy time from which the report names an explanation."""
 PAIRS = 1 / 3
+MOST_IMPLIED = 0.9
+"""Share of a hidden condition that the model of the work may imply: more could be told from work by nobody."""
 SMALLEST, LARGEST = 0.05, 3.0
 
 
@@ -161,7 +163,14 @@ def new_times(part: str, steps: pl.DataFrame, chance: random.Random, random_: np
     return np.where(outliers, times * random_.uniform(1.5, 6, len(times)), times)
 
 
-def hide(part: str, of_steps: list[Feature], base: Array, chance: random.Random) -> Hidden:
+def implied(work: Array, inside: Array) -> float:
+    """Return how much of a condition the model of the work says already: that is work, and no excess."""
+    basis, _ = np.linalg.qr(work)
+    column = inside.astype(float) - (basis @ (basis.T @ np.ones(len(work)))) * inside.mean()
+    return float(((basis.T @ column) ** 2).sum() / (column**2).sum())
+
+
+def hide(of_steps: list[Feature], work: Array, chance: random.Random) -> Hidden:
     """Draw a condition and how much longer it makes the part."""
     families = sorted({feature.family for feature in of_steps})
     while True:
@@ -175,7 +184,8 @@ def hide(part: str, of_steps: list[Feature], base: Array, chance: random.Random)
             if inside.sum() == (first.values > 0).sum() or not 0.1 < inside.sum() / max(also.sum(), 1) < 0.9:
                 continue
             chosen.append(second)
-        if 0.01 * len(inside) <= inside.sum() <= 0.9 * len(inside) and inside.sum() >= 15:
+        share = inside.mean()
+        if 0.01 <= share <= 0.9 and inside.sum() >= 15 and implied(work, inside) < MOST_IMPLIED:
             break
     factor = float(np.exp(chance.uniform(np.log(SMALLEST), np.log(LARGEST))))
     return Hidden(frozenset(one.family for one in chosen), tuple(one.kind for one in chosen), inside, words, factor, 0.0)
@@ -220,7 +230,7 @@ def main() -> None:
             if not noise_only:
                 requests = timeline.arrivals["request_id"].to_list()
                 of_steps = features(timeline, steps, chance.sample(requests, 3))
-                hidden = hide(part, of_steps, base, chance)
+                hidden = hide(of_steps, work_of(part, steps), chance)
                 times = base * np.where(hidden.inside, 1 + hidden.factor, 1.0)
             busy = float(times.sum()) + rest
             excess = part_excess(timeline, part, steps, times, times, len(times))
