@@ -30,6 +30,8 @@ from schedtrace.timeline.timeline import Timeline, made_once
 
 LEAST_FRAC = 0.01
 """Least share of the busy time that a part takes, or an explanation costs."""
+LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
+"""Least factor of the part's time: what a host does takes far less evenly long than a device."""
 SLOW_ERRORS = 4.0
 """Typical errors of the model beyond which a step is slow."""
 MOST_SUSPECTS = 3
@@ -51,6 +53,8 @@ class Effect:
     """Whether each step meets its conditions; of a slope: whether it adds time."""
     longer: Array
     """Whether each step is longer by half of the usual effect or more."""
+    factor: float
+    """Median of actual over expected time of the steps inside."""
     cost_us: float
     """Time that it cost the engine, of all steps: host work behind a device that works costs nothing."""
     felt_us: float
@@ -104,7 +108,9 @@ def part_excesses(timeline: Timeline) -> list[PartExcess]:
             continue
         excess = part_excess(timeline, part, of_steps, of_part, exposed, len(known))
         least_us = LEAST_FRAC * timeline.busy_us
-        parts.append(replace(excess, effects=[one for one in excess.effects if one.cost_us >= least_us]))
+        least = LEAST_FACTOR.get(part, LEAST_HOST_FACTOR)
+        effects = [one for one in excess.effects if one.cost_us >= least_us and one.factor >= least]
+        parts.append(replace(excess, effects=effects))
     return parts
 
 
@@ -147,7 +153,7 @@ def part_excess(
     expected, added, error = split(times, work, measures, [one.additive for one in explanations])
     scale = count / len(times)
     effects = [
-        _effect(steps, explanation, measure, added[:, at], times - expected, exposed, scale)
+        _effect(steps, times, explanation, measure, added[:, at], times - expected, exposed, scale)
         for at, (explanation, measure) in enumerate(zip(explanations, measures, strict=True))
     ]
     excess = times - expected
@@ -173,6 +179,7 @@ def _measure(explanation: Explanation) -> Array:
 
 def _effect(
     steps: pl.DataFrame,
+    times: Array,
     explanation: Explanation,
     measure: Array,
     added: Array,
@@ -189,6 +196,7 @@ def _effect(
         excess_us=added,
         inside=inside,
         longer=excess > half,
+        factor=float(np.median((times / np.maximum(times - added, 1.0))[inside])) if inside.any() else 1.0,
         cost_us=float(cost.sum()) * scale,
         felt_us=float((cost * running.to_series().to_numpy()).sum()) * scale,
     )

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedtrace.timeline.excess import BESIDE, Array, Feature, independent
+from schedtrace.timeline.excess import BESIDE, KINDS, Array, Feature, independent
 
 MOST_ROWS = 5_000
 """Steps of a search; of more, evenly spaced blocks are looked at."""
-FEWEST_ROWS = 40
+FEWEST_ROWS = 60
 FEWEST_SIDE = 5
 """Fewest steps on either side of a split."""
 BLOCK = 25
@@ -39,10 +39,14 @@ FIRST = 10
 """Candidates, each of another feature, that are fitted, and whose halves are joined with others."""
 AS_GOOD = 0.9
 """Share of what the best candidate explains, from which another may be as good."""
-SURELY = 2.5
+SURELY = 1.6
 """Standard errors by which one has to predict better than another to be no tie."""
+BETTER = 0.02
+"""Share of the errors that a second condition must take away."""
 LEAST_CHANGE = 0.03
 """Least relative change of the part's time: models of step times are not more exact."""
+MISPLACED = 2
+"""Steps on the wrong side of a split that may be noise."""
 NEAR, NEAR_FRAC = 8, 0.1
 """Steps on either side of a cut in which the jump has to be seen, and their share of the smaller side."""
 LEAST_APART = 0.3
@@ -79,6 +83,8 @@ class Explanation:
     """Share of the errors on steps that were not fitted that goes away."""
     also: tuple["Explanation", ...] = field(default=(), repr=False)
     """What explains as much."""
+    misplaced: int = 0
+    """Steps on the slow side that are not longer by half of the effect, and others that are; 0 of a slope."""
     errors: Array = field(default_factory=lambda: np.zeros(0), repr=False)
     """Relative errors that are left, added up over each block of steps."""
 
@@ -306,7 +312,7 @@ def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
     if not judged:
         return None
     alone = max((one for one in judged if len(one.terms) == 1), key=lambda one: one.explained, default=None)
-    judged = [one for one in judged if len(one.terms) == 1 or alone is None or _is_better(one, alone)]
+    judged = [one for one in judged if len(one.terms) == 1 or alone is None or _is_needed(one, alone)]
     return _named(fit, before, features, judged) if judged else None
 
 
@@ -316,15 +322,35 @@ def _named(
     """Choose among what explains as much: a cause, then the simpler, then what explains most."""
     most = max(judged, key=lambda one: one.explained)
     good = [one for one in judged if one.explained >= AS_GOOD * most.explained and not _is_better(most, one)]
+    good = [one for one in good if not any(_parts_better(other, one) for other in good)]
     good = [_in_usual_words(fit, before, features, one) for one in good]
-    good.sort(key=lambda one: (one.rank, len(one.terms), one.slope, -one.explained))
+    good.sort(key=_order)
     best, *rest = good
     also: list[Explanation] = []
+    is_trait = any(term.feature.kind in ("trait", "lora") for term in best.terms)
     for one in rest:
         same = [best.families, *(other.families for other in also)]
-        if one.families not in same and one.rank < BESIDE:
+        if one.families not in same and one.rank < BESIDE and not (is_trait and _names_request(one)):
             also.append(one)
     return replace(best, also=tuple(also[:3]))
+
+
+def _names_request(explanation: Explanation) -> bool:
+    return any(term.feature.kind == "request" for term in explanation.terms)
+
+
+def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
+    """Return what ties are put in order by: what can be a cause first, what a request asks for before its name."""
+    beside = explanation.rank if explanation.rank == BESIDE else 0
+    place = max(list(KINDS).index(term.feature.kind) for term in explanation.terms) if beside else 0
+    return (
+        explanation.rank,
+        len(explanation.terms),
+        explanation.slope,
+        _names_request(explanation),
+        place,
+        -explanation.explained,
+    )
 
 
 def _in_usual_words(
@@ -373,12 +399,16 @@ def _pairs(
     fit: _Fit, singles: _Candidates, scores: Array, leaders: list[int], chance: float
 ) -> Iterator[Explanation]:
     """Yield the best pair of conditions that begins with each of the leading splits."""
-    splits = [at for at, explanation in enumerate(singles.about) if not explanation.slope]
-    columns = singles.columns[:, splits]
     for at in [at for at in leaders if not singles.about[at].slope][:FIRST]:
         first = _refined(fit, singles.about[at]).terms[0]
         first = replace(first, above=bool(scores[at] > 0))
         held = first.holds(first.feature.values)
+        splits = [
+            place
+            for place, single in enumerate(singles.about)
+            if not single.slope and _may_join(first.feature, single.terms[0].feature)
+        ]
+        columns = singles.columns[:, splits]
         for above in (True, False):
             both = held[:, None] * (columns if above else 1 - columns)
             inside = both.sum(axis=0)
@@ -396,6 +426,11 @@ def _pairs(
             best = int(joint.argmax())
             if joint[best] >= FAR_PAIR * chance:
                 yield _pair_refined(fit, about[best])
+
+
+def _may_join(first: Feature, second: Feature) -> bool:
+    """Return whether two features may stand together: of what only goes with slow steps, one is enough."""
+    return first.key == second.key or not first.rank == second.rank == BESIDE
 
 
 def _pair_refined(fit: _Fit, pair: Explanation) -> Explanation:
@@ -441,9 +476,17 @@ def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Expl
         costs = _lad(matrix, fit.times)
         effect = float(costs[-1]) / size
         explained = 1 - float(after.sum() / before.sum())
-        if (best is None or explained > best.explained) and _clear(fit, matrix, costs, explanation):
+        if best is not None and explained <= best.explained:
+            continue
+        misplaced = _misplaced(fit, matrix, costs, explanation)
+        if misplaced is not None:
             best = replace(
-                explanation, effect=effect, additive=additive, explained=explained, errors=after
+                explanation,
+                effect=effect,
+                additive=additive,
+                explained=explained,
+                misplaced=misplaced,
+                errors=after,
             )
     if best is not None and best.effect < 0 and not best.slope:
         best = _turned(best) if len(best.terms) == 1 else None
@@ -462,20 +505,25 @@ def _turned(explanation: Explanation) -> Explanation:
     return replace(explanation, terms=(replace(term, above=not term.above),), effect=effect)
 
 
-def _clear(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation) -> bool:
-    """Return whether the effect is large for the part, parts the steps and, at each cut, is a jump."""
+def _misplaced(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation) -> int | None:
+    """Return how many steps are on the wrong side of a split.
+
+    None: the effect is small for the part, does not part the steps or, at a cut, is no jump.
+    """
     added = matrix[:, -1] * costs[-1]
     expected = np.maximum(matrix @ costs - added, 0.05)
     if explanation.slope:
-        return float(np.quantile(np.abs(added) / expected, 0.95)) >= 2 * LEAST_CHANGE
+        return 0 if float(np.quantile(np.abs(added) / expected, 0.95)) >= 2 * LEAST_CHANGE else None
     inside = matrix[:, -1] > 0
     usual = np.minimum(expected, expected + added).clip(0.05)
     if float(np.median((np.abs(added) / usual)[inside])) < LEAST_CHANGE:
-        return False
+        return None
     left = (fit.times - expected) / float(np.median(added[inside]))
-    if (left[inside] > 0.5).mean() - (left[~inside] > 0.5).mean() < LEAST_APART:
-        return False
-    return all(_jumps(left, explanation.terms, at) for at in range(len(explanation.terms)))
+    longer = left > 0.5
+    if longer[inside].mean() - longer[~inside].mean() < LEAST_APART:
+        return None
+    jumps = all(_jumps(left, explanation.terms, at) for at in range(len(explanation.terms)))
+    return int((longer != inside).sum()) if jumps else None
 
 
 def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
@@ -515,3 +563,14 @@ def _is_better(one: Explanation, other: Explanation) -> bool:
     """Return whether an explanation predicts better, over blocks of steps that were not fitted."""
     gain = other.errors - one.errors
     return float(gain.sum()) > SURELY * float(np.sqrt((gain**2).sum()))
+
+
+def _is_needed(pair: Explanation, alone: Explanation) -> bool:
+    """Return whether a second condition explains more than the best single one, or parts the steps better."""
+    surely = _is_better(pair, alone) or _parts_better(pair, alone)
+    return surely and pair.explained >= alone.explained + BETTER
+
+
+def _parts_better(one: Explanation, other: Explanation) -> bool:
+    """Return whether a split leaves clearly fewer steps on the wrong side."""
+    return not other.slope and one.misplaced <= other.misplaced / 2 - MISPLACED

@@ -63,8 +63,6 @@ KINDS = {
     "decode_tokens": Kind(WORK, "batch", "decode_tokens"),
     "context": Kind(WORK, "context", "context_tokens"),
     "running": Kind(WORK, "batch", "num_running_before"),
-    "waiting": Kind(BESIDE, "waiting", "num_waiting_before"),
-    "not_ready": Kind(BESIDE, "not_ready", "num_not_ready_after"),
     "decode_only": Kind(CAUSE, "prefill"),
     "mixed": Kind(CAUSE, "mixed"),
     "exits": Kind(CAUSE, "exits"),
@@ -80,8 +78,10 @@ KINDS = {
     "request": Kind(CAUSE, "request"),
     "first_use": Kind(CAUSE, "first_use"),
     "kv_used": Kind(WORK, "kv"),
-    "age": Kind(BESIDE, "age"),
     "clock": Kind(BESIDE, "clock"),
+    "waiting": Kind(BESIDE, "waiting", "num_waiting_before"),
+    "not_ready": Kind(BESIDE, "not_ready", "num_not_ready_after"),
+    "age": Kind(BESIDE, "age"),
 }
 """Kinds of features. The first of a family that explain the same is named."""
 NOTHING_HAPPENS = ("queue_empty",)
@@ -177,6 +177,8 @@ def work_of(part: str, steps: pl.DataFrame) -> Array:
     else:
         columns += [column("total_requests"), column("num_new")]
         columns += [column("num_waiting_before") > 0] if part == SCHEDULE else []
+        if part == BETWEEN:  # whoever paces the steps waits less after a longer one
+            columns.append(np.concatenate([[0.0], column("busy_us")[:-1]]))
     matrix = np.column_stack(columns).astype(float)
     matrix /= np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-9)
     return independent(matrix)

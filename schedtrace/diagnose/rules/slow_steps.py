@@ -11,7 +11,7 @@ from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import now
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
 from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Request, Steps, joined
-from schedtrace.model.report import Advice, Evidence, Gain
+from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.events import FIRST
@@ -211,7 +211,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     import numpy as np  # noqa: PLC0415  # as above
 
     explanation, inside = effect.explanation, effect.inside
-    added, expected = effect.excess_us[inside], excess.times_us[inside] - effect.excess_us[inside]
+    added = effect.excess_us[inside]
     rows = excess.steps.select("step", "trial", "total_requests").with_columns(
         took_us=pl.Series(excess.times_us), expected_us=pl.Series(excess.times_us - effect.excess_us)
     )
@@ -232,7 +232,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
         outside=int((~inside).sum()),
         longer_outside=int(effect.longer[~inside].sum()),
         excess_ms=float(np.median(added)) / 1e3,
-        factor=float(np.median(excess.times_us[inside] / np.maximum(expected, 1.0))),
+        factor=effect.factor,
         explained_frac=explanation.explained,
         unexplained_frac=of_slow if of_slow is not None and of_slow >= LEAST_FRAC else None,
         model_error_frac=excess.error_frac,
@@ -283,7 +283,7 @@ def _title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
 def _subject(excess: "PartExcess", effect: "Effect") -> Message:
     """Return what the slow steps are called, to stand at the beginning of a sentence."""
     terms = effect.explanation.terms
-    if len({term.feature.key for term in terms}) < len(terms) and terms[0].feature.kind != "clock":
+    if len({term.feature.key for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
         low, high = sorted(terms, key=lambda term: term.cut)
         if low.above and not high.above:
             first, last = math.floor(low.cut) + 1, math.floor(high.cut)
@@ -512,6 +512,14 @@ def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
     took, requests = above.select(pl.col("took_us").sum(), pl.col("total_requests").sum()).row(0)
     least, most = (scale * (float(took) - float(requests) * cost) for cost in each)
     return least, most
+
+
+def contradicts(slow: Finding, seats: Finding) -> bool:
+    """Return whether more seats, which the other finding asks for, would make more steps slow by this one."""
+    evidence = slow.evidence
+    if not isinstance(evidence, SlowSteps) or seats.code != "max-num-seqs-bound":
+        return False
+    return evidence.part == "execution" and evidence.batch_size is not None and bool(slow.advice)
 
 
 RULE = Rule(
