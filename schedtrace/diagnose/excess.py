@@ -55,6 +55,8 @@ class Effect:
     """Whether each step is longer by half of the usual effect or more."""
     factor: float
     """Median of actual over expected time of the steps inside."""
+    added_us: float
+    """Time that it adds to all steps."""
     cost_us: float
     """Time that it cost the engine, of all steps: host work behind a device that works costs nothing."""
     felt_us: float
@@ -197,6 +199,7 @@ def _effect(
         inside=inside,
         longer=excess > half,
         factor=float(np.median((times / np.maximum(times - added, 1.0))[inside])) if inside.any() else 1.0,
+        added_us=float(np.clip(added, 0, None).sum()) * scale,
         cost_us=float(cost.sum()) * scale,
         felt_us=float((cost * running.to_series().to_numpy()).sum()) * scale,
     )

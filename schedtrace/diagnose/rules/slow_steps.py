@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LEAST_FRAC = 0.01
 """Share of the requests' time."""
+HIDDEN = 0.95
+"""Share of an excess that costs time, from which no sentence says that some of it hid behind the device."""
 BEYOND_FRAC = 0.02
 """Largest share of steps on the wrong side of a captured graph's size."""
 
@@ -169,15 +171,16 @@ def _find(timeline: Timeline) -> Findings:
             gain=gain,
             cause=excess.part,
             holder=_holder(excess, effect, evidence),
-            message="{inside:n step}{sample} took {longer_ms:ms} longer; a model of their work is off by "
-            "{model_error_frac:%} (typical error).[ {unexplained_frac:%} of the excess of slow steps {where} "
+            message="{inside:n step}{sample} took {longer_ms:ms} longer[, {exposed_ms:ms} of it while the "
+            "device waited]; a model of their work is off by {model_error_frac:%} (typical error).[ {unexplained_frac:%} of the excess of slow steps {where} "
             "is explained by nothing in this trace.] This is a correlation; an A/B run proves it.",
             values={
                 "subject": subject,
                 "where": PARTS[excess.part],
                 "times": Number(evidence.factor, 0 if evidence.factor >= 10 else 1),
                 "rest": _rest(evidence),
-                "longer_ms": effect.cost_us / 1e3,
+                "longer_ms": effect.added_us / 1e3,
+                "exposed_ms": effect.cost_us / 1e3 if effect.cost_us < HIDDEN * effect.added_us else None,
                 "sample": say(" in a sample of {looked_at:n step}", evidence) if excess.is_sample else NOTHING,
             },
             advice=advice,
@@ -277,7 +280,9 @@ def _title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
     if effect.explanation.slope:
         (term,) = effect.explanation.terms
         return say("Time {where} grows with {what}", where=PARTS[excess.part], what=_what(term))
-    return say("Slow {subject}", subject=Message(subject.template.replace("Steps", "steps", 1), subject.arguments))
+    head = str(subject.arguments.get("head", ""))
+    lowered = {**subject.arguments, "head": head.lower()} if head else subject.arguments
+    return say("Slow {subject}", subject=Message(subject.template.replace("Steps", "steps", 1), lowered))
 
 
 def _subject(excess: "PartExcess", effect: "Effect") -> Message:
@@ -291,7 +296,10 @@ def _subject(excess: "PartExcess", effect: "Effect") -> Message:
     if all(term.feature.kind == "clock" for term in terms):
         steps = excess.steps.filter(pl.Series(effect.inside))["step"]
         return say("Steps {first:n} to {last:n}", first=int(steps[0]), last=int(steps[-1]))
-    return say("Steps {terms}", terms=joined([_clause(excess, term) for term in terms], " and "))
+    decodes = [term for term in terms if term.feature.kind == "decode_only" and term.above]
+    clauses = [_clause(excess, term) for term in terms if term not in decodes or len(terms) == 1]
+    head = "Decode-only steps" if decodes and len(terms) > 1 else "Steps"
+    return say("{head} {clauses}", head=head, clauses=joined(clauses, " and "))
 
 
 def _clause(excess: "PartExcess", term: "Term") -> Message:
