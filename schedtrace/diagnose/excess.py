@@ -242,7 +242,9 @@ def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array) -> list[st
         .collect()["request_id"]
         .to_list()
     )
-    present = {feature.detail: feature for feature in features(timeline, steps, ranked) if feature.kind == "request"}
+    present = {
+        feature.detail: feature for feature in features(timeline, steps, ranked) if feature.kind == "request"
+    }
     return [name for name in ranked if name in present and _comes_and_goes(present[name], errors)]
 
 

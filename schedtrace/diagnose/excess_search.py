@@ -279,7 +279,10 @@ def _chance(fit: _Fit, candidates: _Candidates) -> float:
     random = np.random.default_rng(0)
     order = [np.flatnonzero(fit.blocks == block) for block in np.unique(fit.blocks)]
     shuffled = np.column_stack(
-        [fit.errors[np.concatenate([order[at] for at in random.permutation(len(order))])] for _ in range(SHUFFLES)]
+        [
+            fit.errors[np.concatenate([order[at] for at in random.permutation(len(order))])]
+            for _ in range(SHUFFLES)
+        ]
     )
     shuffled = shuffled - fit.basis @ (fit.basis.T @ shuffled)
     most = np.abs(_scores(fit, candidates, shuffled)).max(axis=0, initial=0.0)
@@ -316,9 +319,7 @@ def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
     return _named(fit, before, features, judged) if judged else None
 
 
-def _named(
-    fit: _Fit, before: Array, features: Sequence[Feature], judged: list[Explanation]
-) -> Explanation:
+def _named(fit: _Fit, before: Array, features: Sequence[Feature], judged: list[Explanation]) -> Explanation:
     """Choose among what explains as much: a cause, then the simpler, then what explains most."""
     most = max(judged, key=lambda one: one.explained)
     good = [one for one in judged if one.explained >= AS_GOOD * most.explained and not _is_better(most, one)]
@@ -441,7 +442,9 @@ def _pair_refined(fit: _Fit, pair: Explanation) -> Explanation:
         cuts = _near_cuts(term)
         if not len(cuts):
             continue
-        columns = np.column_stack([held * replace(term, cut=float(cut)).holds(term.feature.values) for cut in cuts])
+        columns = np.column_stack(
+            [held * replace(term, cut=float(cut)).holds(term.feature.values) for cut in cuts]
+        )
         inside = columns.sum(axis=0)
         scores = _scores(fit, _Candidates(columns, [pair] * len(cuts)), fit.errors)
         scores = np.where((inside >= FEWEST_SIDE) & (inside < held.sum()), scores, 0.0)

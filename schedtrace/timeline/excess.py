@@ -144,7 +144,9 @@ def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
         pl.col("update_us").alias(UPDATE),
         pl.when("follows").then("gap_us").alias(BETWEEN),
     )
-    return {name: columns[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in columns.columns}
+    return {
+        name: columns[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in columns.columns
+    }
 
 
 def exposed_us(timeline: Timeline, steps: pl.DataFrame, part: str, times: Array) -> Array:
@@ -178,7 +180,7 @@ def work_of(part: str, steps: pl.DataFrame) -> Array:
         columns += [column("total_requests"), column("num_new")]
         columns += [column("num_waiting_before") > 0] if part == SCHEDULE else []
         if part == BETWEEN:  # whoever paces the steps waits less after a longer one
-            columns.append(np.concatenate([[0.0], column("busy_us")[:-1]]))
+            columns.append(np.concatenate([[0.0], (column("output_us") - column("start_us"))[:-1]]))
     matrix = np.column_stack(columns).astype(float)
     matrix /= np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-9)
     return independent(matrix)

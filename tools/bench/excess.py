@@ -68,7 +68,10 @@ def waves(engine: Any, chance: random.Random) -> None:
     for wave in range(6):
         for number in range(chance.randint(10, 60)):
             engine.arrive(
-                wave * 900_000 + 400 * number, f"w{wave}-{number}", chance.randint(20, 600), chance.randint(20, 120)
+                wave * 900_000 + 400 * number,
+                f"w{wave}-{number}",
+                chance.randint(20, 600),
+                chance.randint(20, 120),
             )
 
 
@@ -118,7 +121,10 @@ def dressed(timeline: Timeline) -> Timeline:
         logprobs=pl.Series([5 if chance.random() < 0.08 else None for _ in range(rows)], dtype=pl.Int64),
         structured=pl.Series([chance.random() < 0.08 for _ in range(rows)]),
         logit_bias=pl.Series([3 if chance.random() < 0.05 else 0 for _ in range(rows)], dtype=pl.Int64),
-        lora=pl.Series([chance.choice(("ada", "bob", "cyd")) if chance.random() < 0.3 else None for _ in range(rows)], dtype=pl.String),
+        lora=pl.Series(
+            [chance.choice(("ada", "bob", "cyd")) if chance.random() < 0.3 else None for _ in range(rows)],
+            dtype=pl.String,
+        ),
     )
     return timeline
 
@@ -188,7 +194,9 @@ def hide(of_steps: list[Feature], work: Array, chance: random.Random) -> Hidden:
         if 0.01 <= share <= 0.9 and inside.sum() >= 15 and implied(work, inside) < MOST_IMPLIED:
             break
     factor = float(np.exp(chance.uniform(np.log(SMALLEST), np.log(LARGEST))))
-    return Hidden(frozenset(one.family for one in chosen), tuple(one.kind for one in chosen), inside, words, factor, 0.0)
+    return Hidden(
+        frozenset(one.family for one in chosen), tuple(one.kind for one in chosen), inside, words, factor, 0.0
+    )
 
 
 def named(hidden: Hidden, explanation: Explanation, part: PartExcess, inside: Array) -> bool:
@@ -220,7 +228,10 @@ def main() -> None:
         for noise_only in (False, True):
             if chosen.only == ("hidden" if noise_only else "noise"):
                 continue
-            chance, random_ = random.Random(f"excess {seed} {noise_only}"), np.random.default_rng(2 * seed + noise_only)
+            chance, random_ = (
+                random.Random(f"excess {seed} {noise_only}"),
+                np.random.default_rng(2 * seed + noise_only),
+            )
             name, timeline, steps = chance.choice(loads)
             part = chance.choice((EXECUTION, EXECUTION, EXECUTION, SCHEDULE))
             base = new_times(part, steps, chance, random_)
@@ -249,9 +260,14 @@ def main() -> None:
             results.append((Hidden(**{**hidden.__dict__, "cost_frac": cost}), exact, any_, beside))
             kinds.update(hidden.kinds)
             if chosen.show:
-                said = [(_words(one.explanation), [_words(also) for also in one.explanation.also]) for one in effects]
+                said = [
+                    (_words(one.explanation), [_words(also) for also in one.explanation.also])
+                    for one in effects
+                ]
                 mark = "ok " if exact else "any" if any_ else "bes" if beside else "-- " if effects else "no "
-                print(f"{mark} {seed} {name} {part}: {hidden.words}: x{1 + hidden.factor:.2f}, {hidden.inside.sum()} of {len(times)}, cost {cost:.1%} -> {said}")
+                print(
+                    f"{mark} {seed} {name} {part}: {hidden.words}: x{1 + hidden.factor:.2f}, {hidden.inside.sum()} of {len(times)}, cost {cost:.1%} -> {said}"
+                )
     count = int(last or first) - int(first) + 1
     costly = [one for one in results if one[0].cost_frac >= LEAST_COST]
     for label, rows in (("cost >= 3 % of busy time", costly), ("all", results)):
@@ -259,8 +275,12 @@ def main() -> None:
         for kind, some in (("", rows), (" (two features)", pairs)):
             if some:
                 shares = [sum(one[at] for one in some) / len(some) for at in (1, 2, 3)]
-                print(f"{label}{kind}: {len(some)} loads; named first {shares[0]:.1%}, among those named {shares[1]:.1%}, or beside them {shares[2]:.1%}")
-    print(f"noise only: {false} of {count} explained; {len(kinds)} kinds of features hidden; {time.process_time() - began:.0f} s of processor time")
+                print(
+                    f"{label}{kind}: {len(some)} loads; named first {shares[0]:.1%}, among those named {shares[1]:.1%}, or beside them {shares[2]:.1%}"
+                )
+    print(
+        f"noise only: {false} of {count} explained; {len(kinds)} kinds of features hidden; {time.process_time() - began:.0f} s of processor time"
+    )
 
 
 def _words(explanation: Explanation) -> str:

@@ -57,7 +57,10 @@ NOUNS = {
     "arrivals": ("arrival", None),
     "finishes": ("finished request", None),
     "capped": ("shortened chunk", None),
-    "padding": ("token of padding to a captured graph's size", "tokens of padding to a captured graph's size"),
+    "padding": (
+        "token of padding to a captured graph's size",
+        "tokens of padding to a captured graph's size",
+    ),
     "kv_used": ("KV block in use", "KV blocks in use"),
     "throttled": ("held-back prefill", None),
 }
@@ -181,7 +184,9 @@ def _find(timeline: Timeline) -> Findings:
                 "rest": _rest(evidence),
                 "longer_ms": effect.added_us / 1e3,
                 "exposed_ms": effect.cost_us / 1e3 if effect.cost_us < HIDDEN * effect.added_us else None,
-                "sample": say(" in a sample of {looked_at:n step}", evidence) if excess.is_sample else NOTHING,
+                "sample": say(" in a sample of {looked_at:n step}", evidence)
+                if excess.is_sample
+                else NOTHING,
             },
             advice=advice,
             example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
@@ -459,7 +464,9 @@ def _advice(
         look = "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of the scheduler changes it."
         return [advise(look, name=str(connector), where=PARTS[excess.part])], None
     if kinds & {"request", "trait", "lora"}:
-        members = [_what(term) for term in explanation.terms if term.feature.kind in ("request", "trait", "lora")]
+        members = [
+            _what(term) for term in explanation.terms if term.feature.kind in ("request", "trait", "lora")
+        ]
         without = "Run the same load without {requests} and compare the two with {diff:code}."
         return [advise(without, requests=listed(members), diff="schedtrace diff")], None
     if "first_use" in kinds:
@@ -509,7 +516,10 @@ def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
     """
     is_decode = (pl.col("prefill_tokens") == 0) & (pl.col("decode_tokens") > 0)
     steps = excess.steps.with_columns(took_us=pl.Series(excess.times_us)).filter(is_decode)
-    below, above = steps.filter(pl.col("total_requests") <= size), steps.filter(pl.col("total_requests") > size)
+    below, above = (
+        steps.filter(pl.col("total_requests") <= size),
+        steps.filter(pl.col("total_requests") > size),
+    )
     largest = below.filter(pl.col("total_requests") >= 0.9 * pl.col("total_requests").max())
     if largest.is_empty() or above.is_empty():
         return None

@@ -37,9 +37,7 @@ SIZES = [1 + number % 8 for number in range(160)]
 
 
 def conditions(finding):
-    return [
-        (one.feature, one.detail, one.more_than, one.at_most) for one in finding.evidence.conditions
-    ]
+    return [(one.feature, one.detail, one.more_than, one.at_most) for one in finding.evidence.conditions]
 
 
 def test_a_batch_size_cliff(found, recorded_words):
@@ -49,7 +47,9 @@ def test_a_batch_size_cliff(found, recorded_words):
     assert (finding.cause, evidence.part, evidence.batch_size, finding.count) == ("execution",) * 2 + (4, 80)
     assert conditions(finding) == [("batch", "", 4, None)]
     assert (evidence.inside, evidence.longer, evidence.outside, evidence.longer_outside) == (80, 80, 80, 0)
-    assert evidence.factor == pytest.approx(5, rel=0.3)  # 5 to 8 requests: how much is the cliff's is not sure
+    assert evidence.factor == pytest.approx(
+        5, rel=0.3
+    )  # 5 to 8 requests: how much is the cliff's is not sure
     assert finding.cost_ms == pytest.approx(80 * 4 * 1.65, rel=0.15)
     assert [(advice.setting, advice.value) for advice in finding.advice] == [("max_num_seqs", 4)]
     recorded_words(finding.title, finding.advice)
@@ -181,7 +181,9 @@ def skips(count=240, *, each_us=5_000, every=4):
         deferred = number // every % 3
         line.schedule_us = 100 + deferred * each_us
         line.output_us += line.schedule_us
-        line.exits = [Exit("waiting", "continue", Cause.CONNECTOR_UNDECIDED, f"w{n}") for n in range(deferred)]
+        line.exits = [
+            Exit("waiting", "continue", Cause.CONNECTOR_UNDECIDED, f"w{n}") for n in range(deferred)
+        ]
         line.num_waiting_before = line.num_waiting_after = deferred
     return lines
 
@@ -217,8 +219,8 @@ def test_two_conditions_together(found, recorded_words):
     lines = decodes(SIZES * 2, lambda size, number: 4 if size > 4 and number % 20 < 10 else 1)
     for number, line in enumerate(lines):
         if number % 20 < 10:
-            line.requests.append(ScheduledRequest("l", 0, 1))
-    lines[0].arrived.append(arrival("l", 0, logprobs=1))
+            line.requests.append(ScheduledRequest("t", 0, 1))
+    lines[0].arrived.append(arrival("t", 0, logprobs=1))
     [finding] = found(CODE, *lines)
     assert {one[0] for one in conditions(finding)} == {"trait", "batch"}
     assert finding.evidence.batch_size == 4
