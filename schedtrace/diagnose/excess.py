@@ -38,6 +38,8 @@ MOST_SUSPECTS = 3
 """Requests whose presence is looked at one by one: those whose steps are slowest."""
 FEWEST_OF_REQUEST = 20
 """Fewest steps with a request, and without it."""
+FEWEST_BESIDE = 5
+"""Fewest steps before it comes, and after it went."""
 WINDOW = 20
 """Steps on either side of a request's beginning and end."""
 
@@ -262,7 +264,7 @@ def _comes_and_goes(feature: Feature, errors: Array) -> bool:
     )
     distance = float(np.median(errors[inside]) - np.median(errors[~inside]))
     return distance > 0 and all(
-        len(outside) >= 5 and np.median(within) - np.median(outside) >= distance / 2
+        len(outside) >= FEWEST_BESIDE and np.median(within) - np.median(outside) >= distance / 2
         for outside, within in sides
     )
 

@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedtrace.timeline.excess import BESIDE, KINDS, Array, Feature, independent
+from schedtrace.timeline.excess import BESIDE, KINDS, WORK, Array, Feature, independent
 
 MOST_ROWS = 5_000
 """Steps of a search; of more, evenly spaced blocks are looked at."""
 FEWEST_ROWS = 60
+FEWEST_OF_SLOPE = 3
+"""Fewest different values that a time can grow with."""
 FEWEST_SIDE = 5
 """Fewest steps on either side of a split."""
 BLOCK = 25
@@ -43,8 +45,11 @@ SURELY = 1.6
 """Standard errors by which one has to predict better than another to be no tie."""
 BETTER = 0.02
 """Share of the errors that a second condition must take away."""
-LEAST_CHANGE = 0.03
-"""Least relative change of the part's time: models of step times are not more exact."""
+LEAST_CHANGE, LEAST_CHANGE_OF_WORK = 0.03, 0.1
+"""Least relative change of the part's time: models of step times are not more exact, those of the work's own
+tokens less so."""
+HALF = 0.5
+"""Part of an effect that parts a slow step from the others."""
 MISPLACED = 2
 """Steps on the wrong side of a split that may be noise."""
 NEAR, NEAR_FRAC = 8, 0.1
@@ -77,7 +82,7 @@ class Explanation:
     """One or two conditions that hold together; of a slope one, whose ``cut`` is where it begins."""
     slope: bool
     effect: float
-    """Relative to the expected time or, if ``additive``, in microseconds; of a slope by the feature's unit."""
+    """Relative to a usual time or, if ``additive``, in microseconds; of a slope by the feature's unit."""
     additive: bool
     explained: float
     """Share of the errors on steps that were not fitted that goes away."""
@@ -248,7 +253,7 @@ def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
             columns.append((values > cut).astype(float))
             about.append(Explanation((Term(feature, float(cut)),), False, 0.0, False, 0.0))
         low, high = np.quantile(values, (0.02, 1.0))
-        if feature.kind not in ("request", "first_use") and len(np.unique(values)) > 2:
+        if feature.kind not in ("request", "first_use") and len(np.unique(values)) >= FEWEST_OF_SLOPE:
             columns.append(np.clip(values - low, 0, None) / (high - low) / fit.usual * np.median(fit.usual))
             about.append(Explanation((Term(feature, float(low)),), True, 0.0, True, 0.0))
     if not columns:
@@ -261,7 +266,7 @@ def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
 
 
 def _scores(fit: _Fit, candidates: _Candidates, errors: Array) -> Array:
-    """Return how far the errors lean towards each candidate: about a squared standard score, with its sign."""
+    """Return how far the errors lean towards each candidate: about a squared standard score with a sign."""
     matrix = candidates.columns
     inside = fit.basis.T @ matrix
     norm = (matrix**2).sum(axis=0)
@@ -341,7 +346,7 @@ def _names_request(explanation: Explanation) -> bool:
 
 
 def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
-    """Return what ties are put in order by: what can be a cause first, what a request asks for before its name."""
+    """Return the order of ties: what can be a cause first, what a request asks for before its name."""
     beside = explanation.rank if explanation.rank == BESIDE else 0
     place = max(list(KINDS).index(term.feature.kind) for term in explanation.terms) if beside else 0
     return (
@@ -393,7 +398,7 @@ def _refined(fit: _Fit, explanation: Explanation) -> Explanation:
     about = [replace(explanation, terms=(Term(term.feature, float(cut)),)) for cut in near]
     columns = np.column_stack([(term.feature.values > cut).astype(float) for cut in near])
     scores = np.abs(_scores(fit, _Candidates(columns, about), fit.errors))
-    return about[int(scores.argmax())] if len(about) and scores.max() > 0 else explanation
+    return about[int(scores.argmax())] if about and scores.max() > 0 else explanation
 
 
 def _pairs(
@@ -519,10 +524,11 @@ def _misplaced(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation)
         return 0 if float(np.quantile(np.abs(added) / expected, 0.95)) >= 2 * LEAST_CHANGE else None
     inside = matrix[:, -1] > 0
     usual = np.minimum(expected, expected + added).clip(0.05)
-    if float(np.median((np.abs(added) / usual)[inside])) < LEAST_CHANGE:
+    least = LEAST_CHANGE_OF_WORK if explanation.rank == WORK else LEAST_CHANGE
+    if float(np.median((np.abs(added) / usual)[inside])) < least:
         return None
     left = (fit.times - expected) / float(np.median(added[inside]))
-    longer = left > 0.5
+    longer = left > HALF
     if longer[inside].mean() - longer[~inside].mean() < LEAST_APART:
         return None
     jumps = all(_jumps(left, explanation.terms, at) for at in range(len(explanation.terms)))
@@ -530,7 +536,7 @@ def _misplaced(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation)
 
 
 def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
-    """Return whether steps nearest to a cut differ by half of the effect: else it is a bend of what work costs.
+    """Return whether steps nearest to a cut differ by half of the effect: else what work costs bends there.
 
     Args:
         left: Excess over the work, in units of the effect.
@@ -546,7 +552,7 @@ def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
     near = max(NEAR, int(NEAR_FRAC * min(below.sum(), above.sum())))
     lower = errors[below][np.argsort(-values[below], kind="stable")[:near]]
     upper = errors[above][np.argsort(values[above], kind="stable")[:near]]
-    return len(lower) > 0 and len(upper) > 0 and abs(float(np.median(upper) - np.median(lower))) >= 0.5
+    return len(lower) > 0 and len(upper) > 0 and abs(float(np.median(upper) - np.median(lower))) >= HALF
 
 
 def _held_out(fit: _Fit, base: Array, column: Array | None, effects: list[float] | None = None) -> Array:

@@ -115,7 +115,7 @@ class Feature:
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps that are looked at, in order: those with processors, and outside of what was asked for.
+    """Return the steps that are looked at, in order: with processors, and outside of what was asked for.
 
     Pauses, calls of the workers and hangs have a cause of their own.
     """
@@ -207,7 +207,7 @@ def _bends(values: Array, pieces: int) -> list[Array]:
 
 
 def _bends_among(values: Array, among: Any) -> list[Array]:
-    """Return columns with which a line may bend between equally many of some steps, and is 0 in the others."""
+    """Return columns with which a line may bend between equally many of some steps; 0 in the others."""
     if not among.any():
         return []
     count = int(min(MOST_BENDS, among.sum() // STEPS_OF_BEND))

@@ -17,8 +17,6 @@ import random
 import shutil
 import sys
 import tempfile
-import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from schedtrace.diagnose.excess import PartExcess, part_excess  # noqa: E402  # vLLM reads the lines above
+from schedtrace.diagnose.excess import part_excess  # noqa: E402  # vLLM reads the lines above
 from schedtrace.diagnose.excess_search import Explanation  # noqa: E402
 from schedtrace.read.run import read_run  # noqa: E402
 from schedtrace.timeline.excess import (  # noqa: E402
@@ -46,11 +44,13 @@ from schedtrace.timeline.excess import (  # noqa: E402
 from schedtrace.timeline.timeline import Timeline, make_timeline  # noqa: E402
 
 LEAST_COST = 0.03
+SAME = 0.9
+"""Jaccard index of the steps, from which two conditions are the same."""
 REPORTED_FROM = 0.01
 """Share of the busy time from which the report names an explanation."""
 PAIRS = 1 / 3
 MOST_IMPLIED = 0.9
-"""Share of a hidden condition that the model of the work may imply: more could be told from work by nobody."""
+"""Share of a hidden condition that the model of the work may imply: with more it is work."""
 SMALLEST, LARGEST = 0.05, 3.0
 
 
@@ -94,9 +94,9 @@ BASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def record(folder: Path) -> None:
     """Record every load, unless it is there."""
-    from schedtrace.record.traced import traced_class  # noqa: PLC0415  # it imports vLLM
-    from schedtrace.simulate import Simulation, VirtualClock  # noqa: PLC0415
-    from schedtrace.step_times.constants import Constants, HostTimes  # noqa: PLC0415
+    from schedtrace.record.traced import traced_class  # it imports vLLM
+    from schedtrace.simulate import Simulation, VirtualClock
+    from schedtrace.step_times.constants import Constants, HostTimes
 
     for name, (load, options) in BASES.items():
         if (folder / name).exists():
@@ -104,10 +104,10 @@ def record(folder: Path) -> None:
         os.environ["SCHEDTRACE_RUN_DIR"] = str(folder / f"{name}.part")
         shutil.rmtree(folder / f"{name}.part", ignore_errors=True)
         device = Constants(6000, 20, 60, 0.01, HostTimes(200, 8, 60, 4, 120, 20))
-        options = {"max_model_len": 4096, "max_num_batched_tokens": 2048, **options}
+        limits = {"max_model_len": 4096, "max_num_batched_tokens": 2048, **options}
         with VirtualClock() as clock:
-            engine = Simulation(clock, traced_class, times=device, **options)
-            load(engine, random.Random(name))
+            engine = Simulation(clock, traced_class, times=device, **limits)
+            load(engine, random.Random(name))  # noqa: S311  # a repeatable draw
             engine.run()
             engine.close()
         (folder / f"{name}.part").rename(folder / name)
@@ -115,7 +115,7 @@ def record(folder: Path) -> None:
 
 def dressed(timeline: Timeline) -> Timeline:
     """Give some requests options and adapters, which a scheduler without a model does not look at."""
-    chance = random.Random("dressed")
+    chance = random.Random("dressed")  # noqa: S311  # a repeatable draw
     rows = timeline.arrivals.height
     timeline.arrivals = timeline.arrivals.with_columns(
         logprobs=pl.Series([5 if chance.random() < 0.08 else None for _ in range(rows)], dtype=pl.Int64),
@@ -134,11 +134,10 @@ class Hidden:
     """Condition that makes a part of the steps longer."""
 
     families: frozenset[str]
-    kinds: tuple[str, ...]
+    kinds: tuple[tuple[str, str], ...]
     inside: Array
     words: str
     factor: float
-    cost_frac: float
 
 
 def condition(feature: Feature, chance: random.Random) -> tuple[Array, str]:
@@ -195,92 +194,64 @@ def hide(of_steps: list[Feature], work: Array, chance: random.Random) -> Hidden:
             break
     factor = float(np.exp(chance.uniform(np.log(SMALLEST), np.log(LARGEST))))
     return Hidden(
-        frozenset(one.family for one in chosen), tuple(one.kind for one in chosen), inside, words, factor, 0.0
+        frozenset(one.family for one in chosen), tuple(one.key for one in chosen), inside, words, factor, 0.0
     )
 
 
-def named(hidden: Hidden, explanation: Explanation, part: PartExcess, inside: Array) -> bool:
+def named(hidden: Hidden, explanation: Explanation, inside: Array) -> bool:
     """Return whether an explanation has these features, or marks these steps."""
     same = (inside & hidden.inside).sum() / max((inside | hidden.inside).sum(), 1)
-    return explanation.families == hidden.families or same >= 0.9
+    return explanation.families == hidden.families or same >= SAME
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", default="1-200")
-    parser.add_argument("--folder", type=Path, help="where the recorded loads are kept")
-    parser.add_argument("--show", action="store_true", help="print each load")
-    parser.add_argument("--only", choices=("hidden", "noise"))
-    chosen = parser.parse_args()
-    first, _, last = chosen.seeds.partition("-")
-    folder = chosen.folder or Path(tempfile.mkdtemp())
-    folder.mkdir(exist_ok=True)
-    record(folder)
-    loads = []
-    for name in BASES:
-        timeline = dressed(make_timeline(read_run(folder / name).traces[0]))
-        steps = judged_steps(timeline).filter(pl.col("total_requests") > 0)
-        loads.append((name, timeline, steps))
-    results: list[tuple[Hidden, bool, bool, bool]] = []
-    false, began = 0, time.process_time()
-    kinds: Counter[str] = Counter()
-    for seed in range(int(first), int(last or first) + 1):
-        for noise_only in (False, True):
-            if chosen.only == ("hidden" if noise_only else "noise"):
-                continue
-            chance, random_ = (
-                random.Random(f"excess {seed} {noise_only}"),
-                np.random.default_rng(2 * seed + noise_only),
-            )
-            name, timeline, steps = chance.choice(loads)
-            part = chance.choice((EXECUTION, EXECUTION, EXECUTION, SCHEDULE))
-            base = new_times(part, steps, chance, random_)
-            rest = 0.0 if part == EXECUTION else float(steps["busy_us"].sum())
-            hidden = None
-            times = base
-            if not noise_only:
-                requests = timeline.arrivals["request_id"].to_list()
-                of_steps = features(timeline, steps, chance.sample(requests, 3))
-                hidden = hide(of_steps, work_of(part, steps), chance)
-                times = base * np.where(hidden.inside, 1 + hidden.factor, 1.0)
-            busy = float(times.sum()) + rest
-            excess = part_excess(timeline, part, steps, times, times, len(times))
-            effects = [one for one in excess.effects if one.cost_us >= REPORTED_FROM * busy]
-            if hidden is None:
-                false += bool(effects)
-                if chosen.show and effects:
-                    print(seed, name, part, "NOISE", [_words(one.explanation) for one in effects])
-                continue
-            cost = float((times - base).sum()) / busy
-            exact = any(named(hidden, one.explanation, excess, one.inside) for one in effects[:1])
-            any_ = any(named(hidden, one.explanation, excess, one.inside) for one in effects)
-            beside = any_ or any(
-                also.families == hidden.families for one in effects for also in one.explanation.also
-            )
-            results.append((Hidden(**{**hidden.__dict__, "cost_frac": cost}), exact, any_, beside))
-            kinds.update(hidden.kinds)
-            if chosen.show:
-                said = [
-                    (_words(one.explanation), [_words(also) for also in one.explanation.also])
-                    for one in effects
-                ]
-                mark = "ok " if exact else "any" if any_ else "bes" if beside else "-- " if effects else "no "
-                print(
-                    f"{mark} {seed} {name} {part}: {hidden.words}: x{1 + hidden.factor:.2f}, {hidden.inside.sum()} of {len(times)}, cost {cost:.1%} -> {said}"
-                )
-    count = int(last or first) - int(first) + 1
-    costly = [one for one in results if one[0].cost_frac >= LEAST_COST]
-    for label, rows in (("cost >= 3 % of busy time", costly), ("all", results)):
-        pairs = [one for one in rows if len(one[0].kinds) > 1]
-        for kind, some in (("", rows), (" (two features)", pairs)):
-            if some:
-                shares = [sum(one[at] for one in some) / len(some) for at in (1, 2, 3)]
-                print(
-                    f"{label}{kind}: {len(some)} loads; named first {shares[0]:.1%}, among those named {shares[1]:.1%}, or beside them {shares[2]:.1%}"
-                )
-    print(
-        f"noise only: {false} of {count} explained; {len(kinds)} kinds of features hidden; {time.process_time() - began:.0f} s of processor time"
-    )
+@dataclass(frozen=True)
+class Load:
+    """A recorded load whose steps get new times."""
+
+    name: str
+    timeline: Timeline
+    steps: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said of one load."""
+
+    hidden: Hidden | None
+    cost_frac: float
+    said: list[str]
+    first: bool
+    """Whether what is said first names the hidden condition."""
+    among: bool
+    """Whether anything that is said does."""
+    beside: bool
+    """Whether it, or what is said to explain as much, does."""
+
+
+def tried(loads: list[Load], seed: int, *, noise_only: bool) -> Outcome:
+    """Give a load new times, with or without a hidden condition, and search."""
+    chance = random.Random(f"excess {seed} {noise_only}")  # noqa: S311  # a repeatable draw
+    numbers = np.random.default_rng(2 * seed + noise_only)
+    load = chance.choice(loads)
+    part = chance.choice((EXECUTION, EXECUTION, EXECUTION, SCHEDULE))
+    times = base = new_times(part, load.steps, chance, numbers)
+    hidden = None
+    if not noise_only:
+        requests = chance.sample(load.timeline.arrivals["request_id"].to_list(), 3)
+        hidden = hide(features(load.timeline, load.steps, requests), work_of(part, load.steps), chance)
+        times = base * np.where(hidden.inside, 1 + hidden.factor, 1.0)
+    busy = float(times.sum()) + (0.0 if part == EXECUTION else float(load.steps["busy_us"].sum()))
+    excess = part_excess(load.timeline, part, load.steps, times, times, len(times))
+    effects = [effect for effect in excess.effects if effect.cost_us >= REPORTED_FROM * busy]
+    is_named = [hidden is not None and named(hidden, one.explanation, one.inside) for one in effects]
+    also = [
+        hidden is not None and other.families == hidden.families
+        for effect in effects
+        for other in effect.explanation.also
+    ]
+    said = [f"{load.name} {part}", *(_words(effect.explanation) for effect in effects)]
+    cost = float((times - base).sum()) / busy
+    return Outcome(hidden, cost, said, any(is_named[:1]), any(is_named), any([*is_named, *also]))
 
 
 def _words(explanation: Explanation) -> str:
@@ -289,6 +260,54 @@ def _words(explanation: Explanation) -> str:
         for term in explanation.terms
     )
     return f"{terms}{' slope' if explanation.slope else ''}"
+
+
+def print_shares(label: str, rows: list[Outcome]) -> None:
+    """Print how many of these are named."""
+    if rows:
+        first, among, beside = (
+            sum(flags) / len(rows)
+            for flags in zip(*((one.first, one.among, one.beside) for one in rows), strict=True)
+        )
+        print(
+            f"{label}: {len(rows)} loads, named first {first:.1%}, at all {among:.1%}, or beside {beside:.1%}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", default="1-200")
+    parser.add_argument("--folder", type=Path, help="where the recorded loads are kept")
+    parser.add_argument("--show", action="store_true", help="print each load")
+    chosen = parser.parse_args()
+    first, _, last = chosen.seeds.partition("-")
+    folder = chosen.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(exist_ok=True)
+    record(folder)
+    loads = []
+    for name in BASES:
+        timeline = dressed(make_timeline(read_run(folder / name).traces[0]))
+        loads.append(Load(name, timeline, judged_steps(timeline).filter(pl.col("total_requests") > 0)))
+    outcomes = []
+    for seed in range(int(first), int(last or first) + 1):
+        for noise_only in (False, True):
+            outcome = tried(loads, seed, noise_only=noise_only)
+            outcomes.append(outcome)
+            if chosen.show and (outcome.hidden or len(outcome.said) > 1):
+                words = outcome.hidden.words if outcome.hidden else "noise"
+                print(
+                    seed, outcome.first, f"{words}, cost {outcome.cost_frac:.1%} ->", outcome.said, flush=True
+                )
+    found = [outcome for outcome in outcomes if outcome.hidden]
+    pairs = [outcome for outcome in found if outcome.hidden and len(outcome.hidden.kinds) > 1]
+    noise = [outcome for outcome in outcomes if not outcome.hidden]
+    costly = f"cost >= {LEAST_COST:.0%} of busy time"
+    print_shares(costly, [one for one in found if one.cost_frac >= LEAST_COST])
+    print_shares(f"{costly}, two features", [one for one in pairs if one.cost_frac >= LEAST_COST])
+    print_shares("all", found)
+    kinds = {(kind, detail) for one in found if one.hidden for kind, detail in one.hidden.kinds}
+    explained = sum(len(outcome.said) > 1 for outcome in noise)
+    print(f"{len(kinds)} different features hidden; noise only: {explained} of {len(noise)} loads explained")
 
 
 if __name__ == "__main__":

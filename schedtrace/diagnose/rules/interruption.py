@@ -398,8 +398,8 @@ def _advice(evidence: Interruptions) -> str:
         return "Look at the stacks (--details), and at the processes that the engine waits for."
     if evidence.part != "device":
         return (
-            "Sample the stacks of the engine process while it runs (for instance with py-spy): the trace does "
-            "not record what it does {where}."
+            "Sample the stacks of the engine process while it runs (for instance with py-spy): the trace "
+            "does not record what it does {where}."
         )
     if evidence.kind == events.PERIODIC:
         return "Profile one of these steps on the device; look for what else uses it."

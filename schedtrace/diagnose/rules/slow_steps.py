@@ -28,6 +28,8 @@ HIDDEN = 0.95
 BEYOND_FRAC = 0.02
 """Largest share of steps on the wrong side of a captured graph's size."""
 
+WHOLE_FROM = 10.0
+"""Times as long: so far with a decimal."""
 PARTS = {
     "execution": "on the device",
     "schedule": "in schedule()",
@@ -174,13 +176,11 @@ def _find(timeline: Timeline) -> Findings:
             gain=gain,
             cause=excess.part,
             holder=_holder(excess, effect, evidence),
-            message="{inside:n step}{sample} took {longer_ms:ms} longer[, {exposed_ms:ms} of it while the "
-            "device waited]; a model of their work is off by {model_error_frac:%} (typical error).[ {unexplained_frac:%} of the excess of slow steps {where} "
-            "is explained by nothing in this trace.] This is a correlation; an A/B run proves it.",
+            message=MESSAGE,
             values={
                 "subject": subject,
                 "where": PARTS[excess.part],
-                "times": Number(evidence.factor, 0 if evidence.factor >= 10 else 1),
+                "times": Number(evidence.factor, 0 if evidence.factor >= WHOLE_FROM else 1),
                 "rest": _rest(evidence),
                 "longer_ms": effect.added_us / 1e3,
                 "exposed_ms": effect.cost_us / 1e3 if effect.cost_us < HIDDEN * effect.added_us else None,
@@ -197,6 +197,11 @@ def _find(timeline: Timeline) -> Findings:
 JUMP = (
     "{subject} take {excess_ms:ms} longer {where} than their work explains, {times} times as long "
     "({longer:n} of {inside:n}{rest}): {share:%} of the requests' time."
+)
+MESSAGE = (
+    "{inside:n step}{sample} took {longer_ms:ms} longer[, {exposed_ms:ms} of it while the device waited]; a model "
+    "of their work is off by {model_error_frac:%} (typical error).[ {unexplained_frac:%} of the excess of slow "
+    "steps {where} is explained by nothing in this trace.] This is a correlation; an A/B run proves it."
 )
 
 
@@ -309,7 +314,7 @@ def _subject(excess: "PartExcess", effect: "Effect") -> Message:
 
 def _clause(excess: "PartExcess", term: "Term") -> Message:
     """Return a condition in words, to stand after ``steps``."""
-    kind, detail = term.feature.key
+    kind = term.feature.kind
     at = math.floor(term.cut)
     if kind in FLAGS:
         return say(FLAGS[kind][not term.above])
@@ -332,27 +337,30 @@ def _clause(excess: "PartExcess", term: "Term") -> Message:
 def _what(term: "Term") -> Message:
     """Return what a feature counts, in the plural."""
     kind, detail = term.feature.key
-    if kind == "exits":
-        cause, _, loop = detail.rpartition(" ")
-        return say("{loop} requests passed over for {cause}", loop=loop, cause=CauseWord(cause))
-    if kind == "request":
-        return say("{request}", request=Request(detail))
-    if kind == "trait":
-        return say(TRAIT_WORDS[detail])
-    if kind == "lora":
-        return say("requests that use the LoRA adapter {name:code}", name=detail)
-    if kind == "clock":
-        return say("time")
-    if kind == "age":
-        return say("the age of the oldest request")
-    if kind in FLAGS:
-        return say("steps {which}", which=FLAGS[kind][0])
-    noun, plural = NOUNS[kind]
-    return say(plural or f"{noun}s")
+    match kind:
+        case "exits":
+            cause, _, loop = detail.rpartition(" ")
+            words = say("{loop} requests passed over for {cause}", loop=loop, cause=CauseWord(cause))
+        case "request":
+            words = say("{request}", request=Request(detail))
+        case "trait":
+            words = say(TRAIT_WORDS[detail])
+        case "lora":
+            words = say("requests that use the LoRA adapter {name:code}", name=detail)
+        case "clock":
+            words = say("time")
+        case "age":
+            words = say("the age of the oldest request")
+        case _ if kind in FLAGS:
+            words = say("steps {which}", which=FLAGS[kind][0])
+        case _:
+            noun, plural = NOUNS[kind]
+            words = say(plural or f"{noun}s")
+    return words
 
 
 def _count(term: "Term", count: int) -> Message:
-    kind, detail = term.feature.key
+    kind = term.feature.kind
     if kind == "exits":
         return say("{count:n} {what}", count=count, what=_what(term))
     noun, plural = NOUNS[kind]
@@ -415,7 +423,8 @@ def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Mess
         ]
         parts.append(
             say(
-                "As good an explanation: steps {also}; a run in which only one of these changes tells them apart.",
+                "As good an explanation: steps {also}; a run in which only one of these changes tells "
+                "them apart.",
                 also=listed(also, "or"),
             )
         )
@@ -461,7 +470,10 @@ def _advice(
     connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
     asks = any(term.feature.detail.startswith("connector") for term in explanation.terms)
     if connector and (asks or kinds & {"loads", "parked"}):
-        look = "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of the scheduler changes it."
+        look = (
+            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of the "
+            "scheduler changes it."
+        )
         return [advise(look, name=str(connector), where=PARTS[excess.part])], None
     if kinds & {"request", "trait", "lora"}:
         members = [
@@ -470,7 +482,10 @@ def _advice(
         without = "Run the same load without {requests} and compare the two with {diff:code}."
         return [advise(without, requests=listed(members), diff="schedtrace diff")], None
     if "first_use" in kinds:
-        warm = "Warm the engine up with batches of these sizes before it serves or is measured ({warmup:setting} of {run:code})."
+        warm = (
+            "Warm the engine up with batches of these sizes before it serves or is measured "
+            "({warmup:setting} of {run:code})."
+        )
         return [advise(warm, warmup="--warmup", run="schedtrace run")], None
     return [profile], None
 
@@ -542,7 +557,7 @@ def contradicts(slow: Finding, seats: Finding) -> bool:
 
 RULE = Rule(
     code="slow-steps",
-    summary="steps that have something in common took longer than their work explains; one per part of a step",
+    summary="steps that have something in common took longer than their work explains; one per part",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=_find,
     threshold=Threshold(LEAST_FRAC, share_frac),
