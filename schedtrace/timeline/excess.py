@@ -16,7 +16,8 @@ from schedtrace.timeline.events import ASLEEP, CALLED, HUNG, PAUSED, STALLED
 from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_within
 from schedtrace.timeline.timeline import Timeline
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = Any
+"""NumPy array: a number, or whether something holds, for each step."""
 
 EXECUTION, SCHEDULE, UPDATE, BETWEEN = "execution", "schedule", "update", "between"
 HOST_PARTS = (SCHEDULE, UPDATE, BETWEEN)
@@ -206,7 +207,7 @@ def _bends(values: Array, pieces: int) -> list[Array]:
     return [np.clip(values - most * at / pieces, 0, None) for at in range(1, pieces)]
 
 
-def _bends_among(values: Array, among: Any) -> list[Array]:
+def _bends_among(values: Array, among: Array) -> list[Array]:
     """Return columns with which a line may bend between equally many of some steps; 0 in the others."""
     if not among.any():
         return []

@@ -194,7 +194,7 @@ def hide(of_steps: list[Feature], work: Array, chance: random.Random) -> Hidden:
             break
     factor = float(np.exp(chance.uniform(np.log(SMALLEST), np.log(LARGEST))))
     return Hidden(
-        frozenset(one.family for one in chosen), tuple(one.key for one in chosen), inside, words, factor, 0.0
+        frozenset(one.family for one in chosen), tuple(one.key for one in chosen), inside, words, factor
     )
 
 

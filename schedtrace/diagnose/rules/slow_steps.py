@@ -199,9 +199,10 @@ JUMP = (
     "({longer:n} of {inside:n}{rest}): {share:%} of the requests' time."
 )
 MESSAGE = (
-    "{inside:n step}{sample} took {longer_ms:ms} longer[, {exposed_ms:ms} of it while the device waited]; a model "
-    "of their work is off by {model_error_frac:%} (typical error).[ {unexplained_frac:%} of the excess of slow "
-    "steps {where} is explained by nothing in this trace.] This is a correlation; an A/B run proves it."
+    "{inside:n step}{sample} took {longer_ms:ms} longer[, {exposed_ms:ms} of it while the device waited]; a "
+    "model of their work is off by {model_error_frac:%} (typical error).[ {unexplained_frac:%} of the excess "
+    "of slow steps {where} is explained by nothing in this trace.] This is a correlation; an A/B run "
+    "proves it."
 )
 
 
@@ -471,8 +472,8 @@ def _advice(
     asks = any(term.feature.detail.startswith("connector") for term in explanation.terms)
     if connector and (asks or kinds & {"loads", "parked"}):
         look = (
-            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of the "
-            "scheduler changes it."
+            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of "
+            "the scheduler changes it."
         )
         return [advise(look, name=str(connector), where=PARTS[excess.part])], None
     if kinds & {"request", "trait", "lora"}:
