@@ -56,7 +56,8 @@ NEAR, NEAR_FRAC = 8, 0.1
 """Steps on either side of a cut in which the jump has to be seen, and their share of the smaller side."""
 LEAST_APART = 0.3
 """Share of slow steps beyond half of the effect, less that of the other steps."""
-MOST_EXPLANATIONS = 3
+MOST_EXPLANATIONS, LEAST_SECOND = 3, 0.1
+"""Explanations of a part, and least share of the errors that are left which a further one takes away."""
 LEAST_NEW = 0.03
 """Least share of a candidate that the work does not imply."""
 
@@ -164,7 +165,7 @@ def search(times: Array, work: Array, features: Sequence[Feature]) -> list[Expla
     while len(times) >= FEWEST_ROWS and len(explanations) < MOST_EXPLANATIONS:
         fit = _fitted(times, added)
         best = _best(fit, features)
-        if best is None:
+        if best is None or (explanations and best.explained < LEAST_SECOND):
             break
         explanations.append(best)
         measure = best.measure([term.feature.values for term in best.terms])

@@ -227,7 +227,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     explanation, inside = effect.explanation, effect.inside
     added = effect.excess_us[inside]
     rows = excess.steps.select("step", "trial", "total_requests").with_columns(
-        took_us=pl.Series(excess.times_us), expected_us=pl.Series(excess.times_us - effect.excess_us)
+        took_us=pl.Series(excess.times_us), expected_us=pl.Series(excess.expected_us)
     )
     worst = rows.filter(pl.Series(inside)).sort(
         pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True
