@@ -192,7 +192,7 @@ def split(
     sizes = [float(np.abs(column).max()) or 1.0 for column in columns]
     columns = [column / size for column, size in zip(columns, sizes, strict=True)]
     matrix = np.column_stack([fit.work, *columns])
-    costs = _lad(matrix, fit.times)
+    costs = _lad(matrix, fit.times, 60)
     count = fit.work.shape[1]
     base = (fit.work @ costs[:count]) * fit.usual
     added = [column * cost * fit.usual for column, cost in zip(columns, costs[count:], strict=True)]
@@ -208,11 +208,12 @@ def work_errors(times: Array, work: Array) -> Array:
 def _lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
     """Fit by least absolute deviations: iteratively reweighted least squares."""
     weight = np.ones(len(target))
-    ridge = 1e-9 * len(target) * np.eye(matrix.shape[1])
     costs = np.zeros(matrix.shape[1])
     for _ in range(rounds):
         weighted = matrix * weight[:, None]
-        costs = np.linalg.solve(weighted.T @ matrix + ridge, weighted.T @ target)
+        square = weighted.T @ matrix
+        square += np.diag(1e-9 * np.diag(square) + 1e-300)
+        costs = np.linalg.solve(square, weighted.T @ target)
         error = np.abs(target - matrix @ costs)
         weight = 1 / np.maximum(error, 0.05 * float(np.median(error)) + 1e-6)
         weight /= weight.mean()

@@ -307,6 +307,7 @@ class StepExcess(msgspec.Struct, kw_only=True):
     """Excess of one part of the slow steps of an engine: time beyond what the step's work explains."""
 
     engine_rank: int
+    """Data-parallel rank."""
     part: str
     """``execution``, ``schedule`` (``schedule()``), ``update`` (``update_from_output()``) or ``between`` (two
     steps)."""

@@ -179,7 +179,6 @@ def work_of(part: str, steps: pl.DataFrame) -> Array:
         columns += [prefill * context]
     else:
         columns += [column("total_requests"), column("num_new")]
-        columns += [column("num_waiting_before") > 0] if part == SCHEDULE else []
         if part == BETWEEN:  # whoever paces the steps waits less after a longer one
             columns.append(np.concatenate([[0.0], (column("output_us") - column("start_us"))[:-1]]))
     matrix = np.column_stack(columns).astype(float)
