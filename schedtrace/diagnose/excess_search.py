@@ -43,6 +43,8 @@ AS_GOOD = 0.9
 """Share of what the best candidate explains, from which another may be as good."""
 SURELY = 1.6
 """Standard errors by which one has to predict better than another to be no tie."""
+RESOLVED = 1e-3
+"""Relative error of a block that a fit resolves."""
 BETTER = 0.02
 """Share of the errors that a second condition must take away."""
 LEAST_CHANGE, LEAST_CHANGE_OF_WORK = 0.03, 0.1
@@ -498,12 +500,35 @@ def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Expl
                 misplaced=misplaced,
                 errors=after,
             )
+    if (
+        best is not None
+        and best.rank == WORK
+        and not best.slope
+        and not _more_than_a_bend(fit, best, measure)
+    ):
+        best = None
     if best is not None and best.effect < 0 and not best.slope:
         best = _turned(best) if len(best.terms) == 1 else None
     elif best is not None and best.effect < 0:
         best = None
     if best is not None:
         yield best
+
+
+def _more_than_a_bend(fit: _Fit, explanation: Explanation, measure: Array) -> bool:
+    """Return whether a split of what is work explains more than a bend at its cuts of what that costs."""
+    bends = [
+        np.clip(term.feature.values - term.cut, 0, None) / fit.usual
+        for term in explanation.terms
+        if term.feature.rank == WORK
+    ]
+    bends = [bend / max(float(bend.max()), 1e-12) for bend in bends]
+    base = independent(np.column_stack([fit.work, *bends]))
+    column = measure / fit.usual if explanation.additive else measure
+    effects: list[float] = []
+    before, after = _held_out(fit, base, None), _held_out(fit, base, column, effects)
+    same = all(effect / explanation.effect >= HALF for effect in effects)
+    return same and all(after[half::2].sum() < before[half::2].sum() for half in (0, 1))
 
 
 def _turned(explanation: Explanation) -> Explanation:
@@ -573,6 +598,8 @@ def _held_out(fit: _Fit, base: Array, column: Array | None, effects: list[float]
 def _is_better(one: Explanation, other: Explanation) -> bool:
     """Return whether an explanation predicts better, over blocks of steps that were not fitted."""
     gain = other.errors - one.errors
+    if float(gain.mean()) < RESOLVED:
+        return False
     return float(gain.sum()) > SURELY * float(np.sqrt((gain**2).sum()))
 
 
