@@ -21,6 +21,7 @@ from schedtrace.present.sections import (
     Facts,
     Field,
     Section,
+    Strip,
     Style,
     Styled,
     Table,
@@ -122,7 +123,7 @@ def step_excess(run: RunReport) -> Facts:
         "{slow_steps:n} of {steps:n step} took {excess_ms:ms} longer {where} than their work explains; "
         "{unexplained_frac:%} of that goes with nothing in this trace[ (engine {engine})]."
     )
-    texts = [
+    texts: list[Content | Table | Strip] = [
         say(sentence, excess, where=PARTS[excess.part], engine=str(excess.engine_rank) if several else "")
         for excess in run.step_excess[:MOST_ENGINES]
     ]
