@@ -151,6 +151,7 @@ def analyze_run(
         caps=cap_table([engine.caps for engine in engines]),
         request_time=[share for engine in engines for share in engine.request_time],
         engine_time=[share for engine in engines for share in engine.engine_time],
+        step_excess=[excess for engine in engines for excess in engine.step_excess],
         strip=engines[0].strip,
         statistics=statistics([engine.sums for engine in engines], ranks),
         warmup_steps=sum(engine.warmup_steps for engine in engines),

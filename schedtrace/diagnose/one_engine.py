@@ -8,7 +8,7 @@ import polars as pl
 from schedtrace.diagnose.effective_settings import Use, use_of
 from schedtrace.diagnose.package_rules import package_findings
 from schedtrace.diagnose.root_causes import Judged, judged
-from schedtrace.diagnose.rules import PACKAGES, RULES
+from schedtrace.diagnose.rules import PACKAGES, RULES, slow_steps
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
@@ -16,7 +16,15 @@ from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
+from schedtrace.model.report import (
+    CapRow,
+    CauseRow,
+    EngineTime,
+    RequestTime,
+    StepExcess,
+    StripCell,
+    TrialReport,
+)
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import SHOWS_LIMITS, Fact
 from schedtrace.timeline.engine_ranks import RankSummary, rank_of
@@ -101,6 +109,7 @@ class OneEngine:
     trials: list[TrialReport]
     request_time: list[RequestTime]
     engine_time: list[EngineTime]
+    step_excess: list[StepExcess]
     strip: list[StripCell]
     split: pl.DataFrame | None
     """Split of the requests' time; None: the record does not show where it went."""
@@ -131,6 +140,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         split=engine_split(timeline) if limits else None,
         request_time=request_time(timeline) if limits else [],
         engine_time=engine_time(timeline) if times else [],
+        step_excess=_step_excess(timeline) if slow_steps.RULE.needs <= timeline.facts else [],
         sums=engine_sums(timeline),
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
@@ -139,6 +149,12 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
+
+
+def _step_excess(timeline: Timeline) -> list[StepExcess]:
+    from schedtrace.diagnose.excess import step_excess  # noqa: PLC0415  # NumPy loads late
+
+    return step_excess(timeline)
 
 
 def judge(timeline: Timeline) -> Judged:

@@ -194,7 +194,12 @@ def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
 
 
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
-    """Return whether both concern the same resource, or the same requests waited longer for the larger."""
+    """Return whether both concern the same resource, or the same requests waited longer for the larger.
+
+    A wait for seats is explained by steps that more requests at once make slow.
+    """
+    if slow_steps.contradicts(larger, smaller):
+        return True
     if larger.cause is not None and larger.cause == smaller.cause:
         return not larger.leads or _share(smaller) <= _share(larger)
     charges = [RULES[finding.code].charges for finding in (larger, smaller)]

@@ -487,7 +487,6 @@ INTERRUPTIONS = {
     "called": "the engine ran another call",
     "no_call": "the engine did not call schedule()",
     "first_steps": "a first step took longer than its work",
-    "slower": "the device was slower",
     "hung": "schedule() did not return",
     "stalled": "the engine made no step",
     "starved": "the engine's processes had too few processors",

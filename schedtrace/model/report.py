@@ -308,6 +308,26 @@ class EngineTime(msgspec.Struct, kw_only=True):
     """Share of the engine's time without ``idle`` and ``not_recorded``; None: for these two."""
 
 
+class StepExcess(msgspec.Struct, kw_only=True):
+    """Excess of one part of the slow steps of an engine: time beyond what the step's work explains."""
+
+    engine_rank: int
+    """Data-parallel rank."""
+    part: str
+    """``execution``, ``schedule`` (``schedule()``), ``update`` (``update_from_output()``) or ``between`` (two
+    steps)."""
+    steps: int
+    """Steps that were looked at: all, or evenly spaced blocks of them."""
+    slow_steps: int
+    """Steps among them that are far longer than their work explains."""
+    excess_ms: float
+    """Their excess, of all steps."""
+    unexplained_frac: float
+    """Share of it that goes with nothing in this trace."""
+    model_error_frac: float
+    """Typical relative error of the model."""
+
+
 class TimePart(msgspec.Struct, kw_only=True):
     """Part of the requests' time, over all engines; the parts add up to 1."""
 
@@ -359,6 +379,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     """States and causes that took the requests' time, the largest share first."""
     engine_time: list[EngineTime]
     """States that took the engines' time."""
+    step_excess: list[StepExcess] = []
+    """Excess of slow steps by part, where it is a hundredth of the busy time or more."""
     strip: list[StripCell]
     statistics: Statistics | None = None
     """Latency by class, prefix cache, drafts, outcomes, durations, sums over engines."""

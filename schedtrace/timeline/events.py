@@ -41,7 +41,7 @@ FEWEST_EPISODE = 3
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 HUNG, STALLED = "hung", "stalled"
 FIRST, PERIODIC, EPISODE, SCATTERED = "first_steps", "periodic", "episode", "scattered"
-SLOWER, STARVED = "slower", "starved"
+STARVED = "starved"
 INTERRUPTED = "interrupted"
 """State of a request, and charge of its wait, while an interruption lasts."""
 ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
@@ -50,7 +50,7 @@ DEVICE = "device"
 """The part of an interruption that kept no engine's thread."""
 KINDS = (
     *(PAUSED, ASLEEP, CALLED, HUNG, STALLED, NO_CALL),
-    *(FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER, STARVED),
+    *(FIRST, PERIODIC, EPISODE, SCATTERED, STARVED),
 )
 HUNG_US = 1_000_000
 """``schedule()`` takes milliseconds: what took it a second and more is a hang, and no slow step."""
@@ -82,8 +82,7 @@ def events(
       call of ``schedule()`` took a second or more, or has not returned when the trace ends), ``stalled`` (the
       watchdog saw that the engine made no step, for another reason), ``no_call`` (no
       call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
-      ``periodic``, ``episode`` (in a row), ``scattered``, and ``slower``: the steps of a time in which the
-      device took longer for the same work (``slow_spans.py``); ``starved``: what the engine and its workers
+      ``periodic``, ``episode`` (in a row) and ``scattered``; ``starved``: what the engine and its workers
       lost for want of a processor, which nothing else explains as well (``engine_states.py``),
     * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
     * ``step``: the slow one; of ``stalled``, and of ``hung`` without an end, the one before; else the next,
@@ -103,7 +102,7 @@ def events(
     busy_us = engine_busy_us(engine)
     if not busy_us:
         return pl.concat([none, _stalled(frames)], how="diagonal_relaxed").select(*SCHEMA)
-    slow, slower = slow_spans(frames, engine, starving)
+    slow = slow_spans(frames, engine, starving)
     asked = _asked(frames)
     hung = _without(_hung(frames), asked)
     asked = pl.concat([asked, hung], how="diagonal_relaxed")
@@ -113,11 +112,7 @@ def events(
     slow = _without(_outside(slow, starved), asked)
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
-    slower = _without(_outside(slower, starved), pl.concat([asked, slow], how="diagonal"))
-    slower = slower.with_columns(kind=pl.lit(SLOWER))
-    interruptions = pl.concat(
-        [none, asked, *_by_position(frames, slow), slower, lost], how="diagonal_relaxed"
-    )
+    interruptions = pl.concat([none, asked, *_by_position(frames, slow), lost], how="diagonal_relaxed")
     cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * busy_us
     return interruptions.select(*SCHEMA).filter(cost | pl.col("kind").is_in(ALWAYS)).sort("begin_us")
 

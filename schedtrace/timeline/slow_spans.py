@@ -1,8 +1,4 @@
-"""Spans of time that are far too long for the work of their step, and times of a slower device.
-
-A step is compared with other steps with about as much work; a slowdown, in which all steps are longer by one
-factor, with the steps outside of it.
-"""
+"""Spans of time that are far too long for the work of their step, by other steps with about as much work."""
 
 import math
 from collections.abc import Sequence
@@ -28,18 +24,6 @@ NEAR = 20_000
 """Steps around a slow one that it is compared with: with all of a million, an analysis took minutes."""
 MOST_FRAC = 0.25
 """Share of slow steps beyond which they are no interruption but what the load asks for."""
-SLOWER = 1.25
-"""Least factor of a slowdown: less comes and goes on a shared device."""
-ERRORS = 3.0
-"""Least factor of a slowdown as a multiple of the model's error in nine of ten steps outside."""
-TYPICAL = 0.9
-FEWEST_INSIDE = 20
-"""Fewest steps inside with no more work of any kind than some step outside: a model holds no further."""
-CLEARLY = 0.8
-"""Share of them that took longer than nine of ten outside, for what the model expects."""
-ROUNDS = 3
-"""Rounds of finding the steps inside and the rates outside, each of which needs the other."""
-
 SCHEMA = {
     "trial": pl.Int64,
     "begin_us": pl.Int64,
@@ -50,12 +34,8 @@ SCHEMA = {
 }
 
 
-def slow_spans(
-    frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the parts of time that are too long: of single steps, and of the steps of a slowdown.
-
-    Columns of both, as in ``events.events``: those of ``SCHEMA``, in order of time. None of too few steps.
+def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) -> pl.DataFrame:
+    """Return the parts of single steps that are too long, in order of time; none of too few steps.
 
     Args:
         frames: One engine's.
@@ -63,11 +43,9 @@ def slow_spans(
         starving: ``starved_steps``.
     """
     if frames.steps.height < FEWEST_STEPS:
-        return _slow([]), _slow([])
-    timed = _timed_steps(frames, starving)
-    slower = _in_slowdown(timed)
-    rest = timed.filter(~pl.col("step").is_in(slower["step"].implode()))
-    return pl.concat([_slow_on_host(frames, engine), _slow_on_device(rest)]).sort("begin_us"), slower
+        return _slow([])
+    slow = [_slow_on_host(frames, engine), _slow_on_device(_timed_steps(frames, starving))]
+    return pl.concat(slow).sort("begin_us")
 
 
 def _usual_us(frames: EngineFrames) -> float:
@@ -159,22 +137,6 @@ def _timed_steps(frames: EngineFrames, starving: pl.Series) -> pl.DataFrame:
     )
 
 
-def _in_slowdown(timed: pl.DataFrame) -> pl.DataFrame:
-    """Return the parts of the steps of a slowdown that are too long, all by one factor."""
-    slower = slowdown(timed)
-    if slower is None:
-        return _slow([])
-    steps, factor = slower
-    return steps.select(
-        "trial",
-        begin_us=pl.col("device_end_us") - (pl.col("device_us") * (1 - 1 / factor)).round().cast(pl.Int64),
-        end_us="device_end_us",
-        step="step",
-        part=pl.lit("device"),
-        factor=pl.lit(factor),
-    )
-
-
 def _slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
     """Return the parts of steps that took far longer on the device than steps with as much work or more."""
     modelled = _expected(steps)
@@ -233,61 +195,3 @@ def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
 
 def _slow(rows: Sequence[dict[str, object]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SCHEMA)
-
-
-def slowdown(steps: pl.DataFrame) -> tuple[pl.DataFrame, float] | None:
-    """Return the steps of the longest slowdown and the factor by which they took longer; None: no slowdown.
-
-    Where it begins and ends is found in the running sum of the errors of a model of all steps, as a change of
-    a mean is; that it is one, and the factor, by a model of the steps outside.
-
-    Args:
-        steps: In order, with ``device_us`` > 0 and the columns ``FEATURES``.
-    """
-    inside = pl.Series([False] * steps.height, dtype=pl.Boolean)
-    timed = steps.with_columns(busy_us="device_us")
-    for _ in range(ROUNDS):
-        expected = nearly_predicted(timed.filter(~inside), timed)
-        if expected is None:
-            return None
-        before, inside = inside, _longer_than(timed["busy_us"], expected)
-        if (before == inside).all():
-            break
-    factor = _factor(timed.with_columns(ratio=pl.col("device_us") / expected, inside=inside))
-    return None if factor is None else (steps.filter(inside), factor)
-
-
-def _longer_than(measured: pl.Series, expected: pl.Series) -> pl.Series:
-    """Mark the steps between the lowest and the highest point of the errors' running sum.
-
-    Above the mean is what the sum rises by (E. S. Page, Continuous Inspection Schemes, Biometrika 1954).
-    """
-    import numpy as np  # noqa: PLC0415  # most runs need no model
-
-    error = np.log(measured.to_numpy() / expected.to_numpy())
-    low, high = np.quantile(error, (0.05, 0.95))
-    error = error.clip(low, high)
-    total = np.concatenate([[0.0], np.cumsum(error - error.mean())])
-    first, last = int(total.argmin()), int(total.argmax())
-    place = np.arange(len(error))
-    if first > last:  # slow at the beginning or at the end, whichever is more
-        first, last = (0, last) if last > len(error) - first else (first, len(error))
-    return pl.Series((place >= first) & (place < last))
-
-
-def _factor(steps: pl.DataFrame) -> float | None:
-    """Return the factor by which steps inside took longer than a model of those outside; None: no longer."""
-    outside = steps.filter(~pl.col("inside"))
-    most = outside.select(pl.col(FEATURES).max()).row(0)
-    comparable = steps.filter(
-        "inside", *(pl.col(name) <= top for name, top in zip(FEATURES, most, strict=True))
-    )
-    if comparable.height < FEWEST_INSIDE:
-        return None
-    error, high = outside.select(
-        (pl.col("ratio") - 1).abs().quantile(TYPICAL).alias("error"),
-        pl.col("ratio").quantile(TYPICAL).alias("high"),
-    ).row(0)
-    factor = float(comparable["ratio"].median())  # type: ignore[arg-type]  # of numbers
-    clearly = (comparable["ratio"] > high).mean() >= CLEARLY
-    return factor if clearly and factor >= max(SLOWER, 1 + ERRORS * error) else None

@@ -10,7 +10,6 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import StepExample, advise, severity_by_weight, step_finding
 from schedtrace.diagnose.rules.front_end import NAMES
-from schedtrace.diagnose.step_groups import slow_groups
 from schedtrace.model.message import NOTHING, Message, Number, Steps
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
@@ -101,13 +100,6 @@ KINDS = {
         "Periodic slow steps",
         "Every {period} one is slow {where}: {times:n step} took {factor_of_work} times as long as its work "
         "explains, {time_ms:ms} in total",
-    ),
-    events.SLOWER: Kind(
-        "The device was slower for a time",
-        "The device was slower in {stretch}: they took {factor_of_work} times as long as the same work in "
-        "other steps, {time_ms:ms} in total",
-        "Look at the device's clocks, power limit and temperature, and at who else used it then: no setting "
-        "of the scheduler changes that.",
     ),
     events.EPISODE: Kind("Slow steps in a row", SLOW.what),
     events.STARVED: Kind(
@@ -260,12 +252,12 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 
 def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
-    """Return whether these steps are slow for what they share, which is ``slow-steps``'s."""
-    if kind not in (events.SCATTERED, events.EPISODE, events.SLOWER):
+    """Return whether most of these steps are slow for what they have in common, which is ``slow-steps``'s."""
+    if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE, events.NO_CALL):
         return False
-    shared = slow_groups(timeline)[:1]
-    members = shared[0].steps["step"].implode() if shared else pl.Series([[]], dtype=pl.List(pl.Int64))
-    return 2 * rows.filter(pl.col("step").is_in(members)).height > rows.height
+    from schedtrace.diagnose.excess import explained_steps  # noqa: PLC0415  # it loads NumPy
+
+    return 2 * rows.filter(pl.col("step").is_in(explained_steps(timeline).implode())).height > rows.height
 
 
 def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
@@ -406,8 +398,8 @@ def _advice(evidence: Interruptions) -> str:
         return "Look at the stacks (--details), and at the processes that the engine waits for."
     if evidence.part != "device":
         return (
-            "Look for garbage collection of Python in the engine process, and for other work on its "
-            "processor."
+            "Sample the stacks of the engine process while it runs (for instance with py-spy): the trace "
+            "does not record what it does {where}."
         )
     if evidence.kind == events.PERIODIC:
         return "Profile one of these steps on the device; look for what else uses it."

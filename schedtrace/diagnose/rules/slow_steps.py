@@ -1,131 +1,442 @@
-"""``slow-steps``: steps that share something took longer than their tokens explain."""
+"""``slow-steps``: steps that have something in common took longer than their work explains."""
 
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.gains import sets_pace, throughput_gain
+from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import now
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, said, step_finding
-from schedtrace.diagnose.step_groups import TRAITS, SlowGroup, StepGroup, judged_steps, slow_groups
-from schedtrace.model.message import Message, Requests, joined
-from schedtrace.model.report import Advice, Evidence
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
+from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Request, Steps, joined
+from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
+if TYPE_CHECKING:
+    from schedtrace.diagnose.excess import Effect, PartExcess
+    from schedtrace.diagnose.excess_search import Explanation, Term
+
 LEAST_FRAC = 0.01
 """Share of the requests' time."""
-MOST_REQUESTS = 3
-"""More requests that come and go together are a phase of the load, not one request's presence."""
+HIDDEN = 0.95
+"""Share of an excess that costs time, from which no sentence says that some of it hid behind the device."""
+BEYOND_FRAC = 0.02
+"""Largest share of steps on the wrong side of a captured graph's size."""
 
-KINDS = {
-    "batch_size": ("Slow steps above {size:n request}", "Steps above {size:n request}"),
-    "trait": ("Slow steps with {trait}", "Steps with {trait}"),
-    "request": ("Slow steps with one request", "Steps with {requests}"),
-    "mixed": ("Slow steps that mix prefill and decode", "Steps that mix prefill and decode"),
-    "first_steps": ("Slow first steps", "The first {size:n step}"),
-    "first_use": ("Slow first step of a batch size", "The first steps of each batch size"),
+WHOLE_FROM = 10.0
+"""Times as long: so far with a decimal."""
+PARTS = {
+    "execution": "on the device",
+    "schedule": "in schedule()",
+    "update": "in update_from_output()",
+    "between": "in the engine process, between two steps",
 }
-"""Kind of a group to the finding's title, and to what its steps are called."""
-PROFILE = "Profile one of these steps: the trace does not see inside a step."
+"""Part of a step to where its time goes, in words."""
+NOUNS = {
+    "batch": ("request", None),
+    "new": ("new request", None),
+    "resumed": ("resumed request", None),
+    "drafts": ("drafted token", None),
+    "cached": ("cached token", None),
+    "parked": ("parked KV load", None),
+    "sessions": ("paused session", None),
+    "dummies": ("dummy batch", "dummy batches"),
+    "recomputed": ("recomputed token", None),
+    "prefill_tokens": ("prefill token", None),
+    "decode_tokens": ("decode token", None),
+    "context": ("token of context", "tokens of context"),
+    "running": ("running request", None),
+    "waiting": ("waiting request", None),
+    "not_ready": ("request that is not ready", "requests that are not ready"),
+    "loads": ("event of a KV load", "events of KV loads"),
+    "preemptions": ("preemption", None),
+    "grammars": ("compiled grammar", None),
+    "arrivals": ("arrival", None),
+    "finishes": ("finished request", None),
+    "capped": ("shortened chunk", None),
+    "padding": (
+        "token of padding to a captured graph's size",
+        "tokens of padding to a captured graph's size",
+    ),
+    "kv_used": ("KV block in use", "KV blocks in use"),
+    "throttled": ("held-back prefill", None),
+}
+"""Kind of a counted feature to its noun, and to a plural that is not the noun with an s."""
+FLAGS = {
+    "decode_only": ("that only decode", "with a prefill or without tokens"),
+    "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),
+    "first_use": ("that are the first of their batch size", "that are not the first of their batch size"),
+}
+"""Kind of a feature that is there or not, in words."""
+TRAIT_WORDS = {
+    "logprobs": "requests that ask for log-probabilities",
+    "prompt_logprobs": "requests that ask for log-probabilities of their prompts",
+    "structured": "requests with structured output",
+    "logit_bias": "requests with a logit bias",
+    "min_tokens": "requests with a minimum of tokens",
+    "lora": "requests that use a LoRA adapter",
+}
+PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
 class SlowStep(StepExample, kw_only=True):
-    """A step that was slow for its size."""
+    """A step that was slow for its work."""
 
     total_requests: int
     """Number of requests that the step scheduled."""
-    busy_us: int
-    """Time from the step's start to its output."""
+    took_us: float
+    """Time of the part."""
     expected_us: float
-    """Time that the step-time model expects."""
+    """Time that its work takes."""
+
+
+class Condition(msgspec.Struct, kw_only=True):
+    """A condition that the slow steps meet."""
+
+    feature: str
+    """What is compared, as in the table above."""
+    detail: str = ""
+    """Which exit, trait, adapter or request."""
+    more_than: float | None = None
+    """Steps with more are slow; None: not compared so."""
+    at_most: float | None = None
+    """Steps with at most so much are slow; None: not compared so."""
 
 
 class SlowSteps(Evidence, kw_only=True):
-    """Steps slow for their size, and what they share."""
+    """Steps slow for their work, and what they have in common."""
 
-    kind: str
-    """What the steps share: ``batch_size``, ``trait``, ``request``, ``mixed``, ``first_steps`` or
-    ``first_use``."""
-    batch_size: int | None
-    """Largest batch below them, of ``batch_size``."""
-    trait: str | None
-    """What their requests ask for, of ``trait``."""
-    request_ids: list[str]
-    """Requests that only these steps scheduled, of ``request`` and ``trait``."""
-    also: list[str]
-    """Kinds of the groups that explain nearly as much."""
+    part: str
+    """Part of the step: ``execution``, ``schedule``, ``update`` or ``between``."""
+    conditions: list[Condition]
+    """What the slow steps have in common; of a trend, from where on it grows."""
+    trend: bool
+    """Whether the time grows with the feature, instead of jumping at a value."""
+    per_unit_us: float | None
+    """Of a trend: time that each unit of the feature adds; else None."""
+    also: list[Condition]
+    """Features that explain as much."""
+    looked_at: int
+    """Steps that were looked at."""
+    all_steps: int
+    """Steps that have this part."""
+    inside: int
+    """Steps, of those looked at, that meet the conditions."""
+    longer: int
+    """Steps of these that are longer by half of ``excess_ms`` or more."""
+    outside: int
+    """The other steps that were looked at."""
+    longer_outside: int
+    """Steps of these that are as much longer."""
+    excess_ms: float
+    """Median time that the steps inside take longer than their work."""
     factor: float
-    """Median of actual over expected time."""
-    busy_ms: float
-    """Time of these steps."""
-    expected_ms: float
-    """Time that the step-time model expects."""
+    """Median of actual over expected time of the steps inside."""
+    explained_frac: float
+    """Share of the model's error on steps that were not fitted that goes away with the conditions."""
+    unexplained_frac: float | None
+    """Share of the slow steps' excess in this part that goes with nothing in this trace."""
     model_error_frac: float
-    """Median relative error of the model on the other steps."""
+    """Typical relative error of the model."""
+    batch_size: int | None
+    """Largest batch below the slow ones, where that is a condition."""
     captured_tokens: int | None
     """Tokens of the largest captured CUDA graph, if it parts the slow decode steps from the others; else
     None."""
+    request_ids: list[str]
+    """Requests that the slow steps share, where that is a condition."""
     examples: list[SlowStep]
     """Steps with the largest excess."""
 
 
 def _find(timeline: Timeline) -> Findings:
-    if (timeline.header.pipeline_parallel_size or 1) > 1:
-        return  # batches in flight share the stages, so a step's time is not its own
-    slow = slow_groups(timeline)
-    total_us = timeline.requests_us if slow else 0
-    if not slow or not total_us:
+    from schedtrace.diagnose.excess import every_effect  # noqa: PLC0415  # NumPy and SciPy load late
+
+    if not timeline.requests_us:
         return
-    best, requests = slow[0], _requests(slow)
-    # By the group's factor, not step by step: one step that waited for something else is not what they share.
-    excess = best.steps.with_columns(excess_us=pl.col("expected_us") * (best.factor - 1))
-    felt_us = excess.select((pl.col("excess_us") * pl.col("total_requests")).sum()).item()
-    excess_us = float(excess["excess_us"].sum())
-    share = min(1.0, felt_us / total_us)
-    if _interruptions(timeline, best):
-        return
-    if share < LEAST_FRAC or (best.group.kind == "request" and len(requests) > MOST_REQUESTS):
-        return
-    captured = captured_tokens(timeline, best)
-    alternatives = _other_explanations(slow, requests)
-    title, _ = KINDS[best.group.kind]
-    yield step_finding(
-        timeline,
-        best.steps,
-        SlowSteps(
-            kind=best.group.kind,
-            batch_size=best.group.size if best.group.kind == "batch_size" else None,
-            trait=best.group.trait,
-            request_ids=list(requests),
-            also=[group.kind for group in alternatives],
-            factor=best.factor,
-            busy_ms=int(best.steps["busy_us"].sum()) / 1e3,
-            expected_ms=int(best.steps["expected_us"].sum()) / 1e3,
-            model_error_frac=best.error_frac,
-            captured_tokens=captured,
-            examples=SlowStep.first(
-                best.steps.sort(
-                    pl.col("busy_us") - pl.col("expected_us"), descending=True, maintain_order=True
-                )
-            ),
-        ),
-        title=_said(title, best.group, requests),
-        verdict="{subject} take {factor:n1} times as long as their tokens explain; the excess is "
-        "{share:%} of the requests' time.",
-        share_frac=share,
-        holder=_holder(best.group, requests, alternatives, captured),
-        message="{steps:n such step} took {busy_ms:ms} on the device; a model of all other steps expects "
-        "{expected_ms:ms} (typical error {model_error_frac:%}). This is a correlation; an A/B run proves "
-        "it.",
-        values={"subject": _subject(best.group, requests)},
-        advice=_advice(timeline, best, requests, captured),
-        example="{at} with {total_requests:n request} took {busy_us:us} instead of {expected_us:us}.",
-        cost=Cost(excess_us / 1e3, excess_us / timeline.busy_us, best.error_frac),
+    for excess, effect in every_effect(timeline):
+        share = min(1.0, effect.felt_us / timeline.requests_us)
+        if share < LEAST_FRAC or _first_steps(timeline, excess, effect):
+            continue
+        evidence = _evidence(timeline, excess, effect)
+        subject = _subject(excess, effect)
+        advice, gain = _advice(timeline, excess, effect, evidence)
+        yield step_finding(
+            timeline,
+            excess.steps.filter(pl.Series(effect.inside)),
+            evidence,
+            title=_title(excess, effect, subject),
+            verdict=_trend(excess, effect, share) if evidence.trend else JUMP,
+            share_frac=share,
+            gain=gain,
+            cause=excess.part,
+            holder=_holder(excess, effect, evidence),
+            message=MESSAGE,
+            values={
+                "subject": subject,
+                "where": PARTS[excess.part],
+                "times": Number(evidence.factor, 0 if evidence.factor >= WHOLE_FROM else 1),
+                "rest": _rest(evidence),
+                "longer_ms": effect.added_us / 1e3,
+                "exposed_ms": effect.cost_us / 1e3 if effect.cost_us < HIDDEN * effect.added_us else None,
+                "sample": say(" in a sample of {looked_at:n step}", evidence)
+                if excess.is_sample
+                else NOTHING,
+            },
+            advice=advice,
+            example="{at} with {total_requests:n request} took {took_us:us} instead of {expected_us:us}.",
+            cost=Cost(effect.cost_us / 1e3, effect.cost_us / timeline.busy_us, excess.error_frac),
+        )
+
+
+JUMP = (
+    "{subject} take {excess_ms:ms} longer {where} than their work explains, {times} times as long "
+    "({longer:n} of {inside:n}{rest}): {share:%} of the requests' time."
+)
+MESSAGE = (
+    "{inside:n step}{sample} took {longer_ms:ms} longer[, {exposed_ms:ms} of it while the device waited]; a "
+    "model of their work is off by {model_error_frac:%} (typical error).[ {unexplained_frac:%} of the excess "
+    "of slow steps {where} is explained by nothing in this trace.] This is a correlation; an A/B run "
+    "proves it."
+)
+
+
+def _rest(evidence: SlowSteps) -> Message:
+    """Say how many of the other steps are as slow."""
+    if not evidence.longer_outside:
+        return say("; none of the other {outside:n} does", evidence)
+    return say("; {longer_outside:n} of the other {outside:n} do", evidence)
+
+
+def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> bool:
+    """Return whether most of it is the first steps' time, which is an ``interruption``."""
+    first = timeline.events.filter(pl.col("kind") == FIRST)["step"]
+    inside = pl.Series(effect.inside & excess.steps["step"].is_in(first.implode()).to_numpy())
+    added = pl.Series(effect.excess_us)
+    return bool(2 * added.filter(inside).sum() > added.sum())
+
+
+def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> SlowSteps:
+    import numpy as np  # noqa: PLC0415  # as above
+
+    explanation, inside = effect.explanation, effect.inside
+    added = effect.excess_us[inside]
+    rows = excess.steps.select("step", "trial", "total_requests").with_columns(
+        took_us=pl.Series(excess.times_us), expected_us=pl.Series(excess.expected_us)
+    )
+    worst = rows.filter(pl.Series(inside)).sort(
+        pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True
+    )
+    of_slow = excess.unexplained_us / excess.excess_us if excess.excess_us else None
+    return SlowSteps(
+        part=excess.part,
+        conditions=_conditions(explanation),
+        trend=explanation.slope,
+        per_unit_us=_per_unit_us(effect) if explanation.slope else None,
+        also=[condition for also in explanation.also for condition in _conditions(also)],
+        looked_at=excess.steps.height,
+        all_steps=excess.all_steps,
+        inside=int(inside.sum()),
+        longer=int(effect.longer[inside].sum()),
+        outside=int((~inside).sum()),
+        longer_outside=int(effect.longer[~inside].sum()),
+        excess_ms=float(np.median(added)) / 1e3,
+        factor=effect.factor,
+        explained_frac=explanation.explained,
+        unexplained_frac=of_slow if of_slow is not None and of_slow >= LEAST_FRAC else None,
+        model_error_frac=excess.error_frac,
+        batch_size=_cliff(explanation),
+        captured_tokens=captured_tokens(timeline, excess, effect),
+        request_ids=[term.feature.detail for term in explanation.terms if term.feature.kind == "request"],
+        examples=SlowStep.first(worst),
     )
 
 
-def captured_tokens(timeline: Timeline, slow: SlowGroup) -> int | None:
+def _per_unit_us(effect: "Effect") -> float:
+    """Return what a unit of a trend's feature adds."""
+    import numpy as np  # noqa: PLC0415  # as above
+
+    (term,) = effect.explanation.terms
+    inside = effect.inside
+    return float(np.median(effect.excess_us[inside] / (term.feature.values[inside] - term.cut)))
+
+
+def _conditions(explanation: "Explanation") -> list[Condition]:
+    conditions = []
+    for term in explanation.terms:
+        cut = term.cut if term.feature.kind in ("clock", "age") else float(math.floor(term.cut))
+        side = {"more_than": cut} if term.above else {"at_most": cut}
+        conditions.append(Condition(feature=term.feature.kind, detail=term.feature.detail, **side))
+    return conditions
+
+
+def _cliff(explanation: "Explanation") -> int | None:
+    """Return the largest batch below the slow ones; None: the batch size is no condition."""
+    if explanation.slope:
+        return None
+    sizes = [
+        math.floor(term.cut)
+        for term in explanation.terms
+        if term.above and term.feature.kind in ("batch", "decode_tokens", "running")
+    ]
+    return max(sizes, default=None)
+
+
+def _title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
+    if effect.explanation.slope:
+        (term,) = effect.explanation.terms
+        return say("Time {where} grows with {what}", where=PARTS[excess.part], what=_what(term))
+    head = str(subject.arguments.get("head", ""))
+    lowered = {**subject.arguments, "head": head.lower()} if head else subject.arguments
+    return say("Slow {subject}", subject=Message(subject.template.replace("Steps", "steps", 1), lowered))
+
+
+def _subject(excess: "PartExcess", effect: "Effect") -> Message:
+    """Return what the slow steps are called, to stand at the beginning of a sentence."""
+    terms = effect.explanation.terms
+    if len({term.feature.key for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
+        low, high = sorted(terms, key=lambda term: term.cut)
+        if low.above and not high.above:
+            first, last = math.floor(low.cut) + 1, math.floor(high.cut)
+            return say("Steps with {first:n} to {last}", first=first, last=_count(low, last))
+    if all(term.feature.kind == "clock" for term in terms):
+        steps = excess.steps.filter(pl.Series(effect.inside))["step"]
+        return say("Steps {first:n} to {last:n}", first=int(steps[0]), last=int(steps[-1]))
+    decodes = [term for term in terms if term.feature.kind == "decode_only" and term.above]
+    clauses = [_clause(excess, term) for term in terms if term not in decodes or len(terms) == 1]
+    head = "Decode-only steps" if decodes and len(terms) > 1 else "Steps"
+    return say("{head} {clauses}", head=head, clauses=joined(clauses, " and "))
+
+
+def _clause(excess: "PartExcess", term: "Term") -> Message:
+    """Return a condition in words, to stand after ``steps``."""
+    kind = term.feature.kind
+    at = math.floor(term.cut)
+    if kind in FLAGS:
+        return say(FLAGS[kind][not term.above])
+    if kind in ("request", "trait", "lora"):
+        return say("with{out} {who}", out="" if term.above else "out", who=_what(term))
+    if kind == "clock":
+        later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
+        return say("{side} step {step:n}", side="from" if term.above else "before", step=int(later[0]))
+    if kind == "age":
+        return say(
+            "whose oldest request is {side} than {age:us}",
+            side="older" if term.above else "younger",
+            age=term.cut * 1e6,
+        )
+    if at < 1:
+        return say("with{out} {what}", out="" if term.above else "out", what=_what(term))
+    return say("with {side} {count}", side="more than" if term.above else "at most", count=_count(term, at))
+
+
+def _what(term: "Term") -> Message:
+    """Return what a feature counts, in the plural."""
+    kind, detail = term.feature.key
+    match kind:
+        case "exits":
+            cause, _, loop = detail.rpartition(" ")
+            words = say("{loop} requests passed over for {cause}", loop=loop, cause=CauseWord(cause))
+        case "request":
+            words = say("{request}", request=Request(detail))
+        case "trait":
+            words = say(TRAIT_WORDS[detail])
+        case "lora":
+            words = say("requests that use the LoRA adapter {name:code}", name=detail)
+        case "clock":
+            words = say("time")
+        case "age":
+            words = say("the age of the oldest request")
+        case _ if kind in FLAGS:
+            words = say("steps {which}", which=FLAGS[kind][0])
+        case _:
+            noun, plural = NOUNS[kind]
+            words = say(plural or f"{noun}s")
+    return words
+
+
+def _count(term: "Term", count: int) -> Message:
+    kind = term.feature.kind
+    if kind == "exits":
+        return say("{count:n} {what}", count=count, what=_what(term))
+    noun, plural = NOUNS[kind]
+    return say("{count}", count=Count(count, noun, plural))
+
+
+def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
+    """Return the first sentence about a time that grows with a feature."""
+    import numpy as np  # noqa: PLC0415  # as above
+
+    (term,) = effect.explanation.terms
+    each_us = _per_unit_us(effect)
+    most_us = float(np.quantile(effect.excess_us, 0.98))
+    steps = excess.steps["step"]
+    if term.feature.kind in ("clock", "age"):
+        grows = say(
+            "grows by {each:us} a minute{of_age}",
+            each=each_us * 60,
+            of_age=" of the oldest request's age" if term.feature.kind == "age" else "",
+        )
+    else:
+        grows = say("grows by {each:us} for each {noun}", each=each_us, noun=_singular(term))
+    return say(
+        "Time {where} {grows}, up to {most:us} beyond what a step's work explains ({span}): {share:%} of the "
+        "requests' time.",
+        where=PARTS[excess.part],
+        grows=grows,
+        most=most_us,
+        span=Steps(int(steps[0]), int(steps[-1])),
+        share=share,
+    )
+
+
+def _singular(term: "Term") -> Message:
+    kind, detail = term.feature.key
+    if kind == "exits":
+        cause, _, loop = detail.rpartition(" ")
+        return say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
+    if kind in ("trait", "lora"):
+        return say("request of the {what}", what=_what(term))
+    return say(NOUNS[kind][0])
+
+
+def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
+    """Name the captured graphs, and what explains as much."""
+    parts = []
+    if evidence.captured_tokens is not None:
+        parts.append(
+            say(
+                "The largest captured CUDA graph ({sizes:setting}) holds {tokens:n token}; larger batches "
+                "run without one.",
+                sizes="cudagraph_capture_sizes",
+                tokens=evidence.captured_tokens,
+            )
+        )
+    if effect.explanation.also:
+        also = [
+            joined([_clause_of(excess, term, slope=one.slope) for term in one.terms], " and ")
+            for one in effect.explanation.also
+        ]
+        parts.append(
+            say(
+                "As good an explanation: steps {also}; a run in which only one of these changes tells "
+                "them apart.",
+                also=listed(also, "or"),
+            )
+        )
+    return joined(parts)
+
+
+def _clause_of(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
+    return say("by their number of {what}", what=_what(term)) if slope else _clause(excess, term)
+
+
+def captured_tokens(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> int | None:
     """Tokens of the largest captured CUDA graph, if the slow decode steps have more and the others not.
 
     None: none is captured, the header does not record it, or the cliff is elsewhere.
@@ -133,145 +444,123 @@ def captured_tokens(timeline: Timeline, slow: SlowGroup) -> int | None:
     settings = timeline.header.settings
     sizes = settings.get("compilation_config.cudagraph_capture_sizes") or []
     largest = settings.get("compilation_config.max_cudagraph_capture_size") or max(sizes, default=0)
+    if excess.part != "execution" or _cliff(effect.explanation) is None:
+        return None
     if not largest or settings.get("compilation_config.cudagraph_mode") == "NONE":
         return None
-    decodes = judged_steps(timeline).filter(pl.col("prefill_tokens") == 0)
-    inside = pl.col("step").is_in(slow.group.members.implode())
-    of_others, of_slow = decodes.filter(~inside), decodes.filter(inside)
-    fits = of_others.height and of_others.select((pl.col("used_tokens") <= largest).all()).item()
-    exceeds = of_slow.height and of_slow.select((pl.col("used_tokens") > largest).all()).item()
-    return int(largest) if slow.group.kind == "batch_size" and fits and exceeds else None
-
-
-def _interruptions(timeline: Timeline, slow: SlowGroup) -> bool:
-    """Return whether most of the excess of the first steps is an ``interruption``."""
-    if slow.group.kind != "first_steps":
-        return False
-    steps = timeline.events.filter(pl.col("kind") == FIRST)["step"].implode()
-    excess = slow.steps.with_columns(us=pl.col("busy_us") - pl.col("expected_us"))
-    return bool(2 * excess.filter(pl.col("step").is_in(steps))["us"].sum() > excess["us"].sum())
-
-
-def _requests(slow: list[SlowGroup]) -> tuple[str, ...]:
-    """Return the requests that the slow steps share, those of near ties included."""
-    if slow[0].group.kind != "request":
-        return slow[0].group.requests
-    return tuple(slow_group.group.requests[0] for slow_group in slow if slow_group.group.kind == "request")
-
-
-def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> list[StepGroup]:
-    """Near ties that say something else: another kind of group, or another trait of the same requests."""
-    best, *rest = (group.group for group in slow)
-    different = [group for group in rest if group.kind == "trait" or group.kind != best.kind]
-    named = [group for group in different if group.kind == "request"]
-    return [
-        group
-        for group in different
-        if group.kind != "request"
-        or (len(named) <= MOST_REQUESTS and not set(group.requests) <= set(requests))
-    ]
-
-
-def _subject(group: StepGroup, requests: tuple[str, ...]) -> Message:
-    """Return what the group's steps are called."""
-    _, subject = KINDS[group.kind]
-    return _said(subject, group, requests)
-
-
-def _said(template: str, group: StepGroup, requests: tuple[str, ...]) -> Message:
-    trait = TRAITS[group.trait].words if group.trait else None
-    values = {"size": group.size or 0, "trait": trait, "requests": Requests(list(requests), len(requests))}
-    return said(template, values=values)
-
-
-def _holder(
-    group: StepGroup, requests: tuple[str, ...], alternatives: list[StepGroup], captured: int | None
-) -> Message:
-    """Say which requests, or what else, go with the slow steps."""
-    parts = []
-    if captured is not None:
-        parts.append(
-            say(
-                "The largest captured CUDA graph ({sizes:setting}) holds {tokens:n token}; larger batches "
-                "run without one.",
-                sizes="cudagraph_capture_sizes",
-                tokens=captured,
-            )
-        )
-    elif group.kind == "trait":
-        parts.append(_said("They schedule {requests}.", group, requests))
-    if alternatives:
-        also = listed([_subject(alternative, alternative.requests) for alternative in alternatives])
-        parts.append(say("Nearly as good an explanation: {also}.", also=also))
-    return joined(parts)
+    is_decode = (pl.col("prefill_tokens") == 0) & (pl.col("decode_tokens") > 0)
+    decodes = excess.steps.with_columns(inside=pl.Series(effect.inside)).filter(is_decode)
+    wrong = decodes.select(((pl.col("used_tokens") > largest) != pl.col("inside")).mean()).item()
+    return int(largest) if wrong is not None and wrong <= BEYOND_FRAC else None
 
 
 def _advice(
-    timeline: Timeline, slow: SlowGroup, requests: tuple[str, ...], captured: int | None
-) -> list[Advice]:
-    match slow.group.kind:
-        case "batch_size":
-            return _batch_advice(timeline, slow, captured) or [advise(PROFILE)]
-        case "trait" | "request":
-            without = "Run the same load without {requests} and compare the two with {diff:code}."
-            named = Requests(list(requests), len(requests))
-            return [advise(without, requests=named, diff="schedtrace diff")]
-        case "mixed":
-            return [advise(PROFILE)]
-        case _:
-            return [
-                advise(
-                    "Warm the engine up with batches of these sizes before it serves or is measured "
-                    "({warmup:setting} of {run:code}).",
-                    warmup="--warmup",
-                    run="schedtrace run",
-                )
-            ]
+    timeline: Timeline, excess: "PartExcess", effect: "Effect", evidence: SlowSteps
+) -> tuple[list[Advice], Gain | None]:
+    """Return what to do about it, and what that gains as far as the trace bounds it.
+
+    There is none but a comparison where another cause explains as much.
+    """
+    explanation = effect.explanation
+    profile = advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
+    if explanation.also:
+        return [profile], None
+    kinds = {term.feature.kind for term in explanation.terms}
+    if evidence.batch_size is not None and excess.part == "execution":
+        return _batch_advice(timeline, excess, evidence, profile)
+    connector = timeline.header.settings.get("kv_transfer_config.kv_connector")
+    asks = any(term.feature.detail.startswith("connector") for term in explanation.terms)
+    if connector and (asks or kinds & {"loads", "parked"}):
+        look = (
+            "Look at what the KV connector {name:code} does {where}: it is called there, and no setting of "
+            "the scheduler changes it."
+        )
+        return [advise(look, name=str(connector), where=PARTS[excess.part])], None
+    if kinds & {"request", "trait", "lora"}:
+        members = [
+            _what(term) for term in explanation.terms if term.feature.kind in ("request", "trait", "lora")
+        ]
+        without = "Run the same load without {requests} and compare the two with {diff:code}."
+        return [advise(without, requests=listed(members), diff="schedtrace diff")], None
+    if "first_use" in kinds:
+        warm = (
+            "Warm the engine up with batches of these sizes before it serves or is measured "
+            "({warmup:setting} of {run:code})."
+        )
+        return [advise(warm, warmup="--warmup", run="schedtrace run")], None
+    return [profile], None
 
 
-def _batch_advice(timeline: Timeline, slow: SlowGroup, captured: int | None) -> list[Advice]:
-    advice = []
-    if captured is not None:
+def _batch_advice(
+    timeline: Timeline, excess: "PartExcess", evidence: SlowSteps, profile: Advice
+) -> tuple[list[Advice], Gain | None]:
+    advice, gain = [], None
+    size = evidence.batch_size or 0
+    if evidence.captured_tokens is not None:
         advice.append(
             advise(
                 "Capture graphs for {most:n request}: a larger {option} (now {now:n}), or more "
                 "{sizes:setting} where they are given.",
                 setting="max_cudagraph_capture_size",
-                most=int(slow.steps["total_requests"].max()),  # type: ignore[arg-type]  # integers
-                now=captured,
+                most=int(excess.steps["total_requests"].max()),  # type: ignore[arg-type]  # integers
+                now=evidence.captured_tokens,
                 sizes="--cudagraph-capture-sizes",
                 costs="Graphs take start-up time and device memory, so the KV cache gets smaller.",
             )
         )
-    if _loses_throughput(timeline, slow):
+    saved = _saved_us(excess, size)
+    if saved is not None and saved[0] > 0 and (not timeline.seats or size < timeline.seats):
         name = timeline.seats_name
+        gain = None if advice or not sets_pace(timeline) else throughput_gain(timeline, *saved)
         advice.append(
             advise(
                 "Compare with a run with {option} {value:n}{now}: below that size the steps finish more "
                 "tokens a second.",
                 setting=name,
-                value=slow.group.size or 0,
+                value=size,
                 now=now(timeline, name),
                 costs="Requests above {value:n} wait for a seat.",
             )
         )
-    return advice
+    return advice or [profile], gain
 
 
-def _loses_throughput(timeline: Timeline, slow: SlowGroup) -> bool:
-    """Return whether decode steps of the size below the cliff finish more requests' tokens a second."""
-    decodes = judged_steps(timeline).filter(pl.col("prefill_tokens") == 0)
-    rate = pl.col("total_requests") / pl.col("busy_us")
-    size = pl.col("total_requests")
-    at_cliff = decodes.filter(size <= slow.group.size).filter(size == size.max())
-    above = decodes.filter(size > slow.group.size)
-    return bool((at_cliff.select(rate.median()).item() or 0) > (above.select(rate.median()).item() or 0))
+def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
+    """Return the time saved if the decodes above a batch size were done at that size, at least and at most.
+
+    None: no step shows what steps of that size, or above it, take.
+    """
+    is_decode = (pl.col("prefill_tokens") == 0) & (pl.col("decode_tokens") > 0)
+    steps = excess.steps.with_columns(took_us=pl.Series(excess.times_us)).filter(is_decode)
+    below, above = (
+        steps.filter(pl.col("total_requests") <= size),
+        steps.filter(pl.col("total_requests") > size),
+    )
+    largest = below.filter(pl.col("total_requests") >= 0.9 * pl.col("total_requests").max())
+    if largest.is_empty() or above.is_empty():
+        return None
+    each = largest.select(
+        (pl.col("took_us") / pl.col("total_requests")).quantile(at).alias(str(at)) for at in (0.9, 0.1)
+    ).row(0)
+    scale = excess.all_steps / excess.steps.height
+    took, requests = above.select(pl.col("took_us").sum(), pl.col("total_requests").sum()).row(0)
+    least, most = (scale * (float(took) - float(requests) * cost) for cost in each)
+    return least, most
+
+
+def contradicts(slow: Finding, seats: Finding) -> bool:
+    """Return whether more seats, which the other finding asks for, would make more steps slow by this one."""
+    evidence = slow.evidence
+    if not isinstance(evidence, SlowSteps) or seats.code != "max-num-seqs-bound":
+        return False
+    return evidence.part == "execution" and evidence.batch_size is not None and bool(slow.advice)
 
 
 RULE = Rule(
     code="slow-steps",
-    summary="steps that share a batch size, a request or another trait took longer than their tokens explain",
+    summary="steps that have something in common took longer than their work explains; one per part",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=_find,
+    threshold=Threshold(LEAST_FRAC, share_frac),
     proven=((None, "max_num_seqs"),),
 )

@@ -122,6 +122,29 @@ def request_time_table(run: RunReport) -> Table:
     )
 
 
+PARTS = {
+    "execution": "on the device",
+    "schedule": "in schedule()",
+    "update": "in update_from_output()",
+    "between": "between two steps",
+}
+"""Part of a step to where its time goes, in words."""
+
+
+def step_excess(run: RunReport) -> Facts:
+    """List the excess of slow steps, and how much of it nothing in the trace explains."""
+    several = run.config["engines"] > 1
+    sentence = (
+        "{slow_steps:n} of {steps:n step} took {excess_ms:ms} longer {where} than their work explains; "
+        "{unexplained_frac:%} of that goes with nothing in this trace[ (engine {engine})]."
+    )
+    texts: list[Content | Table | Strip] = [
+        say(sentence, excess, where=PARTS[excess.part], engine=str(excess.engine_rank) if several else "")
+        for excess in run.step_excess[:MOST_ENGINES]
+    ]
+    return Facts([FactRow("slow steps", texts)])
+
+
 def _state(share: RequestTime, *, several: bool) -> Message:
     engine = f" (engine {share.engine_rank})" if several else ""
     return say("{state}[: {cause:cause}]{engine}", share, state=state(share.state).word, engine=engine)
@@ -325,6 +348,8 @@ def details(run: RunReport) -> Iterator[Section]:
         yield request_time_table(run)
     if run.engine_time:
         yield engine_time(run)
+    if run.step_excess:
+        yield step_excess(run)
     if run.causes:
         yield table(run.causes, CAUSES, most=MOST_ROWS)
     if run.caps:

@@ -69,22 +69,6 @@ def test_slow_steps_at_the_beginning_and_in_a_row(view_of, slow, kind):
     assert kinds(events) == [(kind, "device", number) for number in slow]
 
 
-@pytest.mark.parametrize(("first", "last"), [(60, 99), (0, 39), (30, 59)])
-def test_a_device_that_is_slower_for_a_time(view_of, first, last):
-    """Steps of 970 us take 1,940, all by the same factor; which two thirds of the steps show."""
-    slow = dict.fromkeys(range(first, last + 1), 970)
-    events = view_of(*steady(100, longer=slow)).events
-    assert kinds(events) == [("slower", "device", number) for number in slow]
-    assert events["factor"].to_list() == pytest.approx([2] * len(slow))
-    assert events.select(pl.col("end_us") - pl.col("begin_us")).to_series().to_list() == [970] * len(slow)
-
-
-@pytest.mark.parametrize(("longer", "steps"), [(230, 40), (970, 15)])
-def test_slower_by_less_than_a_quarter_or_in_few_steps_is_no_such_time(view_of, longer, steps):
-    slow = dict.fromkeys(range(60, 60 + steps), longer)
-    assert "slower" not in view_of(*steady(100, longer=slow)).events["kind"].to_list()
-
-
 def test_larger_steps_do_not_make_a_slower_device(view_of):
     """From step 60 on twice the tokens, which nobody saw before; then as before."""
     lines = steady(100, longer=dict.fromkeys(range(60, 99), 970))
