@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
+from schedtrace.workloads.clients import Clients, clients_of, loop_of
 
 
 def served(clients, think_us, requests, *, seed=1, took=(800, 1200)):
@@ -23,17 +23,17 @@ def served(clients, think_us, requests, *, seed=1, took=(800, 1200)):
 
 @pytest.mark.parametrize("think_us", [5.0, 700.0])
 def test_each_client_sends_its_next_request_at_once_or_after_a_while(think_us):
-    assert closed_loop(*served(4, think_us, 40)) == ClosedLoop(4, pytest.approx((think_us,) * 36))
+    assert clients_of(*served(4, think_us, 40)) == Clients("loop", 4, pytest.approx((think_us,) * 36))
 
 
 def test_a_pause_of_a_benchmark_between_its_first_request_and_the_others_does_not_hide_it():
     arrived, answered = served(4, 5, 40)
-    loop = closed_loop([-9000.0, *arrived], [-8000.0, *answered])
+    loop = clients_of([-9000.0, *arrived], [-8000.0, *answered])
     assert loop.clients == 4
     assert loop.think_us[0] == pytest.approx(8300)
 
 
-def test_random_arrivals_are_no_closed_loop():
+def test_random_arrivals_are_no_clients_of():
     draw = random.Random(2)  # noqa: S311  # repeatable
     for load in (0.2, 0.8, 2.0):
         us, arrived = 0.0, []
@@ -44,26 +44,26 @@ def test_random_arrivals_are_no_closed_loop():
         for one in arrived:
             free = max(free, one) + draw.uniform(800, 1200)
             answered.append(free)
-        assert closed_loop(arrived, answered) is None
+        assert clients_of(arrived, answered) is None
 
 
-def test_arrivals_by_the_clock_are_no_closed_loop():
+def test_arrivals_by_the_clock_are_no_clients_of():
     draw = random.Random(3)  # noqa: S311  # repeatable
     arrived = [1500.0 * number for number in range(40)]
-    assert closed_loop(arrived, [us + draw.uniform(800, 1200) for us in arrived]) is None
-    assert closed_loop(arrived, [us + 1000 for us in arrived]) is None  # nor where all take the same time
+    assert clients_of(arrived, [us + draw.uniform(800, 1200) for us in arrived]) is None
+    assert clients_of(arrived, [us + 1000 for us in arrived]) is None  # nor where all take the same time
 
 
-def test_bursts_are_no_closed_loop():
+def test_bursts_are_no_clients_of():
     draw = random.Random(4)  # noqa: S311  # repeatable
     arrived = [20_000.0 * (number // 12) + 5 * (number % 12) for number in range(72)]
-    assert closed_loop(arrived, [us + draw.uniform(800, 12_000) for us in arrived]) is None
+    assert clients_of(arrived, [us + draw.uniform(800, 12_000) for us in arrived]) is None
 
 
-def test_requests_that_came_at_once_are_no_closed_loop():
-    assert closed_loop([0.0] * 40, [1000.0 * number for number in range(40)]) is None
+def test_requests_that_came_at_once_are_no_clients_of():
+    assert clients_of([0.0] * 40, [1000.0 * number for number in range(40)]) is None
 
 
 def test_what_the_user_says_is_believed():
     arrived = [0.0, 0.0, 50.0, 2000.0]
-    assert closed_loop(arrived, [100.0, 300.0, 900.0, None], clients=2) == ClosedLoop(2, (0.0, 1700.0))
+    assert loop_of(arrived, [100.0, 300.0, 900.0, None], clients=2) == Clients("loop", 2, (0.0, 1700.0))
