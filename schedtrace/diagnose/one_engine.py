@@ -11,12 +11,13 @@ from schedtrace.diagnose.root_causes import Judged, judged
 from schedtrace.diagnose.rules import PACKAGES, RULES
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
+from schedtrace.diagnose.tail import tails
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
+from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, Tail, TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import SHOWS_LIMITS, Fact
 from schedtrace.timeline.engine_ranks import RankSummary, rank_of
@@ -102,6 +103,7 @@ class OneEngine:
     request_time: list[RequestTime]
     engine_time: list[EngineTime]
     strip: list[StripCell]
+    tails: list[Tail]
     split: pl.DataFrame | None
     """Split of the requests' time; None: the record does not show where it went."""
     exits: pl.DataFrame
@@ -128,6 +130,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         unlimited=unlimited(timeline),
         trials=trial_reports(timeline, manifest, engines=engines),
         strip=strip(timeline),
+        tails=tails(timeline) if limits else [],
         split=engine_split(timeline) if limits else None,
         request_time=request_time(timeline) if limits else [],
         engine_time=engine_time(timeline) if times else [],

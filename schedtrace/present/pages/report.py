@@ -35,7 +35,7 @@ from schedtrace.present.sections import (
     Table,
     unstyled,
 )
-from schedtrace.present.words import GAINS, severity, time_part, whose_figures
+from schedtrace.present.words import GAINS, severity, tail_sentence, time_part, whose_figures
 
 MOST_LINES, WIDTH = 40, 80
 """Lines and columns of the usual terminal."""
@@ -86,6 +86,8 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
                 _parts(run.time_split, FEWER_PARTS if several else MOST_PARTS),
             )
         )
+    if tail := tail_sentence(run.tails, engines=run.config["engines"]):
+        first.append(Note(tail, "Tail:"))
     roots = [finding for finding in run.findings if finding.title]
     if apart := _apart(run.time_split, roots):
         first.append(Note(Styled(apart, Style.DIM)))
