@@ -8,6 +8,7 @@ from typing import TypeVar
 from schedtrace.model.message import NOTHING, Message, Steps, joined
 from schedtrace.model.report import Finding, Tail, TailPart
 from schedtrace.model.say import say
+from schedtrace.model.vocabulary import interruption
 from schedtrace.present.phrases import bar, counted, integer, settled
 from schedtrace.present.sections import Bars, State, States, Strip, Style, Styled, Text
 
@@ -89,20 +90,6 @@ def time_part(part: str, cause: str | None) -> tuple[Text, Style]:
 
 
 TAILS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E latency"}
-INTERRUPTIONS = {
-    "paused": "the scheduler was paused",
-    "asleep": "the engine slept or woke up",
-    "called": "other calls kept the engine busy",
-    "hung": "schedule() hung",
-    "stalled": "the engine stood still",
-    "no_call": "schedule() was not called",
-    "first_steps": "the first steps were slow",
-    "periodic": "periodic steps were slow",
-    "episode": "steps in a row were slow",
-    "scattered": "single steps were slow",
-    "slower": "the device was slower for a time",
-    "starved": "processors were short",
-}
 
 
 def tail_sentence(tails: list[Tail], *, engines: int) -> Message:
@@ -146,7 +133,7 @@ def tail_sentence(tails: list[Tail], *, engines: int) -> Message:
 
 def _tail_part(part: TailPart) -> Text:
     if part.state == "interrupted":
-        return INTERRUPTIONS.get(part.cause or "", part.cause or "an interruption")
+        return interruption(part.cause)
     if part.state == "preempted":
         return "waiting again after a preemption"
     if part.state == "recompute":

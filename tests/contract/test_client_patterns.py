@@ -1,4 +1,4 @@
-"""What decides when a client sends its next request: seven loads on vLLM's real scheduler, and on two ranks."""
+"""What decides when a client sends its next request: seven loads on vLLM's scheduler, and on two ranks."""
 
 import random
 from collections import deque
@@ -148,7 +148,12 @@ def played(tmp_path, monkeypatch):
                 engine = Simulation(clock, traced_class, times=TIMES, max_num_seqs=32)
             else:
                 engine = Ranks(
-                    clock, traced_class, times=TIMES, data_parallel_size=ranks, lockstep=False, max_num_seqs=32
+                    clock,
+                    traced_class,
+                    times=TIMES,
+                    data_parallel_size=ranks,
+                    lockstep=False,
+                    max_num_seqs=32,
                 )
             load(Client(engine))
             engine.run()
@@ -176,7 +181,9 @@ def test_a_barrier_is_reported_by_the_places_that_it_leaves_empty(played):
     assert (finding.evidence.pattern, finding.evidence.clients, finding.evidence.rounds) == ("barrier", 12, 8)
     assert 0.3 < finding.evidence.empty_frac < 0.6
     assert finding.cost_of == "run"
-    assert finding.cost_frac == pytest.approx(finding.evidence.working_frac - finding.evidence.at_fullest_frac)
+    assert finding.cost_frac == pytest.approx(
+        finding.evidence.working_frac - finding.evidence.at_fullest_frac
+    )
 
 
 @pytest.mark.parametrize(("load", "pattern"), [(loop, "loop"), (barrier, "barrier"), (random_times, None)])
