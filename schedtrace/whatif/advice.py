@@ -314,7 +314,8 @@ def _refuted(trial: Trial, search: Search) -> Message:
     name = search.name
     setting, value = trial.changes[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    unsure = trial.saved_frac >= LEAST_FRAC
+    is_within_misfit = LEAST_FRAC <= trial.saved_frac <= search.misfit_frac
+    unsure = trial.saved_frac >= LEAST_FRAC and not is_within_misfit
     outcome = say("the load never ends")
     if not math.isinf(trial.saved_frac):
         outcome = say(
@@ -331,7 +332,7 @@ def _refuted(trial: Trial, search: Search) -> Message:
         value=given(value) if is_number else value if isinstance(value, str) else "",
         does="may" if unsure else "does",
         outcome=outcome,
-        off=search.misfit_frac if LEAST_FRAC <= trial.saved_frac <= search.misfit_frac else None,
+        off=search.misfit_frac if is_within_misfit else None,
     )
 
 
