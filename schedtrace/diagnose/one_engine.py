@@ -17,7 +17,15 @@ from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Message
-from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, Tail, TrialReport
+from schedtrace.model.report import (
+    CapRow,
+    CauseRow,
+    EngineTime,
+    LatencyTail,
+    RequestTime,
+    StripCell,
+    TrialReport,
+)
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import SHOWS_LIMITS, Fact
 from schedtrace.timeline.engine_ranks import RankSummary, rank_of
@@ -103,7 +111,7 @@ class OneEngine:
     request_time: list[RequestTime]
     engine_time: list[EngineTime]
     strip: list[StripCell]
-    tails: list[Tail]
+    tails: list[LatencyTail]
     split: pl.DataFrame | None
     """Split of the requests' time; None: the record does not show where it went."""
     exits: pl.DataFrame

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.latencies import request_latencies
-from schedtrace.model.report import Tail, TailPart
+from schedtrace.model.report import LatencyTail, TailPart
 from schedtrace.timeline.events import INTERRUPTED, STARVED
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us
 from schedtrace.timeline.timeline import Timeline
@@ -48,7 +48,7 @@ _METRICS = (
 )
 
 
-def tails(timeline: Timeline) -> list[Tail]:
+def tails(timeline: Timeline) -> list[LatencyTail]:
     """Return what makes the slowest requests slow by TTFT, TPOT and E2E, where they are a tail."""
     requests = request_latencies(timeline).unique("request_id", keep="last", maintain_order=True)
     prompts = timeline.known_requests.unique("request_id", keep="last").select("request_id", "prompt_tokens")
@@ -56,7 +56,7 @@ def tails(timeline: Timeline) -> list[Tail]:
     return [tail for metric in _METRICS if (tail := _tail(timeline, requests, metric)) is not None]
 
 
-def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> Tail | None:
+def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> LatencyTail | None:
     ranked = requests.drop_nulls([metric.value, metric.begin, metric.end]).sort(metric.value, "request_id")
     count = ranked.height
     slowest = ranked.tail(math.ceil(SLOWEST_FRAC * count))
@@ -82,7 +82,7 @@ def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> Tail |
     if not parts:
         return None
     main = rows.filter(pl.col("state") == parts[0].state, pl.col("cause").eq_missing(pl.lit(parts[0].cause)))
-    return Tail(
+    return LatencyTail(
         engine_rank=timeline.rank,
         metric=metric.name,
         requests=count,

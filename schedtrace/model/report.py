@@ -331,10 +331,11 @@ class TailPart(msgspec.Struct, kw_only=True):
     """Share of the whole difference; parts of which the slowest had less are below 0."""
 
 
-class Tail(msgspec.Struct, kw_only=True):
+class LatencyTail(msgspec.Struct, kw_only=True):
     """What makes the slowest requests of an engine slow, where they take three times the median or more."""
 
     engine_rank: int
+    """Data-parallel rank."""
     metric: str
     """``ttft_ms``, ``tpot_ms`` or ``e2e_ms``."""
     requests: int
@@ -346,18 +347,22 @@ class Tail(msgspec.Struct, kw_only=True):
     slowest_ms: float
     """Mean of the slowest."""
     median_ms: float
+    """Median of all of them."""
     parts: list[TailPart]
     """What the slowest spend more time in than the tenth of the requests around the median, the largest
     first; parts under 1 % are left out."""
     first_step: int | None
+    """First step in which the slowest had the largest part; null: no step knew of them."""
     last_step: int | None
-    """Steps in which the slowest had the largest part."""
+    """Last of these steps."""
     prompt_tokens: float | None
+    """Mean prompt of the slowest."""
     usual_prompt_tokens: float | None
-    """Means of the slowest and of the requests around the median."""
+    """Mean prompt of the requests around the median."""
     output_tokens: float | None
+    """Mean output of the slowest."""
     usual_output_tokens: float | None
-    """Likewise."""
+    """Mean output of the requests around the median."""
 
 
 class NotJudged(msgspec.Struct, kw_only=True):
@@ -410,7 +415,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Limits of this run, by how much, and who or what held it; at most three sentences."""
     time_split: list[TimePart]
     """Parts of the requests' time, the largest first."""
-    tails: list[Tail] = []
+    tails: list[LatencyTail] = []
     """What makes the slowest requests slow, of each engine and latency whose slowest requests are a tail."""
     trials: list[TrialReport]
     findings: list[Finding]

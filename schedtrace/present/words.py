@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from schedtrace.model.message import NOTHING, Message, Steps, joined
-from schedtrace.model.report import Finding, Tail, TailPart
+from schedtrace.model.report import Finding, LatencyTail, TailPart
 from schedtrace.model.say import say
 from schedtrace.model.vocabulary import interruption
 from schedtrace.present.phrases import bar, counted, integer, settled
@@ -92,7 +92,7 @@ def time_part(part: str, cause: str | None) -> tuple[Text, Style]:
 TAILS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E latency"}
 
 
-def tail_sentence(tails: list[Tail], *, engines: int) -> Message:
+def tail_sentence(tails: list[LatencyTail], *, engines: int) -> Message:
     """Return what makes the slowest requests slow: of the latency that is furthest from its median.
 
     E2E is shown only if no other latency has a tail: it is the sum of both.

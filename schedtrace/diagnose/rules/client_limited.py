@@ -187,7 +187,7 @@ def _finding(load: OfferedLoad, seats: int, *, engines: int) -> Finding:
 
 RULE = Rule(
     code="client-limited",
-    summary="the engine waits for its clients, which keep few requests open, send few, or send in rounds",
+    summary="the engine waits for its clients, which keep few requests open, send in rounds, or send few",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
     find=_find,
     quiet=3,
