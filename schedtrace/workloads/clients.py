@@ -213,7 +213,12 @@ class _History:
     def allows(self, pattern: Pattern) -> bool:
         """Return whether what sets a pattern apart from simpler ones happened at all, again and again."""
         if pattern == "barrier":
-            return len(self.round_starts) >= FEWEST_EVENTS and _size(self.round_starts) > 1
+            rounds = [self.ends_us[start:end] for start, end in pairwise(self.round_starts)]
+            waited_us = [max(ends_us) - min(ends_us) for ends_us in rounds]
+            is_apart = (
+                bool(waited_us) and median(waited_us) > AT_ONCE_FRAC * self.took_us
+            )  # else it is a loop
+            return len(rounds) >= FEWEST_EVENTS - 1 and _size(self.round_starts) > 1 and is_apart
         if pattern == "limit":
             lags_us = self.thinks_us(self.most_open)
             at_once = sum(lag <= AT_ONCE_FRAC * self.took_us for lag in lags_us)

@@ -67,3 +67,52 @@ def test_requests_that_came_at_once_are_no_clients_of():
 def test_what_the_user_says_is_believed():
     arrived = [0.0, 0.0, 50.0, 2000.0]
     assert loop_of(arrived, [100.0, 300.0, 900.0, None], clients=2) == Clients("loop", 2, (0.0, 1700.0))
+
+
+def rounds(size, think_us, requests, *, seed=5):
+    """Times of a barrier: ``size`` requests at once, and the next when all are done."""
+    draw, begin, arrived, answered = random.Random(seed), 0.0, [], []  # noqa: S311  # repeatable
+    for number in range(requests):
+        if number and number % size == 0:
+            begin = max(answered) + think_us
+        arrived.append(begin + 2 * (number % size))
+        answered.append(arrived[-1] + draw.uniform(500, 2000))
+    return arrived, answered
+
+
+@pytest.mark.parametrize("think_us", [10.0, 5000.0])
+def test_rounds_are_a_barrier(think_us):
+    clients = clients_of(*rounds(8, think_us, 64))
+    assert (clients.pattern, clients.clients) == ("barrier", 8)
+    assert clients.think_us == pytest.approx((think_us,) * 7)
+
+
+def test_three_rounds_show_no_pattern():
+    assert clients_of(*rounds(8, 10.0, 24)) is None
+
+
+def test_requests_after_aborts_are_retries():
+    """Random times; one in four is given up after 900 us and sent again at once."""
+    draw, us, sent, gone, aborted = random.Random(6), 0.0, [], [], []  # noqa: S311  # repeatable
+    for number in range(80):
+        us += draw.expovariate(1 / 2000)
+        sent.append(us)
+        aborted.append(number % 4 == 0)
+        gone.append(us + (900 if aborted[-1] else draw.uniform(200, 600)))
+        if aborted[-1]:
+            sent.append(us + 905)
+            gone.append(us + 1300)
+            aborted.append(False)
+    assert clients_of(sent, gone, aborted).pattern == "retries"
+    assert clients_of(sent, gone) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_and_bursty_arrivals_have_none_of_these(seed):
+    draw = random.Random(seed)  # noqa: S311  # repeatable
+    for gap_us in (lambda: draw.expovariate(1 / 700), lambda: draw.gammavariate(0.3, 2000)):
+        us, sent = 0.0, []
+        for _ in range(120):
+            us += gap_us()
+            sent.append(us)
+        assert clients_of(sent, [sent_us + draw.uniform(500, 2500) for sent_us in sent]) is None
