@@ -223,6 +223,8 @@ class _History:
             lags_us = self.thinks_us(self.most_open)
             at_once = sum(lag <= AT_ONCE_FRAC * self.took_us for lag in lags_us)
             return FULL_FRAC * len(lags_us) <= at_once <= (1 - FULL_FRAC) * len(lags_us)
+        if pattern == "sessions":  # requests that come together have no think times of their own
+            return median(us - before for _, before, us in _gaps(self)) > SAME_FRAC * self.took_us
         return pattern != "retries" or len(self.gave_up_us) >= FEWEST_EVENTS
 
     @property
@@ -305,7 +307,8 @@ class _Rates:
         exposed_us = _overlaps(spells, edges).sum(axis=0)
         arrived = np.histogram(ages, edges)[0]
         mean = (arrived.sum() + PRIOR) / (exposed_us.sum() + PRIOR / self._overall)
-        return edges, (arrived + PRIOR) / (exposed_us + PRIOR * np.minimum(np.diff(edges), 1 / mean))
+        rates = (arrived + PRIOR) / (exposed_us + PRIOR * np.minimum(np.diff(edges), 1 / mean))
+        return edges, np.minimum(rates, 10 / self._same_us)  # no moment is known better than that
 
     def nats(self, spells: Any) -> Any:
         """Return the log-likelihood of each spell."""
