@@ -75,7 +75,7 @@ def sessions(client):
 
 
 def limit(client):
-    """Random times, in front of which a queue keeps at most six open; sometimes it is empty."""
+    """Bursts of ten at random times, in front of which a queue keeps at most six open."""
     queue = deque()
 
     def enter():
@@ -88,8 +88,8 @@ def limit(client):
 
     client.answered = enter
     us = 0.0
-    for _ in range(REQUESTS):
-        us += client.chance.expovariate(1 / 32_000)
+    for number in range(REQUESTS):
+        us += client.chance.expovariate(1 / 600_000) if number % 10 == 0 else 500
         client.engine.at(us, come)
 
 
