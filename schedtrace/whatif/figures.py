@@ -85,7 +85,6 @@ def timing_figures(
     changed: Sequence[TrialReport],
     spread: Mapping[str, list[float]],
     bound: Sequence[TrialReport] | None = None,
-    beyond: float = 0.0,
 ) -> list[Figure]:
     """Return what follows in time.
 
@@ -96,7 +95,6 @@ def timing_figures(
         spread: Of each metric, the ratios that resampled step times predict.
         bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
             The change lies between: said is the middle of the two ratios, on a logarithmic scale.
-        beyond: Variance for steps outside the recorded range (``margins.beyond``).
     """
     figures = []
     for metric in METRICS:
@@ -106,7 +104,7 @@ def timing_figures(
         if not of_replayed or not of_changed:
             continue
         ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
-        low, high = ratio_interval(ratio, spread.get(metric.name, []), of_was, of_replayed, beyond)
+        low, high = ratio_interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
         if of_bound := trial_values(metric.value, bound or ()):
             bound_ratio = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
             times = bound_ratio / ratio
@@ -135,20 +133,19 @@ def trial_values(value: Callable[[TrialReport], Any], trials: Sequence[TrialRepo
 
 
 def ratio_interval(
-    ratio: float, resampled: list[float], was: list[float], replayed: list[float], beyond: float = 0.0
+    ratio: float, resampled: list[float], was: list[float], replayed: list[float]
 ) -> tuple[float | None, float | None]:
     """Return the 90 % interval of a ratio less 1.
 
     The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
     trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
     as far off as one trial from another; more trials do not average that away. Student's t with the trials'
-    degrees of freedom. The drift includes what the replays are off by on average, squared. Steps outside the
-    recorded range add their variance (``margins.beyond``).
+    degrees of freedom. The drift includes what the replays are off by on average, squared.
     """
     trials = min(len(was), len(replayed))
     if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
         return None, None
-    variance = statistics.variance(map(math.log, resampled)) + 2 * drift(was, replayed) + beyond
+    variance = statistics.variance(map(math.log, resampled)) + 2 * drift(was, replayed)
     deviation = math.sqrt(variance)
     width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
     return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1

@@ -1,8 +1,7 @@
-"""What a prediction's interval owes to its replay: what that is off by, and its steps beyond the record.
+"""What a prediction owes to its replay being off from what was recorded.
 
 A replay of the load as recorded that is off by 7 % is an error bar, not a refusal: a change is believed if it
-gains more. Steps outside the recorded range are as uncertain as the fit is on steps that it has not seen:
-those with most tokens are held out, and predicted from the others.
+gains more.
 """
 
 import math
@@ -12,9 +11,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from schedtrace.errors import InputError
-from schedtrace.step_times.fitted import Fitted
-from schedtrace.step_times.fitting import DEVICE, fit_rows
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.workloads.prefixes import CHARACTERS, MOST_BLOCKS
 
@@ -25,10 +21,6 @@ REPRODUCES_WITHIN = 0.05
 """A replay that comes this near to what was recorded is not off: no cause is looked for."""
 MOST_FRAC = 1 / 3
 """A replay that is off by more is of another load: it answers nothing."""
-HELD_OUT_FRAC = 0.25
-"""Share of the steps, those with most tokens, that the fit is tried on without having seen them."""
-FEWEST_STEPS = 30
-"""Fewest smaller steps to fit; with fewer, nothing is added."""
 EXPLAINS_FRAC = 0.5
 """Share of the misfit from which interruptions are its likely cause."""
 
@@ -38,34 +30,6 @@ def drift(recorded: Sequence[float], replayed: Sequence[float]) -> float:
     off = [math.log(was / ours) for was, ours in zip(recorded, replayed, strict=False)]
     spread = statistics.variance(off) if len(off) > 1 else 0.0
     return spread + statistics.fmean(off) ** 2
-
-
-def beyond(fitted: Fitted, outside_frac: float) -> float:
-    """Return the variance that a replay's steps outside the recorded range add to the logarithm of a ratio.
-
-    Args:
-        fitted: The step times.
-        outside_frac: Share of the replayed steps that lie outside.
-    """
-    return (outside_frac * held_out_error(fitted)) ** 2 if outside_frac else 0.0
-
-
-def held_out_error(fitted: Fitted) -> float:
-    """Return what a fit to the smaller steps is off by on the time of the largest, as a logarithm."""
-    if fitted.rows is None:
-        return 0.0
-    rows = fitted.rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
-    rows = rows.drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
-    most = rows["batch_tokens"].quantile(1 - HELD_OUT_FRAC, "lower")
-    smaller, larger = rows.filter(pl.col("batch_tokens") <= most), rows.filter(pl.col("batch_tokens") > most)
-    if smaller.height < FEWEST_STEPS or larger.is_empty():
-        return 0.0
-    try:
-        device = fit_rows(smaller, fitted.fit.source).device
-    except InputError:
-        return 0.0
-    predicted_us, took_us = larger.select(device.expr().sum(), took=pl.col("device_us").sum()).row(0)
-    return abs(math.log(predicted_us / took_us)) if predicted_us > 0 else 0.0
 
 
 def likely_causes(base: "RecordedLoad", off_frac: float) -> list[str]:

@@ -34,7 +34,7 @@ from schedtrace.whatif.figures import (
     timing_figures,
     trial_values,
 )
-from schedtrace.whatif.margins import MOST_FRAC, REPRODUCES_WITHIN, beyond, likely_causes
+from schedtrace.whatif.margins import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
 from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
@@ -310,7 +310,6 @@ class Predictor:
                 changed.trials,
                 spread,
                 bound,
-                beyond(base.times, counted.outside_frac if counted else 0.0),
             ),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=counted.outside_frac if counted else None,

@@ -36,12 +36,6 @@ def test_of_one_trial_the_drift_is_what_its_replay_is_off_by():
     assert (low, high) == pytest.approx((math.exp(-width) - 1, math.exp(width) - 1))
 
 
-def test_steps_outside_the_record_widen_it():
-    low, high = ratio_interval(1.0, [1.0, 1.0], [1.0], [1.0], beyond=0.04)
-    width = stats.t.ppf(0.95, 3) * 0.2
-    assert (low, high) == pytest.approx((math.exp(-width) - 1, math.exp(width) - 1))
-
-
 def test_between_a_replay_and_its_bound_the_middle_is_said_and_both_are_within():
     """Makespan 10 -> 4 with economies of scale, 9 without; no spread, no drift."""
 
