@@ -143,6 +143,7 @@ def analyze_run(
         problems=[*of_files, *of_traces, *of_queues, *_rank_problems(ranks), *_run_problems(run.manifest)],
         verdict=verdict([engine.unlimited for engine in engines], findings, split),
         time_split=split,
+        tails=[tail for engine in engines for tail in engine.tails],
         trials=trials,
         findings=findings,
         lacks=in_order(ALL_FACTS - facts),

@@ -14,7 +14,7 @@ from schedtrace.timeline.frames import NOT_RECORDED
 from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.workloads.closed_loop import AT_ONCE_FRAC
+from schedtrace.workloads.clients import AT_ONCE_FRAC
 
 WIDEST_FRAC = 0.25
 """Bounds further apart tell less than no gain: what is stated, their middle, is off by half of it at most."""

@@ -1,7 +1,7 @@
 """Load that an engine is offered and the part that it serves: rates, the backlog, and who sets the pace."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -11,9 +11,9 @@ from schedtrace.diagnose.stuck_requests import GONE
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 from schedtrace.timeline.frames import NOT_RECORDED
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US, level
 from schedtrace.timeline.timeline import Timeline, made_once
-from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
+from schedtrace.workloads.clients import Clients, clients_of
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1
 """Nine tenths of a trial's requests came before a tenth of its steps was done: all of them at once."""
@@ -48,9 +48,12 @@ class OfferedLoad:
     """
     working_frac: float
     """Share of the time in which the engine had work."""
-    loop: ClosedLoop | None = None
+    clients: Clients | None = None
+    """Pattern in which requests follow answers; None: they come at times of their own, or all at once."""
     latency_ms: float | None = None
-    """Median time from a request to its answer; it and ``loop`` are set for ``answers``."""
+    """Median time from a request to its answer, where requests follow answers."""
+    rounds: "Rounds | None" = None
+    """Rounds of a barrier."""
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     """Prompts without cached tokens, and output."""
@@ -78,7 +81,9 @@ class OfferedLoad:
     @property
     def think_ms(self) -> float | None:
         """Median time from an answer to the next request of its client."""
-        return None if self.loop is None or not self.loop.think_us else median(self.loop.think_us) / 1e3
+        if self.clients is None or not self.clients.think_us:
+            return None
+        return median(self.clients.think_us) / 1e3
 
     @property
     def thinks_frac(self) -> float:
@@ -89,7 +94,7 @@ class OfferedLoad:
     def summary(self) -> Message:
         """Sentence about the pattern of the load; nothing where there is no pattern."""
         if self.pace == "answers":
-            return say("{clients}; the engine {works}.", self)
+            return say("{client_words}; the engine {works}.", self)
         if self.pace != "clock":
             return NOTHING
         if self.grows:
@@ -107,19 +112,13 @@ class OfferedLoad:
         return _rates(self.requests_per_s, self.tokens_per_s)
 
     @property
-    def clients(self) -> Message:
+    def client_words(self) -> Message:
         """``2 clients with one request open each, the next one 300 ms (median) after an answer``."""
-        if self.loop is None:
+        if self.clients is None:
             return NOTHING
-        think_ms = self.think_ms or 0.0
-        thinks = think_ms >= THINKS_MS
-        return say(
-            "{clients:n client} with one request open each, the next one "
-            "[{thinks:?}{time:us} (median) after an answer][{thinks:!}at once]",
-            self.loop,
-            thinks=thinks,
-            time=round(1e3 * think_ms),
-        )
+        think_ms, words = self.think_ms or 0.0, CLIENT_WORDS[self.clients.pattern]
+        values = {"thinks": think_ms >= THINKS_MS, "time": round(1e3 * think_ms)}
+        return say(words, self.clients, **{name: values[name] for name in values if f"{{{name}:" in words})
 
     @property
     def works(self) -> Message:
@@ -150,11 +149,65 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
     largest = max(requests.partition_by("trial"), key=lambda rows: rows.height, default=requests)
     if timeline.requests_missing or largest.height < FEWEST:
         return OfferedLoad("unknown", working)
-    loop = closed_loop(largest["came_us"].to_list(), largest["gone_us"].to_list())
-    if loop is not None:
-        latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
-        return OfferedLoad("answers", working, loop=loop, latency_ms=latency_us / 1e3)
-    return _by_clock(timeline, arrived, requests, working)
+    clients = clients_of(*(largest[name].to_list() for name in ("came_us", "gone_us", "gave_up")))
+    latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
+    latency_ms = None if clients is None else latency_us / 1e3
+    if clients is None or not clients.is_replayed:
+        load = _by_clock(timeline, arrived, requests, working)
+        return replace(load, clients=clients, latency_ms=latency_ms)
+    if clients.pattern == "loop":
+        return OfferedLoad("answers", working, clients, latency_ms)
+    fullest, at_fullest = _at_fullest(timeline, working)
+    return OfferedLoad(
+        "answers",
+        working,
+        clients,
+        latency_ms,
+        rounds_of(largest, min(clients.clients, timeline.seats or clients.clients)),
+        fullest=fullest,
+        at_fullest_frac=at_fullest,
+    )
+
+
+CLIENT_WORDS = {
+    "loop": "{clients:n client} with one request open each, the next one "
+    "[{thinks:?}{time:us} (median) after an answer][{thinks:!}at once]",
+    "barrier": "{clients:n request} at once, and the next ones "
+    "[{thinks:?}{time:us} (median) after all are done][{thinks:!}when all are done]",
+    "limit": "a queue in front of the engine that keeps at most {clients:n request} open",
+    "sessions": "{clients:n session} with one request open each, the next {time:us} (mean) after an answer",
+    "retries": "{clients:n request} repeated {time:us} (median) after being given up",
+}
+"""Phrases for the patterns of clients."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of requests, each sent when the one before is done."""
+
+    rounds: int
+    empty_frac: float
+    """Mean share of the places of a round, or of the seats if these are fewer, that are empty until its last
+    request is done."""
+
+
+def rounds_of(requests: pl.DataFrame, places: int) -> Rounds:
+    """Return how far rounds fill the engine.
+
+    Args:
+        requests: When each came and went: ``came_us``, ``gone_us``.
+        places: Requests of a round, or seats if there are fewer.
+    """
+    open_us = requests.select(begin_us="came_us", end_us="gone_us", requests=1).drop_nulls().cast(pl.Int64)
+    times = level(open_us, requests="requests").filter(pl.col("requests") > 0)
+    length = pl.col("until") - pl.col("at")
+    taken, whole = times.select(
+        taken=(length * pl.min_horizontal("requests", places)).sum(), whole=length.sum()
+    ).row(0)
+    begun = requests.sort("came_us").select(
+        (pl.col("came_us") >= pl.col("gone_us").cum_max().shift(1)).fill_null(value=True).sum()
+    )
+    return Rounds(int(begun.item()), 1 - taken / (places * whole) if whole else 0.0)
 
 
 def came_at_once(timeline: Timeline) -> bool:
@@ -178,7 +231,7 @@ def came_at_once(timeline: Timeline) -> bool:
 def _requests(timeline: Timeline) -> pl.DataFrame:
     """Return when each request came and went, by trial, and the tokens that it took.
 
-    ``came``: in this trace; ``answered``: not aborted or failed.
+    ``came``: in this trace; ``answered``: not aborted or failed; ``gave_up``: its client went away.
     """
     ends = timeline.finishes.unique("request_id", keep="last").select(
         "request_id",
@@ -186,6 +239,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
         "output_tokens",
         "cached_tokens",
         answered=~pl.col("status").is_in(GONE),
+        gave_up=(pl.col("status") == "ABORTED") & ~pl.col("in_schedule"),
     )
     return (
         timeline.known_requests.filter(~pl.col("streaming_update"))
@@ -195,6 +249,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
             came_us=pl.coalesce("arrived_us", "queued_us"),
             gone_us="finished_us",
             answered=pl.col("answered").fill_null(value=False),
+            gave_up=pl.col("gave_up").fill_null(value=False),
             tokens=pl.col("prompt_tokens")
             + pl.col("output_tokens")
             - pl.col("cached_tokens").fill_null(0).clip(0),

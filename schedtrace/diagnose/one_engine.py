@@ -11,6 +11,7 @@ from schedtrace.diagnose.root_causes import Judged, judged
 from schedtrace.diagnose.rules import PACKAGES, RULES, slow_steps
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
+from schedtrace.diagnose.tail import tails
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
@@ -20,6 +21,7 @@ from schedtrace.model.report import (
     CapRow,
     CauseRow,
     EngineTime,
+    LatencyTail,
     RequestTime,
     StepExcess,
     StripCell,
@@ -111,6 +113,7 @@ class OneEngine:
     engine_time: list[EngineTime]
     step_excess: list[StepExcess]
     strip: list[StripCell]
+    tails: list[LatencyTail]
     split: pl.DataFrame | None
     """Split of the requests' time; None: the record does not show where it went."""
     exits: pl.DataFrame
@@ -137,6 +140,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         unlimited=unlimited(timeline),
         trials=trial_reports(timeline, manifest, engines=engines),
         strip=strip(timeline),
+        tails=tails(timeline) if limits else [],
         split=engine_split(timeline) if limits else None,
         request_time=request_time(timeline) if limits else [],
         engine_time=engine_time(timeline) if times else [],

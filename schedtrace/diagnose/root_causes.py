@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rules import KINDS, RULES, prefill_stall, rank_imbalance, slow_steps
+from schedtrace.diagnose.rules import KINDS, RULES, client_limited, prefill_stall, rank_imbalance, slow_steps
 from schedtrace.model.message import NOTHING, Message, Number, Share
 from schedtrace.model.report import Finding, Gain
 from schedtrace.model.say import say
@@ -125,7 +125,10 @@ def _distinct(findings: list[Finding]) -> list[Finding]:
 
 
 def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
-    """Return the root causes and the other symptoms of all engines, with shares of all requests' time."""
+    """Return the root causes and the other symptoms of all engines, with shares of all requests' time.
+
+    Clients are judged by the requests of all engines together.
+    """
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
     total_us = sum(engine.requests_us for engine in engines)
@@ -133,7 +136,8 @@ def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Fin
     symptoms: list[Finding] = []
     for engine in engines:
         part = engine.requests_us / total_us if total_us else 1.0
-        roots += [share_scaled(finding, part) for finding in engine.roots]
+        own = [finding for finding in engine.roots if finding.code != client_limited.RULE.code]
+        roots += [share_scaled(finding, part) for finding in own]
         symptoms += [share_scaled(finding, part) for finding in engine.symptoms]
     return roots, symptoms
 

@@ -342,6 +342,54 @@ class TimePart(msgspec.Struct, kw_only=True):
     share_frac: float
 
 
+class TailPart(msgspec.Struct, kw_only=True):
+    """Part of what the slowest requests take longer than those around the median."""
+
+    state: str
+    """A state of ``request_time``; ``interrupted`` is also the part of a step in which the device took too
+    long."""
+    cause: str | None
+    """As in ``request_time``: what a wait was for, or the event's kind of ``interrupted``."""
+    time_ms: float
+    """Mean over the slowest requests less the mean of those around the median; of TPOT, per output token."""
+    share_frac: float
+    """Share of the whole difference; parts of which the slowest had less are below 0."""
+
+
+class LatencyTail(msgspec.Struct, kw_only=True):
+    """What makes the slowest requests of an engine slow, where they take three times the median or more."""
+
+    engine_rank: int
+    """Data-parallel rank."""
+    metric: str
+    """``ttft_ms``, ``tpot_ms`` or ``e2e_ms``."""
+    requests: int
+    """Requests that have this latency."""
+    slowest: int
+    """The slowest hundredth of them, at least one."""
+    slowest_request: str
+    """The slowest of all."""
+    slowest_ms: float
+    """Mean of the slowest."""
+    median_ms: float
+    """Median of all of them."""
+    parts: list[TailPart]
+    """What the slowest spend more time in than the tenth of the requests around the median, the largest
+    first; parts under 1 % are left out."""
+    first_step: int | None
+    """First step in which the slowest had the largest part; null: no step knew of them."""
+    last_step: int | None
+    """Last of these steps."""
+    prompt_tokens: float | None
+    """Mean prompt of the slowest."""
+    usual_prompt_tokens: float | None
+    """Mean prompt of the requests around the median."""
+    output_tokens: float | None
+    """Mean output of the slowest."""
+    usual_output_tokens: float | None
+    """Mean output of the requests around the median."""
+
+
 class NotJudged(msgspec.Struct, kw_only=True):
     """Rule whose facts a record lacks."""
 
@@ -364,6 +412,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Limits of this run, by how much, and who or what held it; at most three sentences."""
     time_split: list[TimePart]
     """Parts of the requests' time, the largest first."""
+    tails: list[LatencyTail] = []
+    """What makes the slowest requests slow, of each engine and latency whose slowest requests are a tail."""
     trials: list[TrialReport]
     findings: list[Finding]
     """Root causes by gain, each with its symptoms; then symptoms without a root cause."""

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import TypeVar
 
+from schedtrace.model.causes import interruption
 from schedtrace.model.message import (
+    NOTHING,
     CauseWord,
     Code,
     Count,
@@ -27,7 +29,7 @@ from schedtrace.model.message import (
     joined,
 )
 from schedtrace.model.printable import counted, duration, integer, number, percent, settled
-from schedtrace.model.report import Finding
+from schedtrace.model.report import Finding, LatencyTail, TailPart
 from schedtrace.model.say import say
 from schedtrace.present.sections import Bars, State, States, Strip, Style, Styled, Text
 
@@ -209,6 +211,58 @@ def time_part(part: str, cause: str | None) -> tuple[Text, Style]:
     if part in _PARTS:
         return _PARTS[part]
     return part, state(part).style
+
+
+TAILS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E latency"}
+
+
+def tail_sentence(tails: list[LatencyTail], *, engines: int) -> Message:
+    """Return what makes the slowest requests slow: of the latency that is furthest from its median.
+
+    E2E is shown only if no other latency has a tail: it is the sum of both.
+    """
+    if not tails:
+        return NOTHING
+    either = [tail for tail in tails if tail.metric != "e2e_ms"] or tails
+    tail = max(either, key=lambda tail: tail.slowest_ms / max(tail.median_ms, 1e-3))
+    first = tail.parts[0]
+    counts = {
+        "prefill": ("prompts", tail.prompt_tokens, tail.usual_prompt_tokens),
+        "decode": ("outputs", tail.output_tokens, tail.usual_output_tokens),
+    }
+    words, own, usual = counts.get(first.state if tail.metric != "tpot_ms" else "", ("", None, None))
+    steps = None
+    if tail.first_step is not None and tail.last_step is not None:
+        steps = Steps(tail.first_step, tail.last_step, None)
+    return say(
+        "{on}the slowest [{single:!}{slowest:n} ]of {requests:n request} by {latency} took {slowest_ms:ms}"
+        "[{single:!} (mean)], the median {median_ms:ms}. {share:%} of the difference: {part}[ in {steps}]"
+        "[ ({words} of {own:n token}, usually {usual:n})]. The slowest is {request:id}.",
+        on=f"on engine {tail.engine_rank}, " if engines > 1 else "",
+        single=tail.slowest == 1,
+        slowest=tail.slowest,
+        requests=tail.requests,
+        latency=TAILS[tail.metric],
+        slowest_ms=tail.slowest_ms,
+        median_ms=tail.median_ms,
+        share=first.share_frac,
+        part=_tail_part(first),
+        steps=steps,
+        words=words or None,
+        own=None if own is None else round(own),
+        usual=None if usual is None else round(usual),
+        request=tail.slowest_request,
+    )
+
+
+def _tail_part(part: TailPart) -> Text:
+    if part.state == "interrupted":
+        return interruption(part.cause)
+    if part.state == "preempted":
+        return "waiting again after a preemption"
+    if part.state == "recompute":
+        return "computing again what a preemption threw away"
+    return time_part(part.cause if part.cause == "next_step" else part.state, part.cause)[0]
 
 
 def state(word: str) -> State:

@@ -17,7 +17,7 @@ from vllm.lora.request import LoRARequest
 from schedtrace.errors import UsageError
 from schedtrace.simulate.driver import RequestOptions
 from schedtrace.simulate.simulation import TimedEngine, VirtualEngines
-from schedtrace.workloads.closed_loop import ClosedLoop
+from schedtrace.workloads.clients import Clients
 from schedtrace.workloads.prefixes import token_ids
 from schedtrace.workloads.workload import LoadRequest, Pass, Workload
 
@@ -60,9 +60,10 @@ class Player:
             rank.model_runner.accepted = self._accepted
 
     def play(self) -> None:
-        """Play to the end of the load: each request at its time or, in a closed loop, after an answer."""
-        if self.load.closed is not None:
-            self._play_closed(self.load.closed)
+        """Play to the end of the load: each request at its time or, of clients that wait, after an answer."""
+        clients = self.load.closed
+        if clients is not None:
+            (self._play_rounds if clients.pattern == "barrier" else self._play_closed)(clients)
             return
         for request in self.load:  # one ahead: a stream may be long
             sent = self._began_us + request.arrived_us
@@ -70,7 +71,17 @@ class Player:
             self._send(request, sent)
         self._engine.run()
 
-    def _play_closed(self, loop: ClosedLoop) -> None:
+    def _play_rounds(self, clients: Clients) -> None:
+        """Send each round after the last answer of the one before."""
+        coming, thinks = iter(self.load), iter(clients.think_us)
+        began_us = self._began_us
+        while requests := [*islice(coming, clients.clients)]:
+            for request in requests:
+                self._send(request, began_us + request.arrived_us - requests[0].arrived_us)
+            self._engine.run()
+            began_us = self._engine.clock.now_us + next(thinks, 0.0)
+
+    def _play_closed(self, loop: Clients) -> None:
         coming, thinks = iter(self.load), iter(loop.think_us)
 
         def send_next() -> None:

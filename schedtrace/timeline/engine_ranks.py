@@ -84,7 +84,10 @@ class RankSummary:
     mean_output_tokens: float | None
     """Mean over the requests that ended; None if no request did."""
     kv_used_frac: float | None
-    """Mean share of the KV blocks in use after its steps; None if not recorded."""
+    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    lives: pl.DataFrame
+    """Table with a row per request: ``trial``, ``came_us``, ``gone_us`` (null: it did not end) and
+    ``gave_up`` (its client went away)."""
     pace: Pace | None = None
     """Step times; None if too few steps have them."""
 
@@ -117,7 +120,23 @@ def rank_of(timeline: Timeline) -> RankSummary:
         mean_prompt_tokens=_mean(arrivals["prompt_tokens"]),
         mean_output_tokens=_mean(timeline.finishes["output_tokens"]),
         kv_used_frac=_mean(steps.select(kv_used_frac()).to_series()),
+        lives=_lives(timeline),
         pace=_pace(steps),
+    )
+
+
+def _lives(timeline: Timeline) -> pl.DataFrame:
+    ends = timeline.finishes.unique("request_id", keep="last").select(
+        "request_id",
+        gone_us="finished_us",
+        gave_up=(pl.col("status") == "ABORTED") & ~pl.col("in_schedule"),
+    )
+    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
+    return asked.join(ends, on="request_id", how="left", maintain_order="left").select(
+        pl.col("trial").cast(pl.Int64),
+        pl.coalesce("arrived_us", "queued_us").cast(pl.Int64).alias("came_us"),
+        pl.col("gone_us").cast(pl.Int64),
+        pl.col("gave_up").fill_null(value=False),
     )
 
 

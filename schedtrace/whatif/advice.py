@@ -5,13 +5,14 @@ requests come at their own times, the time until all are done where the engine o
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed_settings import kv_bytes, kv_space, why_no_async_scheduling
+from schedtrace.errors import InputError
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
@@ -59,7 +60,7 @@ def judged(
         progress: Told of each replay.
 
     Raises:
-        InputError: the replay of the load as recorded is too far from what was recorded.
+        InputError: the replay of the load as recorded is off by more than any change gains.
         UsageError: it never ends.
     """
     base = part_of(base, findings)
@@ -75,12 +76,18 @@ def judged(
             if advice.setting is not None and advice.value is not None and _can_tell(advice.setting, base)
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
+        if search.misfit_frac and not chosen:
+            msg = f"{predictor.misfit_words(name)}; none of the {len(search.tried)} changes tried gains more"
+            raise InputError(msg)
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
         configurations = dict(search.configurations)
         for place, trial in enumerate(best, 1):
             configuration = predictor.predict(trial.configuration.changes)
             configurations[trial.changes] = msgspec.structs.replace(configuration, place=place)
-        advised = [_advised(trial, configurations[trial.changes], predictor, name, base) for trial in best]
+        advised = [
+            _with_misfit(_advised(trial, configurations[trial.changes], predictor, name, base), search)
+            for trial in best
+        ]
         document = predictor.document([*configurations.values()], baseline)
     document.objective = name
     tried = [finding for finding in findings if (finding.code, finding.cause) not in base.absent]
@@ -134,6 +141,18 @@ def _advised(
         ),
         gain,
     )
+
+
+def _with_misfit(advised: Advised, search: Search) -> Advised:
+    """Add what the replay of the load as recorded is off by: it is in the interval."""
+    if not search.misfit_frac:
+        return advised
+    tested = say(
+        "{tested} The replay as recorded is {off:%} off, which its interval includes.",
+        tested=advised.advice.tested,
+        off=search.misfit_frac,
+    )
+    return replace(advised, advice=msgspec.structs.replace(advised.advice, tested=tested))
 
 
 def _gain(figure: Figure, was: float | None) -> Gain:
@@ -219,7 +238,7 @@ def _explained(before: Finding, now: Finding, search: Search) -> Finding:
     best = max(trials, key=lambda trial: trial.saved_frac, default=None)
     if best is None or best.helps:
         return now
-    return msgspec.structs.replace(now, refuted=[*now.refuted, _refuted(best, search.name)])
+    return msgspec.structs.replace(now, refuted=[*now.refuted, _refuted(best, search)])
 
 
 def _trials(advice: Advice, search: Search) -> list[Trial]:
@@ -255,7 +274,7 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
         if search.tried.get((change,)) is None:
             untried.append(advice)
         elif (trial := search.refuted(change)) is not None:
-            refuted.append(_refuted(trial, search.name))
+            refuted.append(_refuted(trial, search))
     if len(untried) == len(finding.advice):
         return finding
     return msgspec.structs.replace(finding, advice=untried, gain=None, refuted=[*finding.refuted, *refuted])
@@ -311,11 +330,13 @@ def _option(setting: str, value: Any = None) -> str:
     return f"--{'no-' if value is False else ''}{setting.replace('_', '-')}"
 
 
-def _refuted(trial: Trial, name: str) -> Message:
+def _refuted(trial: Trial, search: Search) -> Message:
     """Return what was tried and does not help; of a trial that may help or harm, its range."""
+    name = search.name
     setting, value = trial.changes[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    unsure = trial.saved_frac >= LEAST_FRAC
+    is_within_misfit = LEAST_FRAC <= trial.saved_frac <= search.misfit_frac
+    unsure = trial.saved_frac >= LEAST_FRAC and not is_within_misfit
     outcome = say("the load never ends")
     if not math.isinf(trial.saved_frac):
         outcome = say(
@@ -326,11 +347,13 @@ def _refuted(trial: Trial, name: str) -> Message:
             least=_change_of(name, trial.least_frac),
         )
     return say(
-        "{option:setting}[ {value}] was tried on a replay of this load and {does} not help: {outcome}.",
+        "{option:setting}[ {value}] was tried on a replay of this load and {does} not help: {outcome}"
+        "[, less than the {off:%} that the replay as recorded is off].",
         option=_option(setting, value),
         value=given(value) if is_number else value if isinstance(value, str) else "",
         does="may" if unsure else "does",
         outcome=outcome,
+        off=search.misfit_frac if is_within_misfit else None,
     )
 
 

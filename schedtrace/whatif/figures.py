@@ -14,6 +14,7 @@ from schedtrace.compare.metric_changes import Metric
 from schedtrace.model.report import TrialReport
 from schedtrace.model.what_if import Figure
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.whatif.margins import drift
 
 COVERAGE = 0.9
 MAKESPAN = Metric("makespan", "s", False, lambda trial: trial.duration_s)
@@ -147,14 +148,13 @@ def ratio_interval(
     The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
     trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
     as far off as one trial from another; more trials do not average that away. Student's t with the trials'
-    degrees of freedom. Of one trial the drift is what its replay is off by, squared.
+    degrees of freedom. The drift includes what the replays are off by on average, squared.
     """
     trials = min(len(was), len(replayed))
     if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
         return None, None
-    off = [math.log(recorded / predicted) for recorded, predicted in zip(was, replayed, strict=False)]
-    drift = statistics.variance(off) if trials > 1 else off[0] ** 2
-    deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift)
+    variance = statistics.variance(map(math.log, resampled)) + 2 * drift(was, replayed)
+    deviation = math.sqrt(variance)
     width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
     return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import polars as pl
 
+from schedtrace.compare.metric_changes import Metric
 from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.engine.vllm_config import required_vllm_version
 from schedtrace.errors import InputError, NeverEndsError, UsageError
@@ -33,12 +34,11 @@ from schedtrace.whatif.figures import (
     timing_figures,
     trial_values,
 )
+from schedtrace.whatif.margins import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
 from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, load_notes, replay, replayed_load
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
-REPRODUCES_WITHIN = 0.05
-"""The replay of the load as recorded has to come this near to what was recorded, or it answers nothing."""
 KEPT = ("replayed", "changed")
 """Replays whose run folders may be kept."""
 RESAMPLES = 8
@@ -235,33 +235,54 @@ class Predictor:
         return self._configuration({}, self.replayed, figures)
 
     def require_reproduced(self, name: str) -> Baseline:
-        """Return how near the replay of the load as recorded comes to the recording, if that is near enough.
-
-        Half of what the trials differ by is near enough, too: it is no more than their noise.
+        """Return how near the replay of the load as recorded comes to the recording.
 
         Args:
             name: One of ``figures.METRICS``.
 
         Raises:
-            InputError: it is too far off, or the load has no such figure.
+            InputError: If it is off by more than ``margins.MOST_FRAC``, or the load has no such figure.
+            UsageError: If not even the replay of the load as it was recorded ends.
+        """
+        if abs(self.misfit_frac(name)) > MOST_FRAC:
+            raise InputError(self.misfit_words(name))
+        _, was, now = self._both(name)
+        return Baseline(judged_by=name, misfit_frac=statistics.fmean(now) / statistics.fmean(was) - 1)
+
+    def misfit_frac(self, name: str) -> float:
+        """Return what the replay of the load as it was recorded is off by; 0 if that is near enough.
+
+        Half of what the trials differ by is near enough, too: it is no more than their noise.
+
+        Raises:
+            InputError: the load has no such figure.
             UsageError: not even the replay of the load as it was recorded ends.
         """
+        _, was, now = self._both(name)
+        mean = statistics.fmean(was)
+        off = statistics.fmean(now) / mean - 1
+        return off if abs(off) > max(REPRODUCES_WITHIN, (max(was) - min(was)) / 2 / mean) else 0.0
+
+    def misfit_words(self, name: str) -> str:
+        """Return what the replay of the load as recorded is off by, and what likely causes it."""
+        metric, was, now = self._both(name)
+        mean, ours = statistics.fmean(was), statistics.fmean(now)
+        off = ours / mean - 1
+        words = (
+            f"the replay of {self._base.load_words} as it was recorded is {100 * off:+.0f} % off in "
+            f"{name} ({_written(mean, metric.unit)} recorded, {_written(ours, metric.unit)} replayed)"
+        )
+        causes = likely_causes(self._base, off)
+        return f"{words}; {' and '.join(causes)}, which a replay does not know" if causes else words
+
+    def _both(self, name: str) -> tuple[Metric, list[float], list[float]]:
+        """Return a metric with its values as recorded and as replayed."""
         metric = next(metric for metric in METRICS if metric.name == name)
         was, now = (trial_values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
         if not was or not now:
             msg = f"the load has no {name} to be judged by"
             raise InputError(msg)
-        mean, ours = statistics.fmean(was), statistics.fmean(now)
-        off = ours / mean - 1
-        if abs(off) > max(REPRODUCES_WITHIN, (max(was) - min(was)) / 2 / mean):
-            msg = (
-                f"the replay of {self._base.load_words} as it was recorded is {100 * off:+.0f} % off in "
-                f"{name} ({_written(mean, metric.unit)} recorded, {_written(ours, metric.unit)} replayed)"
-            )
-            if starved := sum(timeline.starved_steps.len() for timeline in self._base.timelines):
-                msg += f"; in {starved:,} steps processors were short, which a replay does not know"
-            raise InputError(msg)
-        return Baseline(judged_by=name, misfit_frac=off)
+        return metric, was, now
 
     def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Configuration:
         """Replay the load with changes, compared with its replay as recorded.

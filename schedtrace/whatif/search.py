@@ -211,6 +211,8 @@ class Search:
 
     def __init__(self, predictor: Predictor, name: str, progress: Progress = lambda *_: None) -> None:
         self._predictor, self.name, self._progress = predictor, name, progress
+        self.misfit_frac = abs(predictor.misfit_frac(name))
+        """What the replay of the load as recorded is off by: a change that saves no more is not believed."""
         self._expected = 0
         self.tried: dict[tuple[Change, ...], Trial | None] = {}
         """Replays by changes; None: vLLM refuses them, or a replay cannot make them."""
@@ -244,7 +246,8 @@ class Search:
     def refuted(self, change: Change) -> Trial | None:
         """Return the trial of a change that does not help; None: it helps, or it could not be tried."""
         trial = self.tried.get((change,))
-        return trial if trial is not None and trial.saved_frac < LEAST_FRAC else None
+        least_frac = max(LEAST_FRAC, self.misfit_frac)
+        return trial if trial is not None and trial.saved_frac < least_frac else None
 
     def _try(self, *changes: Change) -> Trial | None:
         if changes not in self.tried:
@@ -274,7 +277,9 @@ class Search:
 
     def _helpful(self) -> Iterator[Trial]:
         for trial in self.tried.values():
-            if trial is not None and len(trial.changes) == 1 and trial.helps:
+            if trial is None or len(trial.changes) > 1 or not trial.helps:
+                continue
+            if trial.saved_frac > self.misfit_frac:
                 yield trial
 
     def _between(self, change: Change) -> list[int]:

@@ -16,7 +16,7 @@ from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.frames import make_gone
 from schedtrace.timeline.timeline import WARMUP_TRIAL, make_timeline
-from schedtrace.workloads.closed_loop import closed_loop
+from schedtrace.workloads.clients import clients_of
 from schedtrace.workloads.prefixes import found_elsewhere, identities, prefix_block
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
@@ -121,7 +121,9 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
         notes=_notes(trace, requests, block, manifest),
         began_us=int(requests.select(_arrived().min()).item()),
         of_server=trial is None,
-        closed=closed_loop(rows["arrived"].to_list(), rows["answered"].to_list()),
+        clients=clients_of(
+            rows["arrived"].to_list(), rows["answered"].to_list(), rows["abort"].is_not_null().to_list()
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
-from schedtrace.workloads.closed_loop import closed_loop
+from schedtrace.workloads.clients import clients_of
 from schedtrace.workloads.recorded_load import ONE_OF_SEVERAL, from_trace, loads_of, trials_of
 from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_workload
 
@@ -85,8 +85,10 @@ def load_of_ranks(
         notes=_notes(loads.values(), requests),
         began_us=first_us,
         of_server=trial is None,
-        closed=closed_loop(
-            [request.arrived_us for request in requests], [request.answered_us for request in requests]
+        clients=clients_of(
+            [request.arrived_us for request in requests],
+            [request.answered_us for request in requests],
+            [request.abort_us is not None for request in requests],
         ),
     )
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from schedtrace.model.message import Message
-from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
+from schedtrace.workloads.clients import Clients, loop_of
 
 Pass = tuple[int, int]
 """Pass of ranks in lock-step: a wave of the load, and a pass in it, both from 0."""
@@ -82,18 +82,23 @@ class Workload:
     """Beginning of a recorded load on the trace's clock, in microseconds."""
     of_server: bool = False
     """Recorded without trials: when it begins and ends is that of the record, and no part of the load."""
-    closed: ClosedLoop | None = None
-    """Its clients send their next request after an answer; None: requests come at their times."""
+    clients: Clients | None = None
+    """Pattern in which its requests follow answers; None: they come at times of their own."""
+
+    @property
+    def closed(self) -> Clients | None:
+        """Its clients, if a replay sends their requests after its own answers."""
+        return self.clients if self.clients is not None and self.clients.is_replayed else None
 
     @property
     def all_notes(self) -> list[Message]:
         """All notes, including how clients are replayed."""
-        return [*self.notes, *([self.closed.note] if self.closed else [])]
+        return [*self.notes, *([self.clients.note] if self.clients else [])]
 
     def with_clients(self, clients: int) -> "Workload":
         """Return the load as that of ``clients`` clients with one request open each, whatever its times."""
         arrived, answered = zip(*((request.arrived_us, request.answered_us) for request in self), strict=True)
-        return replace(self, closed=closed_loop(arrived, answered, clients))
+        return replace(self, clients=loop_of(arrived, answered, clients))
 
     def __iter__(self) -> Iterator[LoadRequest]:
         """Read it once more."""
@@ -112,7 +117,7 @@ def make_workload(
     notes: Iterable[Message] = (),
     began_us: int | None = None,
     of_server: bool = False,
-    closed: ClosedLoop | None = None,
+    clients: Clients | None = None,
 ) -> Workload:
     """Return a workload with the totals of one pass over ``read()``; ``notes`` are taken after that pass."""
     requests = prompt_tokens = output_tokens = 0
@@ -134,5 +139,5 @@ def make_workload(
         read=read,
         began_us=began_us,
         of_server=of_server,
-        closed=closed,
+        clients=clients,
     )

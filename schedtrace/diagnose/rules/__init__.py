@@ -104,7 +104,10 @@ PACKAGES = package_rules(_OWN)
 """Rules that other packages name (``diagnose/package_rules.py``)."""
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | PACKAGES.rules
 """Rules that judge each engine by itself, by code."""
-RANK_RULES: dict[str, Rule[RecordedRanks]] = _rules(_OF_ALL_RANKS)
+RANK_RULES: dict[str, Rule[RecordedRanks]] = {
+    **_rules(_OF_ALL_RANKS),
+    client_limited.RULE.code: client_limited.RANKS_RULE,
+}
 """Rules that judge all ranks of a run together, by code."""
 KINDS: dict[str, Rule[Any]] = _OWN | PACKAGES.rules
 """All rules by code."""

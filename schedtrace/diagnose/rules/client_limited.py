@@ -1,72 +1,197 @@
-"""``client-limited``: the engine waits for its clients, which keep few requests open or send few."""
+"""``client-limited``: the engine waits for clients that keep few requests open, send few, or in rounds."""
 
-from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load
+import polars as pl
+
+from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load, rounds_of
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import advise, step_finding
-from schedtrace.model.report import Evidence
-from schedtrace.model.say import say
+from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.trace_facts import Fact
+from schedtrace.timeline.engine_ranks import RankSummary, RecordedRanks
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.workloads.clients import clients_of
 
-ANSWERS = "{clients}; the engine[ has {seats:n seat} and] {works}."
+EMPTY_FROM_FRAC = 0.10
+"""Least share of the places that rounds leave empty."""
+FEW = (
+    "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
+    "[{several:?}the engines have {seats:n seat}]."
+)
+ROUNDS = (
+    "{client_words} ({rounds:n round}); until the last one is done, {empty_frac:%} of "
+    "[{few_seats:?}the {places:n seat}][{few_seats:!}their {places:n place}] are empty"
+    "[{several:!}; the engine {works}]."
+)
 TIMES = "it offers {offered}, and the engine keeps up: it {works}."
+NONE = "none"
 
 
 class ClientPace(Evidence, kw_only=True):
     """What the clients ask for."""
 
+    pattern: str
+    """Pattern that predicts the arrivals best: ``loop``, ``barrier``, ``limit``, ``sessions`` or ``retries``;
+    ``none``: requests come at times of their own."""
     clients: int | None
-    """Number of clients with one request open each; None: requests come at times of their own."""
+    """Clients or sessions with one request open each; of ``barrier`` the requests of a round, of ``limit``
+    those that may be open; None: requests come at times of their own."""
     think_ms: float | None
-    """Median time from an answer to the next request of its client."""
+    """Median time from an answer to the next request of its client; of ``sessions`` the mean."""
     requests_per_s: float | None
-    """Rate that requests come at; None for a closed loop."""
+    """Rate that requests come at; None where they follow answers."""
     tokens_per_s: float | None
-    """Tokens offered by these requests; None for a closed loop."""
+    """Tokens offered by these requests; None where they follow answers."""
     working_frac: float
-    """Share of the time in which the engine had work."""
+    """Share of the time in which the engine had work; of several engines the mean."""
+    rounds: int | None = None
+    """Rounds of ``barrier``."""
+    empty_frac: float | None = None
+    """Mean share of a round's places, or of the seats if these are fewer, that are empty until its last
+    request is done."""
+    at_fullest_frac: float | None = None
+    """Share of the time that the same work would take in steps as full as the fullest; None: not known, or no
+    rounds."""
+    engines: int = 1
+    """Engines that the requests went to."""
+
+
+ADVICE = {
+    "loop": "more connections, or a higher concurrency, to load {engine}",
+    "sessions": "more sessions, to load {engine}",
+    "limit": "a higher limit in that queue, to load {engine}",
+    "barrier": "send the next request when one of {clients:n} is done, not when all are, to load {engine}",
+    NONE: "a higher request rate, to load {engine}",
+}
+TITLES = {"barrier": "The client sends in rounds", "limit": "A queue in front holds requests back"}
+FITTED = {
+    "loop": "Each further request followed an answer. ",
+    "barrier": "Each round followed the last answer of the one before. ",
+    "limit": "Requests that waited in front came at an answer. ",
+    "sessions": "The fewer requests were open, the more came. ",
+    NONE: "",
+}
 
 
 def _find(timeline: Timeline) -> Findings:
     load = offered_load(timeline)
-    if not _waits_for_clients(timeline, load):
+    if _waits_for_clients(load, timeline.seats):
+        finding = _finding(load, timeline.seats, engines=1)
+        if finding.cost_frac is not None:
+            finding.cost_ms = finding.cost_frac * (timeline.end_us - timeline.begin_us) / 1e3
+        finding.count, finding.engine_rank = timeline.steps.height, timeline.rank
+        yield finding
+
+
+def _find_in_ranks(ranks: RecordedRanks) -> Findings:
+    """Judge the requests of all ranks together: a client's next request may go to another rank."""
+    if len(ranks.each) == 1:
         return
-    more = "more connections, or a higher concurrency," if load.loop else "a higher request rate,"
-    seats = {"seats": timeline.seats} if load.loop else {}
-    yield step_finding(
-        timeline,
-        timeline.steps,
-        ClientPace(
-            clients=None if load.loop is None else load.loop.clients,
-            think_ms=load.think_ms,
-            requests_per_s=load.requests_per_s,
-            tokens_per_s=load.tokens_per_s,
-            working_frac=load.working_frac,
-        ),
-        title="The client sends too little",
-        verdict=say("The client is the limit: " + (ANSWERS if load.loop else TIMES), load, **seats),
-        severity="info",
-        trials=[],
-        steps=[],
-        message=say(
-            "[{loop:?}Each further request followed an answer. ]The pattern is a hint: the trace does "
-            "not see the client.",
-            load,
-        ),
-        advice=[advise(f"{more} to load this engine")],
+    load, seats = _load_of_ranks(ranks), sum(rank.seats for rank in ranks.each)
+    if load is not None and _waits_for_clients(load, seats):
+        finding = _finding(load, seats, engines=len(ranks.each))
+        finding.count = sum(rank.steps.height for rank in ranks.each)
+        finding.engine_rank = ranks.each[0].number
+        finding.engine_ranks = [rank.number for rank in ranks.each]
+        yield finding
+
+
+def _load_of_ranks(ranks: RecordedRanks) -> OfferedLoad | None:
+    """Return the load of the trial with most requests; None where its requests follow no answers."""
+    later_us = [ranks.offsets_us[rank.number] for rank in ranks.each]
+    lives = pl.concat(
+        rank.lives.with_columns(pl.col("came_us", "gone_us") + us)
+        for rank, us in zip(ranks.each, later_us, strict=True)
+    ).drop_nulls("came_us")
+    largest = max(lives.partition_by("trial"), key=lambda rows: rows.height, default=lives)
+    clients = clients_of(*(largest[name].to_list() for name in ("came_us", "gone_us", "gave_up")))
+    if clients is None:
+        return None
+    seats = sum(rank.seats for rank in ranks.each)
+    latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
+    is_barrier = clients.pattern == "barrier"
+    return OfferedLoad(
+        "answers",
+        sum(map(_working_frac, ranks.each)) / len(ranks.each),
+        clients,
+        latency_us / 1e3,
+        rounds_of(largest, min(clients.clients, seats or clients.clients)) if is_barrier else None,
     )
 
 
-def _waits_for_clients(timeline: Timeline, load: OfferedLoad) -> bool:
-    if load.loop is not None:
-        return load.loop.clients < (timeline.seats or load.loop.clients + 1)
+def _working_frac(rank: RankSummary) -> float:
+    """Return the share of its time in which a rank had a request."""
+    has_requests = pl.col("running") + pl.col("waiting") > 0
+    working, whole = rank.presence.select(LENGTH_US.filter(has_requests).sum(), whole=LENGTH_US.sum()).row(0)
+    return working / whole if whole else 0.0
+
+
+def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
+    if load.rounds is not None:
+        return load.rounds.empty_frac >= EMPTY_FROM_FRAC
+    if load.clients is not None and load.clients.pattern != "retries":
+        return load.clients.clients < (seats or load.clients.clients + 1)
     return load.pace == "clock" and not load.grows and load.working_frac <= IDLE_FRAC
+
+
+def _slower_frac(load: OfferedLoad) -> float | None:
+    """Return the share of the run that rounds cost: what steps as full as the fullest would save."""
+    if load.rounds is None or load.at_fullest_frac is None:
+        return None
+    return max(0.0, load.working_frac - load.at_fullest_frac)
+
+
+def _finding(load: OfferedLoad, seats: int, *, engines: int) -> Finding:
+    """Return the finding, for steps and a rank that its caller adds."""
+    clients = load.clients if load.clients is not None and load.clients.pattern != "retries" else None
+    pattern = NONE if clients is None else clients.pattern
+    evidence = ClientPace(
+        pattern=NONE if load.clients is None else load.clients.pattern,
+        clients=None if clients is None else clients.clients,
+        think_ms=load.think_ms,
+        requests_per_s=load.requests_per_s,
+        tokens_per_s=load.tokens_per_s,
+        working_frac=load.working_frac,
+        rounds=load.rounds.rounds if load.rounds else None,
+        empty_frac=load.rounds.empty_frac if load.rounds else None,
+        at_fullest_frac=load.at_fullest_frac if load.rounds else None,
+        engines=engines,
+    )
+    slower_frac = _slower_frac(load)
+    places = seats if clients is None else min(seats or clients.clients, clients.clients)
+    engine = "this engine" if engines == 1 else f"these {engines} engines"
+    return finding_of(
+        evidence,
+        values={
+            "client_words": load.client_words,
+            "works": load.works,
+            "offered": load.offered,
+            "places": places,
+            "seats": seats or None,
+            "few_seats": clients is not None and 0 < seats < clients.clients,
+            "several": engines > 1,
+        },
+        title=TITLES.get(pattern, "The client sends too little"),
+        verdict="The client is the limit: " + (TIMES if pattern == NONE else ROUNDS if load.rounds else FEW),
+        message=FITTED[pattern] + "The pattern is a hint: the trace does not see the client.",
+        severity="info" if slower_frac is None else severity_by_weight(None, slower_frac),
+        advice=[advise(ADVICE[pattern], evidence, engine=engine)],
+        engine_rank=0,
+        count=0,
+        trials=[],
+        steps=[],
+        cost_frac=slower_frac,
+        cost_of="busy time" if slower_frac is None else "run",
+    )
 
 
 RULE = Rule(
     code="client-limited",
-    summary="the engine waits for its clients, which keep few requests open or send few",
+    summary="the engine waits for its clients, which keep few requests open, send in rounds, or send few",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
     find=_find,
     quiet=3,
+)
+RANKS_RULE = Rule(
+    code=RULE.code, summary=RULE.summary, needs=RULE.needs, find=_find_in_ranks, quiet=RULE.quiet
 )

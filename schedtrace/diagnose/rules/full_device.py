@@ -80,7 +80,7 @@ def limit_finding(
             advise(
                 "another engine, or [fewer than these {clients:n client}: as many tokens/s, and shorter "
                 "waits][{clients:!}fewer requests at a time]",
-                clients=load.loop.clients if load.loop else None,
+                clients=load.clients.clients if load.clients and load.clients.pattern == "loop" else None,
             )
         ],
     }

@@ -16,7 +16,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
 from schedtrace.timeline.engine_states import starved_threads
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
@@ -159,6 +159,8 @@ class Interruptions(Evidence, kw_only=True):
     """Time that requests lost, as above."""
     requests: int
     """Number of requests that were open meanwhile."""
+    aborted: int
+    """Number of these whose clients gave up meanwhile."""
     longest_request: str
     """Request that lost most."""
     part: str
@@ -280,6 +282,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         time_ms=time_us / 1e3,
         requests_ms=cost_us / 1e3,
         requests=len(requests),
+        aborted=_aborted(timeline, rows),
         longest_request=requests[0] if requests else "",
         part=str(parts["part"][0]),
         factor=None if (factor := rows["factor"].median()) is None else float(factor),  # type: ignore[arg-type]  # floats
@@ -315,6 +318,17 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         cost_ms=evidence.time_ms,
         cost_frac=time_us / timeline.busy_us if timeline.busy_us else None,
     )
+
+
+def _aborted(timeline: Timeline, rows: pl.DataFrame) -> int:
+    """Count the requests whose client gave up during these interruptions: an effect of them."""
+    given_up = timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule")).select(
+        begin_us=pl.coalesce("abort_us", "finished_us")
+    )
+    moments = given_up.drop_nulls().with_columns(
+        end_us=pl.col("begin_us") + 1, begin_us=pl.col("begin_us") - 1
+    )
+    return int((overlap_us(moments, merged(rows)) > 0).sum())
 
 
 def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
@@ -386,8 +400,10 @@ def _message(evidence: Interruptions) -> Message:
             went_on=evidence.kind == events.PAUSED and evidence.detail == "PAUSED_NEW",
         )
     return say(
-        "{requests:n request} lost {requests_ms:ms} in total, {longest_request:id} the most.{longest}",
+        "{requests:n request} lost {requests_ms:ms} in total, {longest_request:id} the most"
+        "[; clients gave up {aborted:n} of them meanwhile].{longest}",
         evidence,
+        aborted=evidence.aborted or None,
         longest=longest,
     )
 

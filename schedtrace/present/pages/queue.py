@@ -66,7 +66,12 @@ def _load(queue: EngineQueue) -> Message:
 def _waiting_for(queue: EngineQueue) -> Iterator[Message]:
     refused = Counter(request.refused_for for request in queue.waiting if request.refused_for is not None)
     causes = ", ".join(f"{cause} ({integer(count)})" for cause, count in refused.most_common())
-    if causes and queue.more_waiting:
+    if queue.pause is not None and queue.waiting:
+        yield say(
+            "waiting until somebody resumes the scheduler[; the latest step refused them for {causes}]",
+            causes=causes,
+        )
+    elif causes and queue.more_waiting:
         yield say("the first {first:n} wait for {causes}", first=len(queue.waiting), causes=causes)
     elif causes:
         yield say("waiting for {causes}", causes=causes)

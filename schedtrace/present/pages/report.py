@@ -26,7 +26,7 @@ from schedtrace.present.pages.report_details import (
     trials_table,
 )
 from schedtrace.present.pages.run_header import header, log_figures, noteworthy
-from schedtrace.present.phrases import GAINS, plain, severity, time_part, whose_figures
+from schedtrace.present.phrases import GAINS, plain, severity, tail_sentence, time_part, whose_figures
 from schedtrace.present.sections import (
     Commands,
     Content,
@@ -92,6 +92,8 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
                 _parts(run.time_split, FEWER_PARTS if several else MOST_PARTS),
             )
         )
+    if tail := tail_sentence(run.tails, engines=run.config["engines"]):
+        first.append(Note(tail, "Tail:"))
     roots = [finding for finding in run.findings if finding.title]
     if apart := _apart(run.time_split, roots):
         first.append(Note(Styled(apart, Style.DIM)))

@@ -15,7 +15,7 @@ from schedtrace.diagnose.gains import (
 )
 from schedtrace.diagnose.offered_load import OfferedLoad, came_at_once
 from schedtrace.timeline.step_time import StepTime
-from schedtrace.workloads.closed_loop import ClosedLoop
+from schedtrace.workloads.clients import Clients
 from tests.makers import arrival, step
 
 
@@ -163,7 +163,7 @@ def test_nine_tenths_before_a_tenth_of_the_steps_came_at_once(view_of, moments, 
 
 
 def answers(think_us, working_frac=1.0):
-    return OfferedLoad("answers", working_frac, loop=ClosedLoop(2, (think_us,)), latency_ms=0.9)
+    return OfferedLoad("answers", working_frac, clients=Clients("loop", 2, (think_us,)), latency_ms=0.9)
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,13 @@ def closed(view_of, *, think_us, clients=2, turns=12, trial=False):
 
 def test_clients_that_think(view_of, recorded_words):
     load = offered_load(closed(view_of, think_us=4000))
-    assert (load.pace, load.loop.clients, load.think_ms) == ("answers", 2, pytest.approx(4))
-    recorded_words(load.clients)
+    assert (load.pace, load.clients.clients, load.think_ms) == ("answers", 2, pytest.approx(4))
+    recorded_words(load.client_words)
 
 
 def test_trials_whose_requests_were_sent_at_once_are_no_clients(view_of):
     load = offered_load(closed(view_of, think_us=0, trial=True))
-    assert (load.pace, load.loop, bool(load.summary)) == ("at_once", None, False)
+    assert (load.pace, load.clients, bool(load.summary)) == ("at_once", None, False)
 
 
 def test_requests_that_the_trace_does_not_hold_leave_it_unknown(view_of):

@@ -13,7 +13,9 @@ from schedtrace.whatif.advice import Advised, _change, attach_advice
 from schedtrace.whatif.search import Trial
 from tests.makers import step
 
-NOTHING_TRIED = SimpleNamespace(families=set(), tried={}, name="E2E mean", refuted=lambda _: None)
+NOTHING_TRIED = SimpleNamespace(
+    families=set(), tried={}, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
+)
 
 
 def a_trial(changes, saved, least=None):
@@ -70,7 +72,9 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
     ]
     kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
     tried = {(("max_num_seqs", 9),): a_trial({"max_num_seqs": 9}, 0.4)}
-    search = SimpleNamespace(families={"max_num_seqs"}, tried=tried, name="E2E mean", refuted=lambda _: None)
+    search = SimpleNamespace(
+        families={"max_num_seqs"}, tried=tried, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
+    )
     found = attach_advice([seats, kv], [advised("num_gpu_blocks_override", 0.4)], search)
     assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
 
@@ -96,7 +100,9 @@ def test_a_finding_left_without_advice_says_what_was_tried(advised, trials, is_r
     if advised is not None:
         finding.advice[0].setting, finding.advice[0].value = "kind", advised
     tried = {(("kind", value),): a_trial({"kind": value}, *saved) for value, saved in trials.items()}
-    search = SimpleNamespace(families={"kind"}, tried=tried, name="E2E mean", refuted=lambda _: None)
+    search = SimpleNamespace(
+        families={"kind"}, tried=tried, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
+    )
     [found] = attach_advice([finding], [], search)
     assert (found.advice, len(found.refuted)) == ([], is_refuted)
     recorded_words(found.refuted)

@@ -11,11 +11,11 @@ from schedtrace.whatif.figures import MAKESPAN, ratio_interval, timing_figures
 
 
 def test_it_joins_the_spread_of_resampled_fits_and_the_drift_of_trials():
-    """Logarithms 0.1 and 0.3 have variance 0.02; trials off by 0 and 0.2 have 0.02, twice."""
+    """Logarithms 0.1 and 0.3 have variance 0.02; trials off by 0 and 0.2 have 0.02 and 0.1 squared, twice."""
     low, high = ratio_interval(
         2.0, [math.exp(0.1), math.exp(0.3)], [10.0, 10.0 * math.exp(0.2)], [10.0, 10.0]
     )
-    width = stats.t.ppf(0.95, 3) * math.sqrt(0.02 + 2 * 0.02)
+    width = stats.t.ppf(0.95, 3) * math.sqrt(0.02 + 2 * (0.02 + 0.01))
     assert (low, high) == pytest.approx((2 * math.exp(-width) - 1, 2 * math.exp(width) - 1))
 
 

@@ -19,6 +19,7 @@ from schedtrace.present.renderers.text import render
 from schedtrace.read.run import read_run
 from schedtrace.whatif.part import REQUEST_US, STEP_US, _Time, part_of, replay_s
 from schedtrace.whatif.prediction import Predictor, recorded
+from schedtrace.workloads.clients import Clients
 from tests import makers
 from tests.unit.whatif.conftest import a_document, a_fit
 
@@ -121,7 +122,9 @@ def test_a_part_holds_what_the_verdict_is_about(troubled, kv_bound):
 
 
 def test_clients_that_wait_for_answers_are_replayed_from_the_begin_or_not_at_all(troubled, kv_bound):
-    paced = replace(troubled, loads=[replace(load, closed=object()) for load in troubled.loads])
+    paced = replace(
+        troubled, loads=[replace(load, clients=Clients("loop", 4, ())) for load in troubled.loads]
+    )
     with pytest.raises(InputError, match=r"holds 50 of the 120 requests, .* it stays as it is"):
         part_of(paced, [kv_bound], most_s=30.5 * STEP_S)
 

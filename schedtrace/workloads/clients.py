@@ -1,0 +1,465 @@
+"""Patterns of clients: what decides when the next request is sent, fitted to arrivals and answers.
+
+A replay at the recorded times would be wrong for clients that wait for answers: an engine that answers sooner
+is sent more. A pattern is a rate at which the next request comes, given everything before it. The rate is
+learned from one half of the load and predicts the arrivals of the other. A pattern is accepted if it predicts
+them better than their own rhythm does; if none does, requests come at times of their own.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
+from statistics import median, quantiles
+from typing import Any, Literal, NamedTuple, Self
+
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
+
+Pattern = Literal["loop", "barrier", "limit", "sessions", "retries"]
+"""``loop``: N clients with one request open each; ``barrier``: N at once, and the next N when all are done;
+``limit``: a queue in front that keeps at most N open; ``sessions``: N users who think between an answer and
+their next request; ``retries``: a request follows another one that was given up."""
+FEWEST = 8
+"""Fewest arrivals that show a pattern."""
+MOST = 4000
+"""Arrivals of a load that are looked at."""
+BETTER_NATS = 7.0
+"""Log-likelihood of held-out arrivals beyond that of a simpler pattern: odds of a thousand to one."""
+MOST_NATS = 3.0
+"""Most that a single arrival counts: one surprise is no pattern."""
+SAME_FRAC = 0.01
+"""Share of a request's median time: moments nearer to each other than that are the same."""
+AT_ONCE_FRAC = 0.05
+"""Think time, as a share of the median end-to-end latency, up to which a client sends its next request at
+once. Arrivals at answers are no coincidence, however regular both are."""
+MOSTLY_AT_ONCE_FRAC = 0.25
+"""The same share for nine tenths of the requests."""
+FEWEST_EVENTS = 4
+"""Fewest rounds of a barrier, and fewest requests that were given up."""
+FULL_FRAC = 0.15
+"""Least share of the requests that a queue in front sends at an answer, and of those that came later."""
+TIMES_OPEN = (1.0, 1.25, 1.5, 2.0, 3.0)
+"""Sessions tried, as multiples of the most requests that were open at a time."""
+MOST_BINS = 20
+"""Ages of a state for which a rate of their own is learned."""
+PRIOR = 0.5
+"""Arrivals at the overall rate that are added to what is learned about a state and an age."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Clients whose requests follow answers."""
+
+    pattern: Pattern
+    clients: int
+    """Clients of a loop; sessions; requests of a barrier's round; most open requests of a limit; number of
+    retries."""
+    think_us: tuple[float, ...]
+    """Times from an answer to the request that follows it, in order: of a loop and a limit from the n-th
+    answer, of a barrier from the end of a round, of retries from the abort; the mean alone of sessions."""
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether a replay sends the requests after its own answers."""
+        return self.pattern in ("loop", "barrier")
+
+    @property
+    def note(self) -> Message:
+        """Sentence on how the load is replayed."""
+        thinks = round(median(self.think_us)) if self.think_us else None
+        if not self.is_replayed:
+            return say(
+                "Requests follow answers ({pattern}) but are replayed at their recorded times: how they "
+                "would follow other answers is not predicted.",
+                pattern=PATTERNS[self.pattern],
+            )
+        if self.pattern == "barrier":
+            return say(
+                "The load comes in rounds of {clients:n request}; each was sent {thinks:us} (median) after "
+                "the last answer of the round before, and so it is here.",
+                self,
+                thinks=thinks,
+            )
+        if thinks is None:
+            return say("The load is that of {clients:n client} with one request open each.", self)
+        return say(
+            "The load is a closed loop: {clients:n client} with one request open each; the next one was "
+            "sent {thinks:us} (median) after an answer, and so it is here.",
+            self,
+            thinks=thinks,
+        )
+
+
+PATTERNS = {"limit": "a queue in front", "sessions": "sessions with think time", "retries": "retries"}
+
+
+def clients_of(
+    arrived_us: Sequence[float], answered_us: Sequence[float | None], aborted: Sequence[bool] = ()
+) -> Clients | None:
+    """Return the pattern that predicts the arrivals best; None: they come at times of their own.
+
+    Args:
+        arrived_us: When each request was sent, to whichever engine, in any order.
+        answered_us: When each was answered or given up, in the same order; None: never.
+        aborted: Whether its client gave it up; empty: no client did.
+    """
+    history = _History.from_times(arrived_us, answered_us, aborted)
+    if len(history.sent_us) - history.most_open < FEWEST:
+        return None
+    if history.is_at_once("loop"):
+        return _clients("loop", history)
+    best: Pattern | None = None
+    best_nats = max((history.nats([variant]) for variant in _OWN_TIMES), key=lambda nats: nats.sum())
+    for pattern, variants in _VARIANTS.items():
+        if not history.allows(pattern):
+            continue
+        nats = history.nats(variants)
+        better = float((nats - best_nats).clip(-MOST_NATS, MOST_NATS).sum())
+        if better > (-BETTER_NATS if best is None and history.is_at_once(pattern) else BETTER_NATS):
+            best, best_nats = pattern, nats
+    return None if best is None else _clients(best, history)
+
+
+def loop_of(arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int) -> Clients:
+    """Return a load as that of so many clients with one request open each, whatever its times look like."""
+    return Clients("loop", clients, _History.from_times(arrived_us, answered_us).thinks_us(clients))
+
+
+class _Spell(NamedTuple):
+    """A time in which the next request may come, at a rate that depends on a state and its age."""
+
+    arrival: int
+    """Place of that request."""
+    state: int
+    begin_us: float
+    end_us: float
+    """Ages of the state."""
+    comes: bool
+    """Whether the request comes at its end."""
+    weight: float = 1.0
+    """Clients that may send it."""
+
+
+_BEFORE, _AFTER, _CLOCK, _STEADY, _NEXT = range(5)
+"""States: before the answer that the next request waits for; after it; since the request before; at one rate,
+whatever the age; a burst or round is complete, and the next may begin."""
+
+
+@dataclass(frozen=True)
+class _History:
+    """Arrivals and answers of a load, each in order of time."""
+
+    sent_us: list[float]
+    gone_us: list[float]
+    """Answers, and times at which clients gave up."""
+    ends_us: list[float]
+    """The same in the order of ``sent_us``; infinite: never."""
+    gave_up_us: list[float]
+    took_us: float
+    """Median time from a request to its answer."""
+
+    @classmethod
+    def from_times(
+        cls, arrived_us: Sequence[float], answered_us: Sequence[float | None], aborted: Sequence[bool] = ()
+    ) -> Self:
+        pairs = sorted(
+            (sent, math.inf if gone is None else gone)
+            for sent, gone in zip(arrived_us, answered_us, strict=True)
+        )
+        given_up = [
+            us for us, gave_up in zip(answered_us, aborted, strict=False) if gave_up and us is not None
+        ]
+        gone = sorted(us for _, us in pairs if us < math.inf)
+        return cls(
+            [sent for sent, _ in pairs],
+            gone,
+            [us for _, us in pairs],
+            sorted(given_up),
+            median([us - sent for sent, us in pairs if us < math.inf] or [0.0]),
+        )
+
+    @cached_property
+    def most_open(self) -> int:
+        """The most requests open at a time; an answer and the next request do not overlap."""
+        return max(
+            (number - bisect_right(self.gone_us, us) for number, us in enumerate(self.sent_us, 1)), default=0
+        )
+
+    @property
+    def predicted(self) -> range:
+        """Places of the arrivals that patterns are judged by: those that may follow an answer."""
+        return range(max(1, self.most_open), min(len(self.sent_us), max(1, self.most_open) + MOST))
+
+    @cached_property
+    def done_us(self) -> list[float]:
+        """Time at which all requests up to each place are answered."""
+        return list(accumulate(self.ends_us, max))
+
+    @cached_property
+    def round_starts(self) -> list[int]:
+        """Places of the requests that found nothing open."""
+        first_us, *later_us = self.sent_us
+        found_idle = [place for place, us in enumerate(later_us, 1) if self.done_us[place - 1] <= us]
+        return [0, *found_idle] if first_us is not None else []
+
+    def thinks_us(self, clients: int) -> tuple[float, ...]:
+        """Return the times from the n-th answer to the n-th request that follows an answer, in order."""
+        lags = zip(self.sent_us[clients:], self.gone_us, strict=False)
+        return tuple(max(0.0, sent - gone) for sent, gone in lags)
+
+    def allows(self, pattern: Pattern) -> bool:
+        """Return whether what sets a pattern apart from simpler ones happened at all, again and again."""
+        if pattern == "barrier":
+            rounds = [self.ends_us[start:end] for start, end in pairwise(self.round_starts)]
+            waited_us = [max(ends_us) - min(ends_us) for ends_us in rounds]
+            is_apart = (
+                bool(waited_us) and median(waited_us) > AT_ONCE_FRAC * self.took_us
+            )  # else it is a loop
+            return len(rounds) >= FEWEST_EVENTS - 1 and _size(self.round_starts) > 1 and is_apart
+        if pattern == "limit":
+            lags_us = self.thinks_us(self.most_open)
+            at_once = sum(lag <= AT_ONCE_FRAC * self.took_us for lag in lags_us)
+            return FULL_FRAC * len(lags_us) <= at_once <= (1 - FULL_FRAC) * len(lags_us)
+        if pattern == "sessions":  # requests that come together have no think times of their own
+            return median(us - before for _, before, us in _gaps(self)) > SAME_FRAC * self.took_us
+        return pattern != "retries" or len(self.gave_up_us) >= FEWEST_EVENTS
+
+    @property
+    def round_lags_us(self) -> list[float]:
+        """Times from the end of a round to the next one."""
+        return [self.sent_us[start] - self.done_us[start - 1] for start in self.round_starts[1:]]
+
+    def is_at_once(self, pattern: Pattern) -> bool:
+        """Return whether nearly all requests came right at the answer that a loop or a barrier waits for."""
+        lags_us = {"loop": self.thinks_us(self.most_open), "barrier": self.round_lags_us}.get(pattern, ())
+        if len(lags_us) < FEWEST_EVENTS:
+            return False
+        nine_tenths = quantiles(lags_us, n=10, method="inclusive")[-1]
+        return (
+            median(lags_us) <= AT_ONCE_FRAC * self.took_us
+            and nine_tenths <= MOSTLY_AT_ONCE_FRAC * self.took_us
+        )
+
+    def follows(self, clients: int, place: int) -> float:
+        """Return when the answer came that this request follows if so many may be open; infinite: never."""
+        nth = place - clients
+        return self.gone_us[nth] if nth < len(self.gone_us) else math.inf
+
+    def nats(self, variants: "Sequence[_Variant]") -> Any:
+        """Return the log-likelihood of each arrival under a pattern that was fitted to the other half.
+
+        Args:
+            variants: Forms of the pattern, of which the fit takes the one that suits its half best.
+        """
+        import numpy as np  # noqa: PLC0415  # a quarter of a second
+
+        tables = [np.array([*variant(self)]) for variant in variants]
+        middle = self.predicted.start + len(self.predicted) // 2
+        halves = []
+        for first in (True, False):
+            fits = []
+            for table in tables:
+                held_out = (table[:, 0] < middle) == first
+                rates = _Rates(table[~held_out], SAME_FRAC * self.took_us)
+                fits.append((rates.nats(table[~held_out]).sum(), rates, table[held_out]))
+            _, rates, spells = max(fits, key=lambda fit: fit[0])
+            of_spells = rates.nats(spells)
+            places = spells[:, 0].astype(int) - int(spells[0, 0])
+            halves.append(np.bincount(places, of_spells))
+        return np.concatenate(halves)
+
+
+_Variant = Callable[[_History], Iterator[_Spell]]
+
+
+class _Rates:
+    """Rates of arrivals by state and age, learned from spells.
+
+    Args:
+        spells: A row per spell, with the columns of ``_Spell``.
+        same_us: Ages that differ by less are the same.
+    """
+
+    def __init__(self, spells: Any, same_us: float) -> None:
+        self._same_us = max(1.0, same_us)
+        times_us = spells[:, 5] * (spells[:, 3] - spells[:, 2])
+        self._overall = max(spells[:, 4].sum(), PRIOR) / max(times_us.sum(), self._same_us)
+        self._learned = {
+            int(state): self._learn(spells[spells[:, 1] == state]) for state in {*spells[:, 1].tolist()}
+        }
+
+    def _learn(self, spells: Any) -> tuple[Any, Any]:
+        """Return the edges of a state's ages, and the rate between each two."""
+        import numpy as np  # noqa: PLC0415  # as above
+
+        edges = np.array([0.0, np.inf])
+        ages = spells[spells[:, 4] > 0, 3]
+        if len(ages) and spells[0, 1] != _STEADY:
+            knots = np.quantile(ages, np.linspace(0, 1, min(MOST_BINS, 2 + math.isqrt(len(ages)))))
+            half = self._same_us / 2
+            inner = np.unique(np.concatenate([knots - half, knots + half]))
+            inner = inner[inner > 0]
+            apart = np.diff(inner, prepend=-np.inf) > half / 2
+            edges = np.concatenate([[0.0], inner[apart], [np.inf]])
+        exposed_us = _overlaps(spells, edges).sum(axis=0)
+        arrived = np.histogram(ages, edges)[0]
+        mean = (arrived.sum() + PRIOR) / (exposed_us.sum() + PRIOR / self._overall)
+        rates = (arrived + PRIOR) / (exposed_us + PRIOR * np.minimum(np.diff(edges), 1 / mean))
+        return edges, np.minimum(rates, 10 / self._same_us)  # no moment is known better than that
+
+    def nats(self, spells: Any) -> Any:
+        """Return the log-likelihood of each spell."""
+        import numpy as np  # noqa: PLC0415  # as above
+
+        nats = np.zeros(len(spells))
+        for state in {*spells[:, 1].tolist()}:
+            unseen = np.array([0.0, np.inf]), np.array([self._overall])
+            edges, rates = self._learned.get(int(state), unseen)
+            own = spells[:, 1] == state
+            rows = spells[own]
+            at = np.clip(np.searchsorted(edges, rows[:, 3], side="right") - 1, 0, len(rates) - 1)
+            nats[own] = rows[:, 4] * np.log(rates[at] * rows[:, 5]) - _overlaps(rows, edges) @ rates
+        return nats
+
+
+def _overlaps(spells: Any, edges: Any) -> Any:
+    """Return how long each spell is at ages between each two edges, times its weight."""
+    import numpy as np  # noqa: PLC0415  # as above
+
+    begin = np.maximum(spells[:, 2, None], edges[None, :-1])
+    end = np.minimum(spells[:, 3, None], edges[None, 1:])
+    return spells[:, 5, None] * np.clip(end - begin, 0, None)
+
+
+def _gaps(history: _History) -> Iterator[tuple[int, float, float]]:
+    """Yield the place of each predicted arrival, the time of the arrival before, and its own."""
+    for place in history.predicted:
+        yield place, history.sent_us[place - 1], history.sent_us[place]
+
+
+def _rhythm(history: _History, state: int = _CLOCK) -> Iterator[_Spell]:
+    """Yield the spells of requests that come at times of their own."""
+    for place, before, us in _gaps(history):
+        yield _Spell(place, state, 0.0, us - before, comes=True)
+
+
+def _bursts(history: _History) -> Iterator[_Spell]:
+    """Yield the spells of bursts of one size, each at a time after the begin of the one before."""
+    sent_us, soon_us = history.sent_us, AT_ONCE_FRAC * history.took_us
+    starts = [0, *(at for at in range(1, len(sent_us)) if sent_us[at] - sent_us[at - 1] > soon_us)]
+    size = _size(starts)
+    for place, before, us in _gaps(history):
+        start = starts[bisect_right(starts, place - 1) - 1]
+        if place - start < size:
+            yield _Spell(place, _CLOCK, 0.0, us - before, comes=True)
+        else:
+            yield _Spell(place, _NEXT, before - sent_us[start], us - sent_us[start], comes=True)
+
+
+def _size(starts: Sequence[int]) -> float:
+    """Return the usual number of requests from one start to the next."""
+    return median([later - earlier for earlier, later in pairwise(starts)] or [math.inf])
+
+
+_OWN_TIMES = (_rhythm, partial(_rhythm, state=_STEADY), _bursts)
+"""Forms of requests that come at times of their own."""
+
+
+def _waits_for(place: int, before: float, us: float, event_us: float) -> Iterator[_Spell]:
+    """Yield the spells of a request that waits for an event: before it, and after it."""
+    if event_us > before:
+        yield _Spell(place, _BEFORE, 0.0, min(event_us, us) - before, comes=us < event_us)
+    if event_us <= us:
+        yield _Spell(place, _AFTER, max(before - event_us, 0.0), us - event_us, comes=True)
+
+
+def _loop(history: _History) -> Iterator[_Spell]:
+    for place, before, us in _gaps(history):
+        yield from _waits_for(place, before, us, history.follows(history.most_open, place))
+
+
+def _barrier(history: _History) -> Iterator[_Spell]:
+    starts, size = history.round_starts, _size(history.round_starts)
+    for place, before, us in _gaps(history):
+        is_whole = place - starts[bisect_right(starts, place - 1) - 1] >= size
+        for spell in _waits_for(place, before, us, history.done_us[place - 1]):
+            yield spell._replace(state=_NEXT) if is_whole and spell.state == _BEFORE else spell
+
+
+def _limit(history: _History) -> Iterator[_Spell]:
+    """Yield the spells of a queue that sends at an answer what waits, and at once what finds room."""
+    soon_us = AT_ONCE_FRAC * history.took_us
+    for place, before, us in _gaps(history):
+        answer_us = history.follows(history.most_open, place)
+        if answer_us > before - soon_us:
+            yield from _waits_for(place, before, us, answer_us)
+        else:
+            yield _Spell(place, _CLOCK, 0.0, us - before, comes=True)
+
+
+def _sessions(history: _History, times_open: float) -> Iterator[_Spell]:
+    """Yield the spells of sessions, each of which may send its next request while it has none open."""
+    sessions = max(1, round(times_open * history.most_open))
+    gone = history.gone_us
+    for place, before, us in _gaps(history):
+        nth = bisect_right(gone, before)
+        last = bisect_right(gone, us)
+        moments = [before, *gone[nth:last], us]
+        for more, (begin, end) in enumerate(pairwise(moments)):
+            thinking = max(sessions - place + nth + more, 0.1)
+            yield _Spell(place, _STEADY, 0.0, end - begin, more == last - nth, thinking)
+
+
+def _retries(history: _History) -> Iterator[_Spell]:
+    """Yield the spells of requests that repeat one that was given up, and of others between."""
+    given_up, pending, last_us = history.gave_up_us, 0, -math.inf
+    nth = bisect_right(given_up, history.sent_us[history.predicted.start - 1])
+    for place, before, us in _gaps(history):
+        pending = pending if before - last_us <= history.took_us else 0
+        begin = before
+        while nth < len(given_up) and given_up[nth] <= us:
+            yield _age(place, begin, given_up[nth], last_us if pending else None, before)
+            begin = last_us = given_up[nth]
+            pending, nth = pending + 1, nth + 1
+        yield _age(place, begin, us, last_us if pending else None, before)._replace(comes=True)
+        pending = max(0, pending - 1)
+
+
+def _age(place: int, begin: float, end: float, gave_up: float | None, before: float) -> _Spell:
+    state, since = (_CLOCK, before) if gave_up is None else (_AFTER, gave_up)
+    return _Spell(place, state, begin - since, end - since, comes=False)
+
+
+_VARIANTS: dict[Pattern, list[_Variant]] = {
+    "loop": [_loop],
+    "barrier": [_barrier],
+    "limit": [_limit],
+    "sessions": [partial(_sessions, times_open=times) for times in TIMES_OPEN],
+    "retries": [_retries],
+}
+"""Forms of each pattern, the simplest pattern first."""
+
+
+def _clients(pattern: Pattern, history: _History) -> Clients:
+    """Return the figures of an accepted pattern."""
+    if pattern == "sessions":
+        sessions, mean_us = max(map(partial(_session_fit, history), TIMES_OPEN))[1:]
+        return Clients(pattern, sessions, (mean_us,))
+    if pattern == "retries":
+        lags = [spell.end_us for spell in _retries(history) if spell.comes and spell.state == _AFTER]
+        return Clients(pattern, len(lags), tuple(lags))
+    if pattern == "barrier":
+        return Clients(pattern, round(_size(history.round_starts)), tuple(history.round_lags_us))
+    return Clients(pattern, history.most_open, history.thinks_us(history.most_open))
+
+
+def _session_fit(history: _History, times_open: float) -> tuple[float, int, float]:
+    """Return the log-likelihood of so many sessions, their number, and their mean think time."""
+    spells = [*_sessions(history, times_open)]
+    thinking_us = sum(spell.weight * (spell.end_us - spell.begin_us) for spell in spells)
+    came = [spell.weight for spell in spells if spell.comes]
+    nats = sum(map(math.log, came)) - len(came) * math.log(max(thinking_us, 1.0))
+    return nats, max(1, round(times_open * history.most_open)), thinking_us / len(came)
