@@ -26,11 +26,11 @@ class Engine:
             model="tiny",
             attached=attached,
         )
-        self.name = f"engine {rank} (pid {pid})"
+        self.display_name = f"engine {rank} (pid {pid})"
         self.server, self.stopped = SERVERS[pid], stopped
         self.asked, self.raises = asked, raises
 
-    def ask(self, question, _expected, timeout_s=None):
+    def answer_to(self, question, _expected, timeout_s=None):
         kind = type(question).__name__
         self.asked.append((kind, self.status.pid, timeout_s))
         if kind in self.raises:

@@ -14,7 +14,7 @@ def fitted(outside, total_frac=0.0):
         device_us=lambda batch: 100.0 * batch.prefill_tokens,
         without_economies_us=lambda batch: 1000.0 * batch.prefill_tokens,
         most_tokens=2.0,
-        outside=lambda batch: batch.prefill_tokens in outside,
+        extrapolates=lambda batch: batch.prefill_tokens in outside,
         gap_us=lambda arrivals: 7.0 * arrivals,
     )
 

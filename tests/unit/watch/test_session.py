@@ -416,12 +416,12 @@ def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session
         def __init__(self, pid):
             self.status = SimpleNamespace(pid=pid)
 
-        def ask(self, *_):
+        def answer_to(self, *_):
             return QueueNow(queue=queue(pid=self.status.pid, waiting=[entry("w1", refused_for="kv_blocks")]))
 
     def found(*engines, silent=()):
         monkeypatch.setattr(
-            "schedtrace.watch.session.listening",
+            "schedtrace.watch.session.listening_engines",
             lambda: Listening(
                 list(engines), {pid: f"engine process {pid} has not answered for 2 s" for pid in silent}
             ),

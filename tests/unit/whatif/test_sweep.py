@@ -16,7 +16,7 @@ SEATS = [{"max_num_seqs": seats} for seats in (4, 8, 16)]
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch):
     """Whichever is installed here."""
-    monkeypatch.setattr("schedtrace.whatif.sweep.vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr("schedtrace.whatif.sweep.required_vllm_version", lambda: "0.32.0")
 
 
 @pytest.fixture

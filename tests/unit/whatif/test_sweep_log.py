@@ -71,7 +71,7 @@ def test_whatever_decides_an_outcome_is_in_the_digest(work, changed):
     assert digest(replace(work, **changed)) != digest(work)
 
 
-@pytest.mark.parametrize("name", ["vllm_version", "schedtrace"])
+@pytest.mark.parametrize("name", ["required_vllm_version", "schedtrace"])
 def test_another_version_replays_anew(work, monkeypatch, name):
     before = digest(work)
     if name == "schedtrace":
