@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.reached import Reached, reached, reached_by
+from schedtrace.diagnose.reached import Reached, reached_by, reached_message
 from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
 from schedtrace.model.causes import Cap
 from schedtrace.model.manifest import OFFLINE_CONTEXT, Configured
@@ -195,7 +195,7 @@ def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
             return say("at most {requests:n request} ran at once", requests=requests)
     if setting.name == "long_prefill_token_threshold":
         return _capped([engine.capped for engine in engines])
-    was_reached = reached(setting, [engine.reached for engine in engines])
+    was_reached = reached_message(setting, [engine.reached for engine in engines])
     if setting.name == "enable_prefix_caching" and not was_reached:
         requests = sum(engine.admitted for engine in engines)
         if requests >= FEWEST_REQUESTS and not any(engine.cached_tokens for engine in engines):

@@ -1,4 +1,4 @@
-"""What slow steps have in common, by part of a step, and what of their excess nothing explains."""
+"""Common traits of slow steps, by part of a step, and the share of their excess that nothing explains."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ import polars as pl
 from schedtrace.diagnose.excess_search import (
     FEWEST_ROWS,
     Explanation,
-    sampled,
+    sampled_rows,
     search,
     split,
     work_errors,
@@ -24,102 +24,106 @@ from schedtrace.timeline.excess import (
     features,
     judged_steps,
     part_times,
-    work_of,
+    work_columns,
 )
 from schedtrace.timeline.timeline import Timeline, made_once
 
 LEAST_FRAC = 0.01
-"""Least share of the busy time that a part takes, or an explanation costs."""
+"""Least share of the busy time that a part must take, or an explanation must cost."""
 LEAST_FACTOR, LEAST_HOST_FACTOR = {EXECUTION: 1.03}, 1.2
-"""Least factor of the part's time: what a host does takes far less evenly long than a device."""
+"""Least factor by which a part's time grows: host work varies far more than device work."""
 SLOW_ERRORS = 4.0
-"""Typical errors of the model beyond which a step is slow."""
+"""Number of typical model errors beyond which a step is slow."""
 MOST_SUSPECTS = 3
-"""Requests whose presence is looked at one by one: those whose steps are slowest."""
+"""Most requests whose presence is a feature: the requests with the slowest steps."""
 FEWEST_OF_REQUEST = 20
-"""Fewest steps with a request, and without it."""
+"""Fewest steps with a suspected request, and without it."""
 FEWEST_BESIDE = 5
-"""Fewest steps before it comes, and after it went."""
+"""Fewest steps before a suspected request starts, and after it ends."""
 WINDOW = 20
-"""Steps on either side of a request's beginning and end."""
+"""Steps compared on either side of a request's start and end."""
 
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """An explanation with its figures on the steps that were looked at."""
+    """Explanation with its figures for the examined steps."""
 
     explanation: Explanation
     excess_us: Array
-    """Time that it adds to each step."""
+    """Time that it adds to each examined step."""
     inside: Array
-    """Whether each step meets its conditions; of a slope: whether it adds time."""
+    """Whether each step meets the conditions; for a slope, whether it adds time."""
     longer: Array
-    """Whether each step is longer by half of the usual effect or more."""
+    """Whether each step exceeds its work by more than half of the usual effect."""
     factor: float
-    """Median of actual over expected time of the steps inside."""
+    """Median ratio of a step's time to its time without the effect, over the steps inside."""
     added_us: float
-    """Time that it adds to all steps."""
+    """Time that it adds to all steps, estimated from the examined ones."""
     cost_us: float
-    """Time that it cost the engine, of all steps: host work behind a device that works costs nothing."""
+    """Time that it costs the engine in all steps: host work costs nothing while the device is busy."""
     felt_us: float
-    """The same, added up over the requests that ran."""
+    """``cost_us`` multiplied in each step by the number of requests that ran."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartExcess:
-    """Excess of one part of the steps of an engine."""
+    """Excess of one part of an engine's steps."""
 
     part: str
+    """``execution``, ``schedule``, ``update`` or ``between``."""
     steps: pl.DataFrame = field(repr=False)
-    """The steps that were looked at."""
+    """Steps that were examined, one row each."""
     all_steps: int
-    """Steps that have this part."""
+    """Number of steps that have this part."""
     expected_us: Array
-    """Time that the work takes."""
+    """Time that the model predicts for the work of each examined step."""
     times_us: Array
+    """Time of the part of each examined step."""
     effects: list[Effect]
     error_frac: float
-    """Typical relative error of the model with all effects."""
+    """Typical relative error of the model, with all effects included."""
     slow_steps: int
-    """Steps that were looked at and are far longer than their work explains."""
+    """Number of examined steps that take far longer than their work explains."""
     excess_us: float
-    """Their excess, of all steps."""
+    """Excess of the slow steps, scaled to all steps."""
     unexplained_us: float
-    """Part of it that no effect explains."""
+    """Excess of the slow steps that no effect explains, scaled to all steps."""
 
     @property
     def is_sample(self) -> bool:
-        """Whether some steps were not looked at."""
+        """Whether the examined steps are a sample."""
         return self.steps.height < self.all_steps
 
 
 @made_once
 def part_excesses(timeline: Timeline) -> list[PartExcess]:
-    """Return the excess of each part of the steps that takes time, with what explains it."""
+    """Return the excess of each part of the steps that costs time, with its explanations."""
     steps = judged_steps(timeline)
     if steps.height < FEWEST_ROWS or not timeline.busy_us:
         return []
     parts = []
     for part, times in part_times(timeline, steps).items():
-        known = np.flatnonzero(np.isfinite(times) & (times > 0))
-        if len(known) < FEWEST_ROWS:
+        timed_rows = np.flatnonzero(np.isfinite(times) & (times > 0))
+        if len(timed_rows) < FEWEST_ROWS:
             continue
-        looked = known[sampled(len(known))]
-        of_part, of_steps = times[looked], steps[looked]
-        exposed = exposed_us(timeline, of_steps, part, of_part)
-        scale = len(known) / len(looked)
+        examined = timed_rows[sampled_rows(len(timed_rows))]
+        sample_times, sample = times[examined], steps[examined]
+        exposed = exposed_us(timeline, sample, part, sample_times)
+        scale = len(timed_rows) / len(examined)
         if part in HOST_PARTS and exposed.sum() * scale < LEAST_FRAC * timeline.busy_us:
             continue
-        excess = part_excess(timeline, part, of_steps, of_part, exposed, len(known))
+        excess = part_excess(timeline, part, sample, sample_times, exposed, len(timed_rows))
         least_us = LEAST_FRAC * timeline.busy_us
         least = LEAST_FACTOR.get(part, LEAST_HOST_FACTOR)
-        effects = [one for one in excess.effects if one.cost_us >= least_us and one.factor >= least]
+        effects = [
+            effect for effect in excess.effects if effect.cost_us >= least_us and effect.factor >= least
+        ]
         parts.append(replace(excess, effects=effects))
     return parts
 
 
-def step_excess(timeline: Timeline) -> list[StepExcess]:
-    """Return the excess of slow steps by part, for a report."""
+def step_excesses(timeline: Timeline) -> list[StepExcess]:
+    """Return the excess of slow steps by part, as the report lists it."""
     return [
         StepExcess(
             engine_rank=timeline.rank,
@@ -138,23 +142,24 @@ def step_excess(timeline: Timeline) -> list[StepExcess]:
 def part_excess(
     timeline: Timeline, part: str, steps: pl.DataFrame, times: Array, exposed: Array, count: int
 ) -> PartExcess:
-    """Return the excess of one part, with what explains it.
+    """Return the excess of one part, with its explanations.
 
     Args:
-        timeline: The engine's trace.
-        part: The part's name.
-        steps: The steps that are looked at.
-        times: Time of the part of each.
-        exposed: How much of it the device did not work.
+        timeline: Timeline of the engine.
+        part: Name of the part.
+        steps: Steps to examine.
+        times: Time of the part of each step, in microseconds.
+        exposed: Part of each time that the engine loses, in microseconds (``timeline.excess.exposed_us``).
         count: Number of steps that have this part.
     """
-    work = work_of(part, steps)
+    work = work_columns(part, steps)
     errors = work_errors(times, work)
     suspects = _suspects(timeline, steps, errors) if part == EXECUTION else []
     of_steps = features(timeline, steps, suspects)
     explanations = search(times, work, of_steps)
     measures = [_measure(explanation) for explanation in explanations]
-    expected, added, error = split(times, work, measures, [one.additive for one in explanations])
+    additive = [explanation.additive for explanation in explanations]
+    expected, added, error = split(times, work, measures, additive)
     scale = count / len(times)
     effects = [
         _effect(steps, times, explanation, measure, added[:, at], times - expected, exposed, scale)
@@ -178,7 +183,7 @@ def part_excess(
 
 
 def _measure(explanation: Explanation) -> Array:
-    return explanation.measure([term.feature.values for term in explanation.terms])
+    return explanation.effect_units([term.feature.values for term in explanation.terms])
 
 
 def _effect(
@@ -208,9 +213,10 @@ def _effect(
 
 
 def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array) -> list[str]:
-    """Return the requests that a split at their presence would explain most with.
+    """Return the requests whose presence explains most of the errors and whose steps turn slow with it.
 
-    That is n of the steps with it * n of the others * distance of their mean errors squared.
+    The score of a request is the number of steps with it, times the number of steps without it, times the
+    squared difference of the mean errors.
     """
     order = np.argsort(steps["step"].to_numpy(), kind="stable")
     numbers, sums = steps["step"].to_numpy()[order], np.concatenate([[0.0], np.cumsum(errors[order])])
@@ -251,9 +257,9 @@ def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array) -> list[st
 
 
 def _comes_and_goes(feature: Feature, errors: Array) -> bool:
-    """Return whether steps get slow where the request comes and fast where it goes.
+    """Return whether steps turn slow when the request starts and fast when it ends.
 
-    A machine that is slow for a while does not wait for a request to come and go.
+    A machine that is slow for a while does not follow the start and end of a request.
     """
     inside = feature.values > 0
     places = np.flatnonzero(inside)
@@ -270,7 +276,7 @@ def _comes_and_goes(feature: Feature, errors: Array) -> bool:
 
 
 def explained_steps(timeline: Timeline) -> pl.Series:
-    """Return the numbers of the steps that are slow for something that they have in common."""
+    """Return the numbers of the steps that an effect makes slow."""
     steps = [
         excess.steps["step"].filter(pl.Series(effect.inside)) for excess, effect in every_effect(timeline)
     ]
@@ -278,6 +284,6 @@ def explained_steps(timeline: Timeline) -> pl.Series:
 
 
 def every_effect(timeline: Timeline) -> Sequence[tuple[PartExcess, Effect]]:
-    """Return all effects with their part, the one that costs most first."""
+    """Return all effects with the excess of their part, the most costly first."""
     effects = [(excess, effect) for excess in part_excesses(timeline) for effect in excess.effects]
-    return sorted(effects, key=lambda one: -one[1].felt_us)
+    return sorted(effects, key=lambda pair: -pair[1].felt_us)

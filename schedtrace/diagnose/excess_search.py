@@ -1,67 +1,71 @@
-"""Search for what slow steps have in common: a split, two splits together, or a slope, fitted with the work.
+"""Search for what slow steps have in common: a split, a pair of splits, or a slope, fitted with the work.
 
-``time = work + effect``, by least absolute deviations of relative errors, so that a cliff that most steps lie
-beyond is not taken for work. Candidates are ranked by a score test (how far the errors of the model of the
-work alone lean towards them, once the work is taken out of both); the best ones are fitted and judged on
-blocks of steps that were not fitted. An explanation has to beat what the same search finds in shuffled
-errors, by far, and to hold in both halves of the blocks.
+The model is ``time = work + effect``, fitted by least absolute deviations of relative errors, which does not
+mistake a cliff for work when most steps lie beyond it. A score test ranks the candidates: it projects the
+work out of both the candidate and the errors of the work-only model, and measures how strongly they
+correlate. The search fits the best candidates and judges them on held-out blocks of steps. It accepts an
+explanation that scores far above the best score in shuffled errors and holds in both halves of the blocks.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
 
-from schedtrace.timeline.excess import BESIDE, KINDS, WORK, Array, Feature, independent
+from schedtrace.timeline.excess import CORRELATE, KINDS, WORK, Array, Feature, independent
 
 MOST_ROWS = 5_000
-"""Steps of a search; of more, evenly spaced blocks are looked at."""
+"""Most steps that a search examines; it samples evenly spaced blocks of a longer trace."""
 FEWEST_ROWS = 60
+"""Fewest steps that a search examines."""
 FEWEST_OF_SLOPE = 3
-"""Fewest different values that a time can grow with."""
+"""Fewest distinct values of a feature that can show a slope."""
 FEWEST_SIDE = 5
 """Fewest steps on either side of a split."""
 BLOCK = 25
-"""Steps of a block, half of which are fitted and the others predicted; fewer of a short trace."""
+"""Steps in a block, fewer in a short trace; a model fitted to half of the blocks predicts the other half."""
 FEWEST_BLOCKS = 24
+"""Fewest blocks into which a search divides its steps."""
 MOST_CUTS = 24
-"""Cuts of a feature that are tried at first; the best one is then looked for between its neighbours."""
+"""Most cuts of a feature in the first pass; the second pass refines the best cut between its neighbours."""
 MOST_NEAR = 150
-"""Cuts of a feature that are tried then."""
+"""Most cuts of a feature in the second pass."""
 SHUFFLES = 60
+"""Number of random orders of the blocks that estimate what chance reaches."""
 FAR = 4.5
-"""Standard deviations above the mean of what shuffled errors reach: chance reaches it in about one of 570
-searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
+"""Standard deviations above the mean of the best scores in shuffled errors. Chance exceeds this in about 1 of
+570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
 FAR_PAIR = 1.3
-"""Multiple of that score from which a pair of conditions, of which there are many more, is looked at."""
+"""Multiple of that score that a pair of conditions must reach, because there are many more pairs."""
 BOUND = 3.0
-"""Errors beyond so many typical ones count no more than this."""
+"""Largest error that counts, in typical errors; larger errors are clipped to it."""
 FIRST = 10
-"""Candidates, each of another feature, that are fitted, and whose halves are joined with others."""
+"""Number of leading candidates, each on a different feature, that the search fits and extends to pairs."""
 AS_GOOD = 0.9
-"""Share of what the best candidate explains, from which another may be as good."""
+"""Least share of the best candidate's explained error at which another candidate ties with it."""
 SURELY = 1.6
-"""Standard errors by which one has to predict better than another to be no tie."""
+"""Standard errors by which the better of two candidates must lead, or they tie."""
 RESOLVED = 1e-3
-"""Relative error of a block that a fit resolves."""
+"""Smallest difference in relative error per block that a fit resolves."""
 BETTER = 0.02
-"""Share of the errors that a second condition must take away."""
+"""Least share of the errors that a second condition must remove."""
 LEAST_CHANGE, LEAST_CHANGE_OF_WORK = 0.03, 0.1
-"""Least relative change of the part's time: models of step times are not more exact, those of the work's own
-tokens less so."""
+"""Least relative change of the part's time; step-time models are no more accurate than that, and less
+accurate in the tokens of the work itself."""
 HALF = 0.5
-"""Part of an effect that parts a slow step from the others."""
+"""Share of an effect that separates slow steps from the rest."""
 MISPLACED = 2
-"""Steps on the wrong side of a split that may be noise."""
+"""Number of steps on the wrong side of a split that noise explains."""
 NEAR, NEAR_FRAC = 8, 0.1
-"""Steps on either side of a cut in which the jump has to be seen, and their share of the smaller side."""
+"""Fewest steps on either side of a cut that must show the jump, and their share of the smaller side."""
 LEAST_APART = 0.3
-"""Share of slow steps beyond half of the effect, less that of the other steps."""
+"""Least lead of the slow steps over the rest in the share that exceeds half of the effect."""
 MOST_EXPLANATIONS, LEAST_SECOND = 3, 0.1
-"""Explanations of a part, and least share of the errors that are left which a further one takes away."""
+"""Most explanations of a part, and least share of the remaining errors that each further one removes."""
 LEAST_NEW = 0.03
-"""Least share of a candidate that the work does not imply."""
+"""Least share of a candidate that is independent of the work."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,56 +76,59 @@ class Term:
     cut: float
     above: bool = True
 
-    def holds(self, values: Array) -> Array:
-        """Return 1.0 where it holds, else 0.0."""
+    def mask(self, values: Array) -> Array:
+        """Return 1.0 where a value meets the condition, else 0.0."""
         return ((values > self.cut) == self.above).astype(float)
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What goes with an excess, and how large that is."""
+    """Conditions that go with an excess, and the size of their effect."""
 
     terms: tuple[Term, ...]
-    """One or two conditions that hold together; of a slope one, whose ``cut`` is where it begins."""
+    """Conditions that hold together: one or two for a split; for a slope one, whose ``cut`` is its start."""
     slope: bool
+    """Whether the time grows with the feature instead of jumping at a cut."""
     effect: float
-    """Relative to a usual time or, if ``additive``, in microseconds; of a slope by the feature's unit."""
+    """Added time: a share of the usual time or, if ``additive``, microseconds; for a slope, microseconds per
+    unit of the feature."""
     additive: bool
+    """Whether ``effect`` is in microseconds."""
     explained: float
-    """Share of the errors on steps that were not fitted that goes away."""
+    """Share of the held-out error that the effect removes."""
     also: tuple["Explanation", ...] = field(default=(), repr=False)
-    """What explains as much."""
+    """Explanations that explain as much."""
     misplaced: int = 0
-    """Steps on the slow side that are not longer by half of the effect, and others that are; 0 of a slope."""
+    """Number of steps on the wrong side of the split, judged at half of the effect; 0 for a slope."""
     errors: Array = field(default_factory=lambda: np.zeros(0), repr=False)
-    """Relative errors that are left, added up over each block of steps."""
+    """Remaining relative error, summed over each block of steps."""
 
     @property
-    def rank(self) -> int:
-        """The largest rank of its features."""
-        return max(term.feature.rank for term in self.terms)
+    def weakest_role(self) -> int:
+        """Largest role of the features: ``CORRELATE`` if any feature is one."""
+        return max(term.feature.role for term in self.terms)
 
     @property
-    def families(self) -> frozenset[str]:
-        """Families of its features."""
-        return frozenset(term.feature.family for term in self.terms)
+    def feature_families(self) -> frozenset[str]:
+        """Families of the features."""
+        return frozenset(term.feature.family_name for term in self.terms)
 
-    def measure(self, values: Sequence[Array]) -> Array:
-        """Return by how many units of ``effect`` each step is longer.
+    def effect_units(self, values: Sequence[Array]) -> Array:
+        """Return each step's added time in units of ``effect``.
 
         Args:
-            values: Of the terms' features, for any steps.
+            values: Values of each term's feature, for any steps.
         """
         if self.slope:
             return np.clip(values[0] - self.terms[0].cut, 0, None)
         product = np.ones(len(values[0]))
         for term, column in zip(self.terms, values, strict=True):
-            product = product * term.holds(column)
+            product = product * term.mask(column)
         return product
 
 
 class _Candidates(NamedTuple):
-    """Columns that are tried, one for each explanation."""
+    """Candidate columns, one for each explanation."""
 
     columns: Array
     about: list[Explanation]
@@ -130,23 +137,26 @@ class _Candidates(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """Model of the work on the steps of a search, in relative terms."""
+    """Model of the work on the steps of a search, relative to their usual times."""
 
     times: Array
+    """Times relative to ``usual``."""
     work: Array
+    """Columns of the work relative to ``usual``, scaled to at most 1."""
     usual: Array
-    """Time that the work takes by a first fit, which relative errors are of."""
+    """Time in microseconds that a first fit predicts for each step's work."""
     basis: Array
     """Orthonormal columns that span the work."""
     errors: Array
-    """Bounded errors without what the work implies."""
+    """Bounded errors, in typical errors, with the work projected out."""
     scale: float
     """Typical relative error."""
     blocks: Array
+    """Number of each step's block."""
 
 
-def sampled(rows: int) -> Array:
-    """Return the places of the steps that are looked at: all, or evenly spaced blocks of them."""
+def sampled_rows(rows: int) -> Array:
+    """Return the places of the steps to examine: all of them, or evenly spaced blocks."""
     if rows <= MOST_ROWS:
         return np.arange(rows)
     blocks = rows // BLOCK
@@ -155,11 +165,11 @@ def sampled(rows: int) -> Array:
 
 
 def search(times: Array, work: Array, features: Sequence[Feature]) -> list[Explanation]:
-    """Return what explains the excess of these times, the best first; empty: nothing does.
+    """Return the explanations of these times' excess, the best first; empty: nothing explains it.
 
     Args:
-        times: Of one part of each step, in order, above 0.
-        work: Columns of its work (``timeline.excess.work_of``).
+        times: Time of one part of each step, in step order, in microseconds and above 0.
+        work: Columns of the part's work (``timeline.excess.work_columns``).
         features: Facts about the same steps.
     """
     explanations: list[Explanation] = []
@@ -170,22 +180,24 @@ def search(times: Array, work: Array, features: Sequence[Feature]) -> list[Expla
         if best is None or (explanations and best.explained < LEAST_SECOND):
             break
         explanations.append(best)
-        measure = best.measure([term.feature.values for term in best.terms])
+        measure = best.effect_units([term.feature.values for term in best.terms])
         added = independent(np.column_stack([added, measure * (1 if best.additive else fit.usual)]))
-        features = [feature for feature in features if feature.family not in best.families]
+        features = [feature for feature in features if feature.family_name not in best.feature_families]
     return explanations
 
 
 def split(
     times: Array, work: Array, measures: Sequence[Array], additive: Sequence[bool]
 ) -> tuple[Array, Array, float]:
-    """Return what the work takes, what each explanation adds, and the typical relative error.
+    """Return the time of the work and the time that each explanation adds, with the typical relative error.
+
+    Both times are in microseconds per step.
 
     Args:
-        times: As for ``search``.
-        work: As for ``search``.
-        measures: ``Explanation.measure`` of each explanation.
-        additive: Whether its effect is in microseconds.
+        times: Time of the part of each step, as for ``search``.
+        work: Columns of the work, as for ``search``.
+        measures: ``Explanation.effect_units`` of each explanation.
+        additive: Whether each explanation's effect is in microseconds.
     """
     fit = _fitted(times, work)
     columns = [
@@ -203,12 +215,12 @@ def split(
 
 
 def work_errors(times: Array, work: Array) -> Array:
-    """Return by how many typical errors each time is longer than its work explains, within bounds."""
+    """Return each time's excess over its work in typical errors, clipped to ``BOUND``."""
     return _fitted(times, work).errors
 
 
 def _lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
-    """Fit by least absolute deviations: iteratively reweighted least squares."""
+    """Fit by least absolute deviations, with iteratively reweighted least squares."""
     weight = np.ones(len(target))
     costs = np.zeros(matrix.shape[1])
     for _ in range(rounds):
@@ -248,7 +260,7 @@ def _cuts(values: Array) -> Array:
 
 
 def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
-    """Return every split and slope of a feature."""
+    """Return every split and slope of each feature."""
     columns: list[Array] = []
     about: list[Explanation] = []
     for feature in features:
@@ -266,11 +278,11 @@ def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
     sides = [explanation.slope for explanation in about]
     inside = matrix.sum(axis=0)
     enough = (inside >= FEWEST_SIDE) & (len(matrix) - inside >= FEWEST_SIDE) | np.array(sides)
-    return _Candidates(matrix[:, enough], [one for one, good in zip(about, enough, strict=True) if good])
+    return _Candidates(matrix[:, enough], list(compress(about, enough)))
 
 
 def _scores(fit: _Fit, candidates: _Candidates, errors: Array) -> Array:
-    """Return how far the errors lean towards each candidate: about a squared standard score with a sign."""
+    """Return each candidate's correlation with the errors, about a squared standard score with its sign."""
     matrix = candidates.columns
     inside = fit.basis.T @ matrix
     norm = (matrix**2).sum(axis=0)
@@ -284,7 +296,7 @@ def _scores(fit: _Fit, candidates: _Candidates, errors: Array) -> Array:
 
 
 def _chance(fit: _Fit, candidates: _Candidates) -> float:
-    """Return the score that no candidate reaches by chance: far above the largest ones of shuffled errors."""
+    """Return the score that chance hardly reaches, far above the largest scores of shuffled errors."""
     random = np.random.default_rng(0)
     order = [np.flatnonzero(fit.blocks == block) for block in np.unique(fit.blocks)]
     shuffled = np.column_stack(
@@ -299,7 +311,7 @@ def _chance(fit: _Fit, candidates: _Candidates) -> float:
 
 
 def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
-    """Return the explanation to name, with those that are as good; None: nothing explains enough."""
+    """Return the explanation to name, with its ties in ``also``; None: nothing explains enough."""
     singles = _singles(fit, features)
     if not singles.about:
         return None
@@ -320,29 +332,41 @@ def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
         for pair in _pairs(fit, singles, scores, leaders, chance)
         for fitted in _judged(fit, before, pair)
     ]
-    judged = [one for one in judged if one.explained > 0]
+    judged = [fitted for fitted in judged if fitted.explained > 0]
     if not judged:
         return None
-    alone = max((one for one in judged if len(one.terms) == 1), key=lambda one: one.explained, default=None)
-    judged = [one for one in judged if len(one.terms) == 1 or alone is None or _is_needed(one, alone)]
+    single = [fitted for fitted in judged if len(fitted.terms) == 1]
+    alone = max(single, key=_explained_frac, default=None)
+    judged = [
+        fitted for fitted in judged if len(fitted.terms) == 1 or alone is None or _is_needed(fitted, alone)
+    ]
     return _named(fit, before, features, judged) if judged else None
 
 
 def _named(fit: _Fit, before: Array, features: Sequence[Feature], judged: list[Explanation]) -> Explanation:
-    """Choose among what explains as much: a cause, then the simpler, then what explains most."""
-    most = max(judged, key=lambda one: one.explained)
-    good = [one for one in judged if one.explained >= AS_GOOD * most.explained and not _is_better(most, one)]
-    good = [one for one in good if not any(_parts_better(other, one) for other in good)]
-    good = [_in_usual_words(fit, before, features, one) for one in good]
+    """Choose among ties: prefer a cause, then fewer conditions, then the larger explained error."""
+    most = max(judged, key=_explained_frac)
+    good = [
+        fitted
+        for fitted in judged
+        if fitted.explained >= AS_GOOD * most.explained and not _is_better(most, fitted)
+    ]
+    good = [fitted for fitted in good if not any(_separates_better(rival, fitted) for rival in good)]
+    good = [_in_usual_words(fit, before, features, fitted) for fitted in good]
     good.sort(key=_order)
     best, *rest = good
     also: list[Explanation] = []
     is_trait = any(term.feature.kind in ("trait", "lora") for term in best.terms)
-    for one in rest:
-        same = [best.families, *(other.families for other in also)]
-        if one.families not in same and one.rank < BESIDE and not (is_trait and _names_request(one)):
-            also.append(one)
+    for tie in rest:
+        named = [best.feature_families, *(earlier.feature_families for earlier in also)]
+        is_new = tie.feature_families not in named and tie.weakest_role < CORRELATE
+        if is_new and not (is_trait and _names_request(tie)):
+            also.append(tie)
     return replace(best, also=tuple(also[:3]))
+
+
+def _explained_frac(explanation: Explanation) -> float:
+    return explanation.explained
 
 
 def _names_request(explanation: Explanation) -> bool:
@@ -350,11 +374,11 @@ def _names_request(explanation: Explanation) -> bool:
 
 
 def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
-    """Return the order of ties: what can be a cause first, what a request asks for before its name."""
-    beside = explanation.rank if explanation.rank == BESIDE else 0
+    """Return the sort key of ties: possible causes come first, and a request's options before its name."""
+    beside = explanation.weakest_role if explanation.weakest_role == CORRELATE else 0
     place = max(list(KINDS).index(term.feature.kind) for term in explanation.terms) if beside else 0
     return (
-        explanation.rank,
+        explanation.weakest_role,
         len(explanation.terms),
         explanation.slope,
         _names_request(explanation),
@@ -366,16 +390,19 @@ def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
 def _in_usual_words(
     fit: _Fit, before: Array, features: Sequence[Feature], explanation: Explanation
 ) -> Explanation:
-    """Return the same explanation by the first features of their families that explain as much."""
+    """Replace each feature by the first of its family that explains as much."""
     for at, term in enumerate(explanation.terms):
-        earlier = [one for one in features if one.family == term.feature.family]
-        for feature in earlier[: [one.key for one in earlier].index(term.feature.key)]:
+        family = [feature for feature in features if feature.family_name == term.feature.family_name]
+        place = [feature.identity for feature in family].index(term.feature.identity)
+        for feature in family[:place]:
             terms = list(explanation.terms)
             terms[at] = replace(term, feature=feature)
-            other = replace(explanation, terms=tuple(terms))
+            reworded = replace(explanation, terms=tuple(terms))
             if not explanation.slope:
-                other = _pair_refined(fit, other) if at or len(terms) > 1 else _refined(fit, other)
-            judged = [one for one in _judged(fit, before, other) if not _is_better(explanation, one)]
+                reworded = _pair_refined(fit, reworded) if at or len(terms) > 1 else _refined(fit, reworded)
+            judged = [
+                fitted for fitted in _judged(fit, before, reworded) if not _is_better(explanation, fitted)
+            ]
             if judged:
                 explanation = judged[0]
                 break
@@ -383,18 +410,18 @@ def _in_usual_words(
 
 
 def _leaders(candidates: _Candidates, scores: Array, least: float) -> list[int]:
-    """Return the best candidates, a split and a slope of each feature at most."""
+    """Return the places of the best candidates, at most one split and one slope per feature."""
     chosen: dict[tuple[tuple[str, str], bool], int] = {}
     for at in np.argsort(-np.abs(scores)):
         explanation = candidates.about[at]
         if abs(scores[at]) < least or len(chosen) >= 2 * FIRST:
             break
-        chosen.setdefault((explanation.terms[0].feature.key, explanation.slope), int(at))
+        chosen.setdefault((explanation.terms[0].feature.identity, explanation.slope), int(at))
     return list(chosen.values())
 
 
 def _refined(fit: _Fit, explanation: Explanation) -> Explanation:
-    """Return the split with the best cut between its neighbours."""
+    """Return the split with the best cut near its own; a slope stays as it is."""
     (term,) = explanation.terms
     if explanation.slope:
         return explanation
@@ -408,11 +435,11 @@ def _refined(fit: _Fit, explanation: Explanation) -> Explanation:
 def _pairs(
     fit: _Fit, singles: _Candidates, scores: Array, leaders: list[int], chance: float
 ) -> Iterator[Explanation]:
-    """Yield the best pair of conditions that begins with each of the leading splits."""
+    """Yield the best pairs of conditions whose first condition is a leading split."""
     for at in [at for at in leaders if not singles.about[at].slope][:FIRST]:
         first = _refined(fit, singles.about[at]).terms[0]
         first = replace(first, above=bool(scores[at] > 0))
-        held = first.holds(first.feature.values)
+        held = first.mask(first.feature.values)
         splits = [
             place
             for place, single in enumerate(singles.about)
@@ -439,32 +466,32 @@ def _pairs(
 
 
 def _may_join(first: Feature, second: Feature) -> bool:
-    """Return whether two features may stand together: of what only goes with slow steps, one is enough."""
-    return first.key == second.key or not first.rank == second.rank == BESIDE
+    """Return whether two features may form a pair: two different correlates may not."""
+    return first.identity == second.identity or not first.role == second.role == CORRELATE
 
 
 def _pair_refined(fit: _Fit, pair: Explanation) -> Explanation:
-    """Return the pair with the best cuts of the second condition, and then of the first."""
+    """Return the pair with the best cut of the second condition, then of the first."""
     for at in (1, 0):
-        term, other = pair.terms[at], pair.terms[1 - at]
-        held = other.holds(other.feature.values)
+        term, partner = pair.terms[at], pair.terms[1 - at]
+        held = partner.mask(partner.feature.values)
         cuts = _near_cuts(term)
         if not len(cuts):
             continue
         columns = np.column_stack(
-            [held * replace(term, cut=float(cut)).holds(term.feature.values) for cut in cuts]
+            [held * replace(term, cut=float(cut)).mask(term.feature.values) for cut in cuts]
         )
         inside = columns.sum(axis=0)
         scores = _scores(fit, _Candidates(columns, [pair] * len(cuts)), fit.errors)
         scores = np.where((inside >= FEWEST_SIDE) & (inside < held.sum()), scores, 0.0)
         if scores.max() > 0:
             better = replace(term, cut=float(cuts[int(scores.argmax())]))
-            pair = replace(pair, terms=(better, other) if at == 0 else (other, better))
+            pair = replace(pair, terms=(better, partner) if at == 0 else (partner, better))
     return pair
 
 
 def _near_cuts(term: Term) -> Array:
-    """Return the cuts around a term's own; none where all have been tried."""
+    """Return the cuts near a term's own; empty: its feature has a single value."""
     distinct = np.unique(term.feature.values)
     middles = (distinct[1:] + distinct[:-1]) / 2
     at = int(np.searchsorted(middles, term.cut))
@@ -474,8 +501,8 @@ def _near_cuts(term: Term) -> Array:
 
 
 def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Explanation]:
-    """Yield the explanation with its effect, if it holds in both halves and is large and clear enough."""
-    measure = explanation.measure([term.feature.values for term in explanation.terms])
+    """Yield the explanation with its effect if it holds in both halves and is large and distinct enough."""
+    measure = explanation.effect_units([term.feature.values for term in explanation.terms])
     best: Explanation | None = None
     for additive in (True,) if explanation.slope else (False, True):
         column = measure / fit.usual if additive else measure
@@ -502,7 +529,7 @@ def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Expl
             )
     if (
         best is not None
-        and best.rank == WORK
+        and best.weakest_role == WORK
         and not best.slope
         and not _more_than_a_bend(fit, best, measure)
     ):
@@ -516,11 +543,11 @@ def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Expl
 
 
 def _more_than_a_bend(fit: _Fit, explanation: Explanation, measure: Array) -> bool:
-    """Return whether a split of what is work explains more than a bend at its cuts of what that costs."""
+    """Return whether a split of a work feature explains more than a bend of its cost at the same cuts."""
     bends = [
         np.clip(term.feature.values - term.cut, 0, None) / fit.usual
         for term in explanation.terms
-        if term.feature.rank == WORK
+        if term.feature.role == WORK
     ]
     bends = [bend / max(float(bend.max()), 1e-12) for bend in bends]
     base = independent(np.column_stack([fit.work, *bends]))
@@ -532,18 +559,18 @@ def _more_than_a_bend(fit: _Fit, explanation: Explanation, measure: Array) -> bo
 
 
 def _turned(explanation: Explanation) -> Explanation:
-    """Return a split whose other side is the slow one."""
+    """Return the split with its sides swapped, which makes a negative effect positive."""
     (term,) = explanation.terms
     effect = -explanation.effect
-    if not explanation.additive:  # relative to the time of the side that is not slow
+    if not explanation.additive:  # the effect is relative to the time of the faster side
         effect = effect / max(1 - effect, 0.01)
     return replace(explanation, terms=(replace(term, above=not term.above),), effect=effect)
 
 
 def _misplaced(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation) -> int | None:
-    """Return how many steps are on the wrong side of a split.
+    """Count the steps on the wrong side of a split.
 
-    None: the effect is small for the part, does not part the steps or, at a cut, is no jump.
+    None: the effect is small for the part, does not separate the steps or does not jump at a cut.
     """
     added = matrix[:, -1] * costs[-1]
     expected = np.maximum(matrix @ costs - added, 0.05)
@@ -551,7 +578,7 @@ def _misplaced(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation)
         return 0 if float(np.quantile(np.abs(added) / expected, 0.95)) >= 2 * LEAST_CHANGE else None
     inside = matrix[:, -1] > 0
     usual = np.minimum(expected, expected + added).clip(0.05)
-    least = LEAST_CHANGE_OF_WORK if explanation.rank == WORK else LEAST_CHANGE
+    least = LEAST_CHANGE_OF_WORK if explanation.weakest_role == WORK else LEAST_CHANGE
     if float(np.median((np.abs(added) / usual)[inside])) < least:
         return None
     left = (fit.times - expected) / float(np.median(added[inside]))
@@ -563,17 +590,17 @@ def _misplaced(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation)
 
 
 def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
-    """Return whether steps nearest to a cut differ by half of the effect: else what work costs bends there.
+    """Return whether the steps nearest to a cut differ by half of the effect; if not, the cost only bends.
 
     Args:
         left: Excess over the work, in units of the effect.
-        terms: Conditions; steps that do not meet the others are left out.
-        at: Which of them.
+        terms: Conditions of the split.
+        at: Place of the condition to check; steps that fail the remaining conditions are left out.
     """
     among = np.ones(len(left), bool)
     for place, term in enumerate(terms):
         if place != at:
-            among &= term.holds(term.feature.values) > 0
+            among &= term.mask(term.feature.values) > 0
     values, errors = terms[at].feature.values[among], left[among]
     below, above = values <= terms[at].cut, values > terms[at].cut
     near = max(NEAR, int(NEAR_FRAC * min(below.sum(), above.sum())))
@@ -583,7 +610,7 @@ def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
 
 
 def _held_out(fit: _Fit, base: Array, column: Array | None, effects: list[float] | None = None) -> Array:
-    """Return each block's absolute errors by a model that was fitted to the other half of the blocks."""
+    """Return each block's absolute error under a model fitted to the opposite half of the blocks."""
     matrix = base if column is None else np.column_stack([base, column])
     errors = np.zeros(len(fit.times))
     for half in (0, 1):
@@ -595,20 +622,20 @@ def _held_out(fit: _Fit, base: Array, column: Array | None, effects: list[float]
     return np.bincount(fit.blocks, errors)
 
 
-def _is_better(one: Explanation, other: Explanation) -> bool:
-    """Return whether an explanation predicts better, over blocks of steps that were not fitted."""
-    gain = other.errors - one.errors
+def _is_better(explanation: Explanation, rival: Explanation) -> bool:
+    """Return whether an explanation predicts held-out blocks clearly better than its rival."""
+    gain = rival.errors - explanation.errors
     if float(gain.mean()) < RESOLVED:
         return False
     return float(gain.sum()) > SURELY * float(np.sqrt((gain**2).sum()))
 
 
 def _is_needed(pair: Explanation, alone: Explanation) -> bool:
-    """Return whether a second condition explains more than the best single one, or parts the steps better."""
-    surely = _is_better(pair, alone) or _parts_better(pair, alone)
+    """Return whether a pair predicts or separates the steps clearly better than the best single condition."""
+    surely = _is_better(pair, alone) or _separates_better(pair, alone)
     return surely and pair.explained >= alone.explained + BETTER
 
 
-def _parts_better(one: Explanation, other: Explanation) -> bool:
-    """Return whether a split leaves clearly fewer steps on the wrong side."""
-    return not other.slope and one.misplaced <= other.misplaced / 2 - MISPLACED
+def _separates_better(explanation: Explanation, rival: Explanation) -> bool:
+    """Return whether a split leaves clearly fewer steps on the wrong side than its rival."""
+    return not rival.slope and explanation.misplaced <= rival.misplaced / 2 - MISPLACED

@@ -156,9 +156,9 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 
 
 def _step_excess(timeline: Timeline) -> list[StepExcess]:
-    from schedtrace.diagnose.excess import step_excess  # noqa: PLC0415  # NumPy loads late
+    from schedtrace.diagnose.excess import step_excesses  # noqa: PLC0415  # NumPy loads late
 
-    return step_excess(timeline)
+    return step_excesses(timeline)
 
 
 def judge(timeline: Timeline) -> Judged:

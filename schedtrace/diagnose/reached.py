@@ -1,4 +1,4 @@
-"""What engines reached of their settings: batches in flight, drafts, captured graphs, shared beginnings."""
+"""Use that engines made of their settings: batches in flight, drafts, captured graphs, shared prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,40 +14,45 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_STEPS = 20
-"""Steps that show what a setting reached."""
+"""Fewest steps, or executed batches, that show the use of a setting."""
 MISSED_FRAC = 0.05
-"""Share of the prompts' tokens below which a missed beginning is not stated."""
+"""Least share of the prompts' tokens that cache misses on shared prefixes must have to be reported."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Sums over one engine; 0 where it has none of it, or the trace does not record it."""
+    """Sums over one engine; 0 if the engine has no such events or the trace does not record them."""
 
     depth: int = 0
-    """Batches in flight that a pipeline is configured for."""
+    """Configured number of batches in flight of a pipeline."""
     batches: int = 0
-    """Batches whose execution is recorded."""
+    """Number of batches whose execution is recorded."""
     in_flight: int = 0
-    """Batches in flight, added up over these."""
+    """Batches in flight, summed over the recorded batches."""
     drafts: int = 0
+    """Number of draft tokens of finished requests."""
     accepted: int = 0
+    """Number of these draft tokens that were accepted."""
     round_us: float | None = None
-    """Time that verifying the drafts of one decode takes, by the model of step times; None: no model."""
+    """Time to verify the drafts of one decode, by the step-time model; None without a model."""
     graph_steps: int = 0
-    """Steps without prefill that fit into a captured graph."""
+    """Number of steps without prefill that fit into a captured graph."""
     graph_tokens: int = 0
-    """Tokens that these scheduled."""
+    """Tokens scheduled in these steps."""
     padded_tokens: int = 0
-    """Tokens of the smallest graphs that hold them."""
+    """Sizes in tokens of the smallest graphs that hold these steps, summed."""
     larger_steps: int = 0
-    """Steps without prefill that are larger than every captured graph."""
+    """Number of steps without prefill that are larger than every captured graph."""
     prompt_tokens: int = 0
+    """Prompt tokens of all requests."""
     shareable_tokens: int = 0
+    """Prompt tokens in prefixes of earlier prompts."""
     cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
 
 
 def reached_by(timeline: Timeline) -> Reached:
-    """Return what one engine reached."""
+    """Return the use that one engine made of its settings."""
     depth, batches = _pipeline(timeline)
     finishes, model = timeline.finishes, timeline.step_time
     drafts, accepted = (
@@ -76,7 +81,7 @@ def reached_by(timeline: Timeline) -> Reached:
 
 
 def _pipeline(timeline: Timeline) -> tuple[int, pl.DataFrame]:
-    """Return the batches in flight that a pipeline is configured for, and its executed batches."""
+    """Return a pipeline's configured number of batches in flight, and its executed batches."""
     stages, depth = timeline.header.pipeline_parallel_size, timeline.header.batches_in_flight
     batches = executed_batches(timeline)
     is_pipeline = bool(stages and depth and min(stages, depth) > 1)
@@ -84,7 +89,7 @@ def _pipeline(timeline: Timeline) -> tuple[int, pl.DataFrame]:
 
 
 def _graphs(timeline: Timeline) -> tuple[int, int, int, int]:
-    """Return steps, tokens and padded tokens in captured graphs, and the steps that are larger than all."""
+    """Return the steps, tokens and padded tokens in captured graphs, and the steps too large for them."""
     settings = timeline.header.settings
     sizes = settings.get("compilation_config.cudagraph_capture_sizes")
     mode = settings.get("compilation_config.cudagraph_mode")
@@ -100,7 +105,7 @@ def _graphs(timeline: Timeline) -> tuple[int, int, int, int]:
 
 
 def _beginnings(timeline: Timeline) -> tuple[int, int, int]:
-    """Return prompt tokens, those with which earlier prompts began, and those found; 0: not recorded."""
+    """Return the prompt tokens, and how many of them were shareable and cached; 0 if not recorded."""
     if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
         return 0, 0, 0
     use = cache_use(timeline)
@@ -109,44 +114,48 @@ def _beginnings(timeline: Timeline) -> tuple[int, int, int]:
     return prompt, shareable, cached
 
 
-def reached(setting: EffectiveSetting, engines: Sequence[Reached]) -> Message:
-    """Return what all engines reached of a setting; nothing where the traces do not show it."""
+def reached_message(setting: EffectiveSetting, engines: Sequence[Reached]) -> Message:
+    """Describe the use that all engines made of a setting; ``NOTHING`` if the traces do not show it."""
     name = setting.name
 
-    def total(field: str) -> int:
+    def engine_sum(field: str) -> int:
         return sum(getattr(engine, field) for engine in engines)
 
-    if name == "pipeline_parallel_size" and total("batches") >= FEWEST_STEPS:
+    if name == "pipeline_parallel_size" and engine_sum("batches") >= FEWEST_STEPS:
         return say(
             "on average {mean:n1} of {depth:n} batches were in flight",
-            mean=total("in_flight") / total("batches"),
+            mean=engine_sum("in_flight") / engine_sum("batches"),
             depth=max(engine.depth for engine in engines),
         )
-    if name == "num_speculative_tokens" and total("drafts"):
+    if name == "num_speculative_tokens" and engine_sum("drafts"):
         return say(
             "{frac:%} of {drafts:n draft token} were accepted[; those of a decode take {round:us} to verify]",
-            frac=total("accepted") / total("drafts"),
-            drafts=total("drafts"),
+            frac=engine_sum("accepted") / engine_sum("drafts"),
+            drafts=engine_sum("drafts"),
             round=engines[0].round_us,
         )
-    if name == "cudagraph_capture_sizes" and total("graph_steps") + total("larger_steps") >= FEWEST_STEPS:
-        padded = total("padded_tokens")
+    if (
+        name == "cudagraph_capture_sizes"
+        and engine_sum("graph_steps") + engine_sum("larger_steps") >= FEWEST_STEPS
+    ):
+        padded = engine_sum("padded_tokens")
         parts = [
             say(
                 "[{frac:%} of the tokens in graphs of {steps:n decode step} were padding]",
-                frac=1 - total("graph_tokens") / padded if padded else None,
-                steps=total("graph_steps"),
+                frac=1 - engine_sum("graph_tokens") / padded if padded else None,
+                steps=engine_sum("graph_steps"),
             ),
             say(
-                "[{larger:n decode step} were larger than every graph]", larger=total("larger_steps") or None
+                "[{larger:n decode step} were larger than every graph]",
+                larger=engine_sum("larger_steps") or None,
             ),
         ]
         return joined(parts, "; ")
-    missed = total("shareable_tokens") - total("cached_tokens")
-    if name == "enable_prefix_caching" and missed >= MISSED_FRAC * max(1, total("prompt_tokens")):
+    missed = engine_sum("shareable_tokens") - engine_sum("cached_tokens")
+    if name == "enable_prefix_caching" and missed >= MISSED_FRAC * max(1, engine_sum("prompt_tokens")):
         return say(
             "prompts found {cached:n} of {shareable:n token} with which earlier ones began",
-            cached=total("cached_tokens"),
-            shareable=total("shareable_tokens"),
+            cached=engine_sum("cached_tokens"),
+            shareable=engine_sum("shareable_tokens"),
         )
     return NOTHING

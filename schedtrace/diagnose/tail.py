@@ -1,8 +1,8 @@
-"""The tail: what makes the slowest requests slow, however small its share of all requests' time.
+"""Latency tail: what makes the slowest requests slow, even if it is a small share of all requests' time.
 
-Between its arrival and its first or last token every moment of a request is in one state, for one cause or in
-one interruption. So the difference between the slowest requests and those around the median is the sum of the
-differences of these times.
+From its arrival to its first or last token, a request is in exactly one state at each moment, for one cause
+or in one interruption. The latency of the slowest requests minus the latency of the requests around the
+median therefore equals the sum of the differences in the time per state and cause.
 """
 
 import math
@@ -17,27 +17,31 @@ from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST = 20
-"""Fewest requests of which the slowest are a tail."""
+"""Fewest requests that can have a tail."""
 SLOWEST_FRAC = 0.01
-"""Share of the requests that are the slowest; at least one."""
+"""Share of the requests that count as the slowest, rounded up to a request."""
 MIDDLE_FRAC = 0.1
-"""Share of the requests around the median that they are compared with."""
+"""Share of the requests, around the median, that the slowest are compared with."""
 TIMES_MEDIAN = 3.0
-"""Times the median from which the slowest requests are a tail."""
+"""Least ratio of the slowest requests' mean latency to the median that makes them a tail."""
 LEAST_FRAC = 0.01
-"""Least share of the difference of a part that is kept."""
+"""Least share of the difference that a part must have to be reported."""
 
 
 @dataclass(frozen=True)
 class _Metric:
-    """A latency, and the time of a request that it is made of."""
+    """Latency metric and the period of a request that it measures."""
 
     name: str
+    """Name of the metric in the report."""
     value: str
+    """Column with the latency in microseconds."""
     begin: str
+    """Column with the start of the period in microseconds."""
     end: str
+    """Column with the end of the period in microseconds."""
     per: pl.Expr
-    """What the time is divided by."""
+    """Divisor of the period, such as the number of output tokens after the first."""
 
 
 _ONE = pl.lit(1.0)
@@ -49,7 +53,7 @@ _METRICS = (
 
 
 def tails(timeline: Timeline) -> list[LatencyTail]:
-    """Return what makes the slowest requests slow by TTFT, TPOT and E2E, where they are a tail."""
+    """Return the tails of TTFT, TPOT and end-to-end latency, where the slowest requests form one."""
     requests = request_latencies(timeline).unique("request_id", keep="last", maintain_order=True)
     prompts = timeline.known_requests.unique("request_id", keep="last").select("request_id", "prompt_tokens")
     requests = requests.join(prompts, on="request_id", how="left", maintain_order="left")
@@ -92,7 +96,7 @@ def _tail(timeline: Timeline, requests: pl.DataFrame, metric: _Metric) -> Latenc
         median_ms=median_us / 1e3,
         parts=parts,
         first_step=main["begin_step"].min(),  # type: ignore[arg-type]  # a column of integers
-        last_step=main["end_step"].max(),  # type: ignore[arg-type]  # likewise
+        last_step=main["end_step"].max(),  # type: ignore[arg-type]  # a column of integers
         prompt_tokens=_mean(slowest["prompt_tokens"]),
         usual_prompt_tokens=_mean(middle["prompt_tokens"]),
         output_tokens=_mean(slowest["output_tokens"]),
@@ -106,7 +110,7 @@ def _mean(values: pl.Series) -> float | None:
 
 
 def _parts(timeline: Timeline, group: pl.DataFrame, metric: _Metric) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the mean time of these requests by ``state`` and ``cause``, and the rows that it is made of."""
+    """Return the requests' mean time in microseconds by ``state`` and ``cause``, and the rows behind it."""
     window = group.select("request_id", window_begin=metric.begin, window_end=metric.end, per=metric.per)
     rows = (
         timeline.interrupted_states.join(window, on="request_id", how="inner", maintain_order="left")
@@ -122,10 +126,10 @@ def _parts(timeline: Timeline, group: pl.DataFrame, metric: _Metric) -> tuple[pl
 
 
 def _with_slow_steps(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``us``; the part of a row in which the device took too long is a row of its own.
+    """Add ``us``, the length of each row, and split off the time in which the device took too long.
 
-    To a request that computes, such a part is its own step and no wait: ``interrupted_states`` leaves it in
-    its state.
+    ``interrupted_states`` leaves that time in the state of a computing request, because the request is in its
+    own step and does not wait. Here it becomes a row of its own, in the state ``interrupted``.
     """
     columns = ["state", "cause", "begin_step", "end_step", "us", "per"]
     slow = merged(timeline.events.filter(pl.col("part") == "device", pl.col("kind") != STARVED))

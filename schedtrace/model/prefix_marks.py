@@ -1,17 +1,20 @@
-"""Places in a prompt whose hashes a trace has: each of the first blocks, then blocks at growing distances.
+"""Marks: places in a prompt whose block hashes a trace records.
 
-A hash covers its block and all before it. Two prompts share their beginning up to the last mark that is equal
-in both; what they share beyond it is less than the distance to the next mark, at most 1/128 of the whole.
+Each of the first blocks has a mark, and later blocks have marks at growing distances. A hash covers its block
+and all earlier blocks. Two prompts share their prefix at least up to the last mark with equal hashes; the
+shared tokens beyond it are fewer than the distance to the next mark, at most 1/128 of the prefix.
 """
 
 from bisect import bisect_right
 
 FIRST_BLOCKS = 256
-"""Blocks at a prompt's beginning that have a mark each: 4,096 tokens in blocks of 16."""
+"""Number of blocks at the start of a prompt with a mark each: 4,096 tokens in blocks of 16."""
 _PER_DOUBLING = 128
+"""Number of marks each time the length of the prefix doubles."""
 _DOUBLINGS = 16
+"""Number of doublings beyond the first blocks that have marks."""
 CHARACTERS = 4
-"""Characters of ``Arrival.prefix_hashes`` for every mark: three bytes in Base64."""
+"""Number of characters in ``Arrival.prefix_hashes`` per mark: three bytes in Base64."""
 
 
 def _marked_blocks() -> tuple[int, ...]:
@@ -23,14 +26,14 @@ def _marked_blocks() -> tuple[int, ...]:
 
 
 MARKED_BLOCKS = _marked_blocks()
-"""Blocks from a prompt's beginning to each mark, that of the mark included; the last is block 16,777,216."""
+"""Number of blocks up to and including each mark; the last mark is at block 16,777,216."""
 
 
 def marks_within(blocks: int) -> int:
-    """Count the marks of a prompt with so many full blocks."""
+    """Count the marks of a prompt with this many full blocks."""
     return bisect_right(MARKED_BLOCKS, blocks)
 
 
 def blocks_until(marks: int) -> int:
-    """Return the blocks that so many marks cover; a text longer than all marks has those of the last."""
+    """Return the number of blocks that this many marks cover, at most as many as the last mark covers."""
     return MARKED_BLOCKS[min(marks, len(MARKED_BLOCKS)) - 1] if marks else 0

@@ -349,7 +349,7 @@ class TailPart(msgspec.Struct, kw_only=True):
     """A state of ``request_time``; ``interrupted`` is also the part of a step in which the device took too
     long."""
     cause: str | None
-    """As in ``request_time``: what a wait was for, or the event's kind of ``interrupted``."""
+    """Cause of a wait, as in ``request_time``; for ``interrupted``, the kind of the event."""
     time_ms: float
     """Mean over the slowest requests less the mean of those around the median; of TPOT, per output token."""
     share_frac: float

@@ -1,4 +1,4 @@
-"""Device time that was spent on requests whose clients did not wait for the answer."""
+"""Device time spent on requests whose clients did not wait for the answer."""
 
 import polars as pl
 
@@ -9,25 +9,27 @@ from schedtrace.timeline.step_time import StepTime, median
 FEWEST_ABORTED = 3
 """Fewest aborted requests that can show a pattern."""
 SAME_AGE_FRAC = 0.1
-"""Ages that differ by less than a tenth are a client's timeout."""
+"""Largest spread of the ages at abort, as a share of their median, that shows a client's timeout."""
 SCHEMA = {"step": pl.Int64, "begin_us": pl.Int64, "end_us": pl.Int64, "in_vain": pl.Float64}
+"""Columns of ``work_for_aborted``."""
 
 
 def is_aborted() -> pl.Expr:
-    """Return whether a finish is a client's abort, not the scheduler's."""
+    """Return whether a finish is an abort by the client, not by the scheduler."""
     return (pl.col("status") == "ABORTED") & ~pl.col("in_schedule")
 
 
 def have_same_age(ages: pl.Series) -> bool:
-    """Return whether most requests were aborted at about the same age, as by a client's timeout."""
+    """Return whether most requests were aborted at about the same age, as a client's timeout would do."""
     spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     return ages.len() > 0 and spread <= SAME_AGE_FRAC * median(ages)
 
 
-def given_up(frames: EngineFrames) -> pl.Series:
-    """Return the requests whose clients certainly left: without a token, or all aborted ones of the same age.
+def abandoned_requests(frames: EngineFrames) -> pl.Series:
+    """Return the requests whose clients certainly left: aborted without a token, or all at the same age.
 
-    Others may have ended at a stop string, which vLLM's front end finds: their answers were not in vain.
+    A further aborted request may have ended at a stop string, which vLLM's front end detects: its client got
+    the answer.
     """
     aborted = frames.finishes.filter(is_aborted()).with_columns(us=pl.coalesce("abort_us", "finished_us"))
     ages = (aborted["us"] - aborted.select(pl.coalesce("arrived_us", "queued_us")).to_series()).drop_nulls()
@@ -37,14 +39,14 @@ def given_up(frames: EngineFrames) -> pl.Series:
     return certain["request_id"].unique()
 
 
-def aborted_work(frames: EngineFrames, model: StepTime | None) -> pl.DataFrame:
-    """Return the steps that computed for requests whose clients left later; none without a model of times.
+def work_for_aborted(frames: EngineFrames, model: StepTime | None) -> pl.DataFrame:
+    """Return the steps that computed for requests whose clients left later; empty without a step-time model.
 
     Columns: ``step``, ``begin_us`` and ``end_us`` (start of the next step), and ``in_vain``, the share of
-    that time in which the device worked for them: their tokens' part of what the step takes besides its base,
-    or the whole step if it had no other request.
+    that time in which the device worked for the abandoned requests. Their share of a step's time beyond its
+    base equals their share of its tokens; a step without further requests counts in full.
     """
-    aborted = given_up(frames)
+    aborted = abandoned_requests(frames)
     if model is None or aborted.is_empty():
         return pl.DataFrame(schema=SCHEMA)
     theirs = frames.stretches.filter(pl.col("request_id").is_in(aborted.implode()))

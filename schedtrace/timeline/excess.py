@@ -1,7 +1,7 @@
-"""Parts of every step, the work that they should take time for, and what a trace knows of the step.
+"""Data on every step for the search for slow steps (``diagnose/excess.py``).
 
-What is here is data for a search (``diagnose/excess.py``): for each part of a step its time, a model's
-columns of its work, and features that may go with an excess of it.
+For each part of a step: its time, the columns of a model of its work, and features that may go with an excess
+of that time.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,14 @@ from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_
 from schedtrace.timeline.timeline import Timeline
 
 Array = Any
-"""NumPy array: a number, or whether something holds, for each step."""
+"""NumPy array with a number or a flag for each step."""
 
 EXECUTION, SCHEDULE, UPDATE, BETWEEN = "execution", "schedule", "update", "between"
+"""Parts of a step: on the device, in ``schedule()``, in ``update_from_output()``, and before the step."""
 HOST_PARTS = (SCHEDULE, UPDATE, BETWEEN)
-CAUSE, WORK, BESIDE = 0, 1, 2
-"""What a feature is: it can be a cause, it is work, or it only goes with something else."""
+"""Parts that the engine process executes."""
+CAUSE, WORK, CORRELATE = 0, 1, 2
+"""Role of a feature: a possible cause, work, or a mere correlate."""
 TRAITS = {
     "logprobs": pl.col("logprobs").is_not_null(),
     "prompt_logprobs": pl.col("prompt_logprobs").is_not_null(),
@@ -30,95 +32,95 @@ TRAITS = {
     "logit_bias": pl.col("logit_bias") > 0,
     "min_tokens": pl.col("min_tokens") > 0,
 }
-"""Features of a request that make a step more than a forward pass of its tokens."""
+"""Options of a request that add work to a step beyond the forward pass of its tokens."""
 MOST_ADAPTERS = 20
-"""Adapters that are looked at one by one, those with the most requests."""
-
+"""Most LoRA adapters with a feature each: the adapters with the most requests."""
 
 MOST_BENDS, STEPS_OF_BEND = 10, 12
-"""Bends in what the tokens of a prefill cost, and fewest steps for each."""
+"""Most bends in the cost of prefill tokens, and fewest steps per bend."""
 
 
-class Kind(NamedTuple):
-    """A kind of feature: what it may explain, and which others say the same."""
+class FeatureKind(NamedTuple):
+    """Kind of feature: its role, and the family of kinds that measure the same thing."""
 
-    rank: int
-    """``CAUSE``, ``WORK`` or ``BESIDE``."""
+    role: int
+    """``CAUSE``, ``WORK`` or ``CORRELATE``."""
     family: str
+    """Name of the family."""
     column: str = ""
-    """Column of ``steps`` that has it; empty: it is computed."""
+    """Column of ``steps`` with the values; empty if they are computed."""
 
 
 KINDS = {
-    "batch": Kind(CAUSE, "batch", "total_requests"),
-    "new": Kind(CAUSE, "prefill", "num_new"),
-    "resumed": Kind(CAUSE, "resumed", "num_resumed"),
-    "drafts": Kind(CAUSE, "drafts", "draft_tokens"),
-    "cached": Kind(CAUSE, "cached", "cached_tokens"),
-    "parked": Kind(CAUSE, "connector", "kv_loads_parked"),
-    "sessions": Kind(CAUSE, "sessions", "sessions_paused"),
-    "dummies": Kind(CAUSE, "dummies", "dummy_batches"),
-    "throttled": Kind(CAUSE, "throttled", "throttle_prefills"),
-    "recomputed": Kind(CAUSE, "recomputed", "recomputed_tokens"),
-    "prefill_tokens": Kind(WORK, "prefill", "prefill_tokens"),
-    "decode_tokens": Kind(WORK, "batch", "decode_tokens"),
-    "context": Kind(WORK, "context", "context_tokens"),
-    "running": Kind(WORK, "batch", "num_running_before"),
-    "decode_only": Kind(CAUSE, "prefill"),
-    "mixed": Kind(CAUSE, "mixed"),
-    "exits": Kind(CAUSE, "exits"),
-    "loads": Kind(CAUSE, "connector"),
-    "preemptions": Kind(CAUSE, "preemptions"),
-    "grammars": Kind(CAUSE, "grammars"),
-    "arrivals": Kind(CAUSE, "arrivals"),
-    "finishes": Kind(CAUSE, "finishes"),
-    "capped": Kind(CAUSE, "capped"),
-    "trait": Kind(CAUSE, "trait"),
-    "lora": Kind(CAUSE, "lora"),
-    "padding": Kind(CAUSE, "padding"),
-    "request": Kind(CAUSE, "request"),
-    "first_use": Kind(CAUSE, "first_use"),
-    "kv_used": Kind(WORK, "kv"),
-    "clock": Kind(BESIDE, "clock"),
-    "waiting": Kind(BESIDE, "waiting", "num_waiting_before"),
-    "not_ready": Kind(BESIDE, "not_ready", "num_not_ready_after"),
-    "age": Kind(BESIDE, "age"),
+    "batch": FeatureKind(CAUSE, "batch", "total_requests"),
+    "new": FeatureKind(CAUSE, "prefill", "num_new"),
+    "resumed": FeatureKind(CAUSE, "resumed", "num_resumed"),
+    "drafts": FeatureKind(CAUSE, "drafts", "draft_tokens"),
+    "cached": FeatureKind(CAUSE, "cached", "cached_tokens"),
+    "parked": FeatureKind(CAUSE, "connector", "kv_loads_parked"),
+    "sessions": FeatureKind(CAUSE, "sessions", "sessions_paused"),
+    "dummies": FeatureKind(CAUSE, "dummies", "dummy_batches"),
+    "throttled": FeatureKind(CAUSE, "throttled", "throttle_prefills"),
+    "recomputed": FeatureKind(CAUSE, "recomputed", "recomputed_tokens"),
+    "prefill_tokens": FeatureKind(WORK, "prefill", "prefill_tokens"),
+    "decode_tokens": FeatureKind(WORK, "batch", "decode_tokens"),
+    "context": FeatureKind(WORK, "context", "context_tokens"),
+    "running": FeatureKind(WORK, "batch", "num_running_before"),
+    "decode_only": FeatureKind(CAUSE, "prefill"),
+    "mixed": FeatureKind(CAUSE, "mixed"),
+    "exits": FeatureKind(CAUSE, "exits"),
+    "loads": FeatureKind(CAUSE, "connector"),
+    "preemptions": FeatureKind(CAUSE, "preemptions"),
+    "grammars": FeatureKind(CAUSE, "grammars"),
+    "arrivals": FeatureKind(CAUSE, "arrivals"),
+    "finishes": FeatureKind(CAUSE, "finishes"),
+    "capped": FeatureKind(CAUSE, "capped"),
+    "trait": FeatureKind(CAUSE, "trait"),
+    "lora": FeatureKind(CAUSE, "lora"),
+    "padding": FeatureKind(CAUSE, "padding"),
+    "request": FeatureKind(CAUSE, "request"),
+    "first_use": FeatureKind(CAUSE, "first_use"),
+    "kv_used": FeatureKind(WORK, "kv"),
+    "clock": FeatureKind(CORRELATE, "clock"),
+    "waiting": FeatureKind(CORRELATE, "waiting", "num_waiting_before"),
+    "not_ready": FeatureKind(CORRELATE, "not_ready", "num_not_ready_after"),
+    "age": FeatureKind(CORRELATE, "age"),
 }
-"""Kinds of features. The first of a family that explain the same is named."""
+"""Kinds of features. The report names the first kind of a family that explains as much."""
 NOTHING_HAPPENS = ("queue_empty",)
-"""Causes of exits that say nothing beyond the queue's length."""
+"""Causes of exits that only repeat the queue depth."""
 
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """A fact about each step."""
+    """Fact about each step."""
 
     kind: str
     """A key of ``KINDS``."""
     values: Array
     detail: str = ""
-    """Which exit, trait, adapter or request."""
+    """Name of the exit, trait, adapter or request."""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Name of the feature among all."""
+    def identity(self) -> tuple[str, str]:
+        """Kind and detail, which identify the feature."""
         return self.kind, self.detail
 
     @property
-    def rank(self) -> int:
-        """``CAUSE``, ``WORK`` or ``BESIDE``."""
-        return KINDS[self.kind].rank
+    def role(self) -> int:
+        """``CAUSE``, ``WORK`` or ``CORRELATE``."""
+        return KINDS[self.kind].role
 
     @property
-    def family(self) -> str:
-        """Name shared by features that say the same."""
+    def family_name(self) -> str:
+        """Name shared by the features that measure the same thing."""
         return f"{KINDS[self.kind].family} {self.detail}".strip()
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps that are looked at, in order: with processors, and outside of what was asked for.
+    """Return the steps to examine in order of time, without starved and interrupted steps.
 
-    Pauses, calls of the workers and hangs have a cause of their own.
+    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own.
     """
     steps = unstarved(timeline, timeline.starved_steps, timeline.steps).sort("start_us")
     events = timeline.events.filter(pl.col("kind").is_in([PAUSED, ASLEEP, CALLED, HUNG, STALLED]))
@@ -132,7 +134,7 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
-    """Return the time of each part of each step, in microseconds; NaN: it is not known, or there is none."""
+    """Return the time of each part of each step in microseconds; NaN if unknown or without that part."""
     nothing = pl.lit(None, pl.Int64)
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     shared = (timeline.header.pipeline_parallel_size or 1) > 1
@@ -151,7 +153,10 @@ def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
 
 
 def exposed_us(timeline: Timeline, steps: pl.DataFrame, part: str, times: Array) -> Array:
-    """Return how much of the part's time the device did not work, which is what it costs."""
+    """Return the part of each time that the engine loses, in microseconds.
+
+    Host work costs nothing while the device is busy.
+    """
     if part in (EXECUTION, BETWEEN):
         return times
     begin, length = ("start_us", "schedule_us") if part == SCHEDULE else ("output_us", "update_us")
@@ -162,8 +167,8 @@ def exposed_us(timeline: Timeline, steps: pl.DataFrame, part: str, times: Array)
     return np.clip(times - hidden.to_numpy(), 0, None)
 
 
-def work_of(part: str, steps: pl.DataFrame) -> Array:
-    """Return the columns of a model of the part's work: constant, linear, and bends in what a token costs."""
+def work_columns(part: str, steps: pl.DataFrame) -> Array:
+    """Return the columns of a model of a part's work: constant, linear, and bends in the cost of a token."""
 
     def column(name: str) -> Array:
         return steps[name].cast(pl.Float64).fill_null(0).to_numpy() if name in steps.columns else none
@@ -179,7 +184,7 @@ def work_of(part: str, steps: pl.DataFrame) -> Array:
         columns += [prefill * context]
     else:
         columns += [column("total_requests"), column("num_new")]
-        if part == BETWEEN:  # whoever paces the steps waits less after a longer one
+        if part == BETWEEN:  # the wait for the next step is shorter after a longer step
             columns.append(np.concatenate([[0.0], (column("output_us") - column("start_us"))[:-1]]))
     matrix = np.column_stack(columns).astype(float)
     matrix /= np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-9)
@@ -187,27 +192,30 @@ def work_of(part: str, steps: pl.DataFrame) -> Array:
 
 
 def independent(matrix: Array) -> Array:
-    """Return the columns that are no combination of earlier ones."""
-    kept: list[int] = []
+    """Return the columns that are linearly independent of the earlier ones."""
+    places: list[int] = []
     basis = np.empty((len(matrix), 0))
     for at in range(matrix.shape[1]):
         rest = matrix[:, at] - basis @ (basis.T @ matrix[:, at])
         rest = rest - basis @ (basis.T @ rest)
         norm = float(np.linalg.norm(rest))
         if norm > 1e-3 * float(np.linalg.norm(matrix[:, at])) and norm > 0:
-            kept.append(at)
+            places.append(at)
             basis = np.column_stack([basis, rest / norm])
-    return matrix[:, kept]
+    return matrix[:, places]
 
 
 def _bends(values: Array, pieces: int) -> list[Array]:
-    """Return columns with which a line may bend at equal distances."""
+    """Return columns that let a line bend at equally spaced values."""
     most = float(values.max(initial=0.0))
     return [np.clip(values - most * at / pieces, 0, None) for at in range(1, pieces)]
 
 
 def _bends_among(values: Array, among: Array) -> list[Array]:
-    """Return columns with which a line may bend between equally many of some steps; 0 in the others."""
+    """Return columns that let a line bend between equally many of the selected steps.
+
+    They are 0 in the remaining steps.
+    """
     if not among.any():
         return []
     count = int(min(MOST_BENDS, among.sum() // STEPS_OF_BEND))
@@ -216,18 +224,22 @@ def _bends_among(values: Array, among: Array) -> list[Array]:
 
 
 def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> list[Feature]:
-    """Return everything that the trace knows of each step and that is not the same for all.
+    """Return every recorded feature that varies between the steps, in the order of ``KINDS``.
 
     Args:
-        timeline: The engine's trace.
-        steps: ``judged_steps``, or some of them.
+        timeline: Timeline of the engine.
+        steps: ``judged_steps``, or a part of them.
         requests: Requests whose presence is a feature.
     """
-    made = [*_columns(steps), *_computed(timeline, steps), *_listed(timeline, steps)]
-    made += [*_members(timeline, steps, requests)]
+    candidates = [
+        *_columns(steps),
+        *_computed(timeline, steps),
+        *_listed(timeline, steps),
+        *_members(timeline, steps, requests),
+    ]
     order = {kind: place for place, kind in enumerate(KINDS)}
-    made = [feature for feature in made if np.ptp(feature.values) > 0]
-    return sorted(made, key=lambda feature: (order[feature.kind], feature.detail))
+    varying = [feature for feature in candidates if np.ptp(feature.values) > 0]
+    return sorted(varying, key=lambda feature: (order[feature.kind], feature.detail))
 
 
 def _columns(steps: pl.DataFrame) -> Iterator[Feature]:
@@ -260,7 +272,7 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
 
 
 def _oldest_s(timeline: Timeline, at_us: Array) -> Array:
-    """Return the age of the oldest request in the scheduler at each moment, in seconds; 0: there is none."""
+    """Return the age in seconds of the oldest request in the scheduler at each moment; 0 without requests."""
     states = timeline.request_states.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
     lives = lives.sort("begin_us", "request_id")
@@ -272,7 +284,7 @@ def _oldest_s(timeline: Timeline, at_us: Array) -> Array:
 
 
 def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
-    """Yield how often each thing that steps list happened in them."""
+    """Yield the number of exits, preemptions, arrivals and further listed events of each step."""
     wanted = steps.select("step")
     exits = timeline.exits.filter(~pl.col("cause").is_in(NOTHING_HAPPENS)).join(wanted, on="step", how="semi")
     for (loop, cause), rows in exits.group_by("loop", "cause", maintain_order=True):
@@ -298,7 +310,7 @@ def _counts(steps: pl.DataFrame, rows: pl.DataFrame, count: pl.Expr) -> Array:
 
 
 def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> Iterator[Feature]:
-    """Yield how many requests of a kind each step scheduled."""
+    """Yield the number of requests with each trait, adapter or name that each step scheduled."""
     asked = timeline.known_requests
     groups = [("trait", trait, asked.filter(has)["request_id"]) for trait, has in TRAITS.items()]
     adapters = asked.drop_nulls("lora")

@@ -19,7 +19,7 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
 from schedtrace.read.run import FrontEndRecord
 from schedtrace.read.trace import Trace
-from schedtrace.timeline.aborted_work import aborted_work
+from schedtrace.timeline.aborted_work import work_for_aborted
 from schedtrace.timeline.charges import make_charges, make_idle_holders, make_long_prefills
 from schedtrace.timeline.engine_states import (
     engine_busy_us,
@@ -194,7 +194,7 @@ class Timeline(EngineFrames):
     @cached_property
     def aborted_work(self) -> pl.DataFrame:
         """Steps that computed for requests which were aborted later (``timeline/aborted_work.py``)."""
-        return aborted_work(self, self.step_time)
+        return work_for_aborted(self, self.step_time)
 
     @cached_property
     def charges(self) -> pl.DataFrame:

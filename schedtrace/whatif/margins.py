@@ -1,7 +1,7 @@
-"""What a prediction owes to its replay being off from what was recorded.
+"""Margins that the misfit of a replay adds to a prediction.
 
-A replay of the load as recorded that is off by 7 % is an error bar, not a refusal: a change is believed if it
-gains more.
+The misfit is the error of a replay with the recorded settings. A misfit of 7 % widens the error bar and does
+not forbid a prediction: a change counts if it gains more than that.
 """
 
 import math
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from schedtrace.whatif.prediction import RecordedLoad
 
 REPRODUCES_WITHIN = 0.05
-"""A replay that comes this near to what was recorded is not off: no cause is looked for."""
+"""Largest misfit, as a share, that needs no explanation."""
 MOST_FRAC = 1 / 3
-"""A replay that is off by more is of another load: it answers nothing."""
+"""Largest misfit, as a share, that allows a prediction; beyond it the replay does not reproduce the load."""
 EXPLAINS_FRAC = 0.5
-"""Share of the misfit from which interruptions are its likely cause."""
+"""Least share of the misfit that interruptions must account for to be its likely cause."""
 
 
 def drift(recorded: Sequence[float], replayed: Sequence[float]) -> float:
-    """Return the variance of what replays of trials are off by (a logarithm), and the square of its mean."""
+    """Return the variance of the trials' misfits (log ratios) plus the square of their mean."""
     off = [math.log(was / ours) for was, ours in zip(recorded, replayed, strict=False)]
     spread = statistics.variance(off) if len(off) > 1 else 0.0
     return spread + statistics.fmean(off) ** 2
 
 
 def likely_causes(base: "RecordedLoad", off_frac: float) -> list[str]:
-    """Return what happened in the recording that a replay does not have, as clauses of a sentence.
+    """Return the recorded events that a replay cannot reproduce, as clauses of a sentence.
 
     Args:
-        base: The recorded load.
-        off_frac: What its replay is off by.
+        base: Recorded load.
+        off_frac: Misfit of its replay, as a share.
     """
     causes = []
     if starved := sum(timeline.starved_steps.len() for timeline in base.timelines):

@@ -1,9 +1,10 @@
-"""Patterns of clients: what decides when the next request is sent, fitted to arrivals and answers.
+"""Client patterns: rules for when clients send the next request, fitted to arrivals and answers.
 
-A replay at the recorded times would be wrong for clients that wait for answers: an engine that answers sooner
-is sent more. A pattern is a rate at which the next request comes, given everything before it. The rate is
-learned from one half of the load and predicts the arrivals of the other. A pattern is accepted if it predicts
-them better than their own rhythm does; if none does, requests come at times of their own.
+A replay at the recorded times is wrong for clients that wait for answers, because they send more to an engine
+that answers sooner. A pattern is a rate at which the next request arrives, given all earlier events. The fit
+learns the rate from half of the load and predicts the arrivals of the second half, and vice versa. A pattern
+is accepted if it predicts them better than their own rhythm does; if no pattern does, requests arrive
+independently of answers.
 """
 
 import math
@@ -19,34 +20,35 @@ from schedtrace.model.message import Message
 from schedtrace.model.say import say
 
 Pattern = Literal["loop", "barrier", "limit", "sessions", "retries"]
-"""``loop``: N clients with one request open each; ``barrier``: N at once, and the next N when all are done;
-``limit``: a queue in front that keeps at most N open; ``sessions``: N users who think between an answer and
-their next request; ``retries``: a request follows another one that was given up."""
+"""Pattern of the clients. ``loop``: N clients keep one request open each. ``barrier``: clients send N
+requests at once, and the next N when all are done. ``limit``: a queue in front of the engine keeps at most N
+requests open. ``sessions``: N users think between an answer and their next request. ``retries``: a request
+follows an aborted request."""
 FEWEST = 8
-"""Fewest arrivals that show a pattern."""
+"""Fewest arrivals that can show a pattern."""
 MOST = 4000
-"""Arrivals of a load that are looked at."""
+"""Most arrivals of a load that the fit uses."""
 BETTER_NATS = 7.0
-"""Log-likelihood of held-out arrivals beyond that of a simpler pattern: odds of a thousand to one."""
+"""Gain in the log-likelihood of held-out arrivals over a simpler pattern: odds of about 1000 to 1."""
 MOST_NATS = 3.0
-"""Most that a single arrival counts: one surprise is no pattern."""
+"""Largest gain or loss that a single arrival counts, because a single surprise is no pattern."""
 SAME_FRAC = 0.01
-"""Share of a request's median time: moments nearer to each other than that are the same."""
+"""Resolution of moments and ages, as a share of the median end-to-end latency."""
 AT_ONCE_FRAC = 0.05
-"""Think time, as a share of the median end-to-end latency, up to which a client sends its next request at
-once. Arrivals at answers are no coincidence, however regular both are."""
+"""Longest think time, as a share of the median end-to-end latency, that counts as sending at once. Arrivals
+that coincide with answers are no chance, however regular both are."""
 MOSTLY_AT_ONCE_FRAC = 0.25
-"""The same share for nine tenths of the requests."""
+"""Longest think time for 90 % of the requests of a client that sends at once, as the same share."""
 FEWEST_EVENTS = 4
-"""Fewest rounds of a barrier, and fewest requests that were given up."""
+"""Fewest rounds of a barrier, and fewest aborted requests, that can show a pattern."""
 FULL_FRAC = 0.15
-"""Least share of the requests that a queue in front sends at an answer, and of those that came later."""
+"""Least share of requests that a queue in front sends at an answer, and least share that arrive later."""
 TIMES_OPEN = (1.0, 1.25, 1.5, 2.0, 3.0)
-"""Sessions tried, as multiples of the most requests that were open at a time."""
+"""Numbers of sessions to try, as multiples of the most requests open at a time."""
 MOST_BINS = 20
-"""Ages of a state for which a rate of their own is learned."""
+"""Most age bins of a state with a rate each."""
 PRIOR = 0.5
-"""Arrivals at the overall rate that are added to what is learned about a state and an age."""
+"""Number of arrivals at the overall rate that the fit adds to each age bin of a state."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,20 @@ class Clients:
 
     pattern: Pattern
     clients: int
-    """Clients of a loop; sessions; requests of a barrier's round; most open requests of a limit; number of
-    retries."""
+    """Number of clients of a loop, of sessions, of requests in a barrier's round, of requests that a limit
+    keeps open, or of retries."""
     think_us: tuple[float, ...]
-    """Times from an answer to the request that follows it, in order: of a loop and a limit from the n-th
-    answer, of a barrier from the end of a round, of retries from the abort; the mean alone of sessions."""
+    """Think times in microseconds, in order. A think time begins at the n-th answer for a loop or a limit, at
+    the end of a round for a barrier, and at the abort for retries; sessions have only their mean."""
 
     @property
     def is_replayed(self) -> bool:
-        """Whether a replay sends the requests after its own answers."""
+        """Whether a replay sends the requests in response to its own answers."""
         return self.pattern in ("loop", "barrier")
 
     @property
     def note(self) -> Message:
-        """Sentence on how the load is replayed."""
+        """Sentence about the replay of the load."""
         thinks = round(median(self.think_us)) if self.think_us else None
         if not self.is_replayed:
             return say(
@@ -94,17 +96,18 @@ class Clients:
 
 
 PATTERNS = {"limit": "a queue in front", "sessions": "sessions with think time", "retries": "retries"}
+"""Patterns that a replay does not follow, in words."""
 
 
 def clients_of(
     arrived_us: Sequence[float], answered_us: Sequence[float | None], aborted: Sequence[bool] = ()
 ) -> Clients | None:
-    """Return the pattern that predicts the arrivals best; None: they come at times of their own.
+    """Return the pattern that predicts the arrivals best; None: requests arrive independently of answers.
 
     Args:
-        arrived_us: When each request was sent, to whichever engine, in any order.
-        answered_us: When each was answered or given up, in the same order; None: never.
-        aborted: Whether its client gave it up; empty: no client did.
+        arrived_us: Times at which requests were sent, to any engine and in any order.
+        answered_us: Times at which they were answered or aborted, in the same order; None: never.
+        aborted: Flags of the requests that a client aborted, in the same order; empty: none was.
     """
     history = _History.from_times(arrived_us, answered_us, aborted)
     if len(history.sent_us) - history.most_open < FEWEST:
@@ -123,43 +126,47 @@ def clients_of(
     return None if best is None else _clients(best, history)
 
 
-def loop_of(arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int) -> Clients:
-    """Return a load as that of so many clients with one request open each, whatever its times look like."""
+def closed_loop(arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int) -> Clients:
+    """Return a load as a closed loop of this many clients, whatever pattern its times show."""
     return Clients("loop", clients, _History.from_times(arrived_us, answered_us).thinks_us(clients))
 
 
 class _Spell(NamedTuple):
-    """A time in which the next request may come, at a rate that depends on a state and its age."""
+    """Period in which the next request may arrive, at a rate that depends on a state and its age."""
 
     arrival: int
     """Place of that request."""
     state: int
+    """State of the client or queue, such as ``_BEFORE``."""
     begin_us: float
+    """Age of the state at the start of the period."""
     end_us: float
-    """Ages of the state."""
+    """Age of the state at the end of the period."""
     comes: bool
-    """Whether the request comes at its end."""
+    """Whether the request arrives at the end of the period."""
     weight: float = 1.0
-    """Clients that may send it."""
+    """Number of clients that may send the request."""
 
 
 _BEFORE, _AFTER, _CLOCK, _STEADY, _NEXT = range(5)
-"""States: before the answer that the next request waits for; after it; since the request before; at one rate,
-whatever the age; a burst or round is complete, and the next may begin."""
+"""States: before the answer that the next request waits for; after that answer; since the previous request;
+at a constant rate, whatever the age; after a complete burst or round, when the next may begin."""
 
 
 @dataclass(frozen=True)
 class _History:
-    """Arrivals and answers of a load, each in order of time."""
+    """Arrivals and answers of a load, each in order of time and in microseconds."""
 
     sent_us: list[float]
+    """Times of the arrivals."""
     gone_us: list[float]
-    """Answers, and times at which clients gave up."""
+    """Times of the answers and aborts."""
     ends_us: list[float]
-    """The same in the order of ``sent_us``; infinite: never."""
+    """Time of each request's answer or abort, in the order of ``sent_us``; infinite: never."""
     gave_up_us: list[float]
+    """Times of the aborts."""
     took_us: float
-    """Median time from a request to its answer."""
+    """Median end-to-end latency."""
 
     @classmethod
     def from_times(
@@ -183,57 +190,56 @@ class _History:
 
     @cached_property
     def most_open(self) -> int:
-        """The most requests open at a time; an answer and the next request do not overlap."""
+        """Most requests open at a time; a request that arrives at an answer does not overlap its request."""
         return max(
             (number - bisect_right(self.gone_us, us) for number, us in enumerate(self.sent_us, 1)), default=0
         )
 
     @property
-    def predicted(self) -> range:
-        """Places of the arrivals that patterns are judged by: those that may follow an answer."""
+    def judged_places(self) -> range:
+        """Places of the arrivals that judge the patterns: arrivals that may follow an answer."""
         return range(max(1, self.most_open), min(len(self.sent_us), max(1, self.most_open) + MOST))
 
     @cached_property
     def done_us(self) -> list[float]:
-        """Time at which all requests up to each place are answered."""
+        """Times at which all requests up to each place are done."""
         return list(accumulate(self.ends_us, max))
 
     @cached_property
     def round_starts(self) -> list[int]:
-        """Places of the requests that found nothing open."""
+        """Places of the requests that arrived while no request was open."""
         first_us, *later_us = self.sent_us
         found_idle = [place for place, us in enumerate(later_us, 1) if self.done_us[place - 1] <= us]
         return [0, *found_idle] if first_us is not None else []
 
     def thinks_us(self, clients: int) -> tuple[float, ...]:
-        """Return the times from the n-th answer to the n-th request that follows an answer, in order."""
+        """Return the times from the n-th answer to the n-th request that may follow an answer, in order."""
         lags = zip(self.sent_us[clients:], self.gone_us, strict=False)
         return tuple(max(0.0, sent - gone) for sent, gone in lags)
 
     def allows(self, pattern: Pattern) -> bool:
-        """Return whether what sets a pattern apart from simpler ones happened at all, again and again."""
+        """Return whether the events that distinguish a pattern from simpler patterns occurred repeatedly."""
         if pattern == "barrier":
             rounds = [self.ends_us[start:end] for start, end in pairwise(self.round_starts)]
             waited_us = [max(ends_us) - min(ends_us) for ends_us in rounds]
-            is_apart = (
-                bool(waited_us) and median(waited_us) > AT_ONCE_FRAC * self.took_us
-            )  # else it is a loop
+            # Without a wait for the last answer of a round, a barrier is a loop.
+            is_apart = bool(waited_us) and median(waited_us) > AT_ONCE_FRAC * self.took_us
             return len(rounds) >= FEWEST_EVENTS - 1 and _size(self.round_starts) > 1 and is_apart
         if pattern == "limit":
             lags_us = self.thinks_us(self.most_open)
             at_once = sum(lag <= AT_ONCE_FRAC * self.took_us for lag in lags_us)
             return FULL_FRAC * len(lags_us) <= at_once <= (1 - FULL_FRAC) * len(lags_us)
-        if pattern == "sessions":  # requests that come together have no think times of their own
+        if pattern == "sessions":  # simultaneous requests have no think times of their own
             return median(us - before for _, before, us in _gaps(self)) > SAME_FRAC * self.took_us
         return pattern != "retries" or len(self.gave_up_us) >= FEWEST_EVENTS
 
     @property
     def round_lags_us(self) -> list[float]:
-        """Times from the end of a round to the next one."""
+        """Times from the end of each round to the start of the next, in microseconds."""
         return [self.sent_us[start] - self.done_us[start - 1] for start in self.round_starts[1:]]
 
     def is_at_once(self, pattern: Pattern) -> bool:
-        """Return whether nearly all requests came right at the answer that a loop or a barrier waits for."""
+        """Return whether nearly all requests arrived at the answer that a loop or a barrier waits for."""
         lags_us = {"loop": self.thinks_us(self.most_open), "barrier": self.round_lags_us}.get(pattern, ())
         if len(lags_us) < FEWEST_EVENTS:
             return False
@@ -244,20 +250,20 @@ class _History:
         )
 
     def follows(self, clients: int, place: int) -> float:
-        """Return when the answer came that this request follows if so many may be open; infinite: never."""
+        """Return the time of the answer that a request follows if this many may be open; infinite: never."""
         nth = place - clients
         return self.gone_us[nth] if nth < len(self.gone_us) else math.inf
 
     def nats(self, variants: "Sequence[_Variant]") -> Any:
-        """Return the log-likelihood of each arrival under a pattern that was fitted to the other half.
+        """Return the log-likelihood of each arrival under a pattern fitted to the opposite half of the load.
 
         Args:
-            variants: Forms of the pattern, of which the fit takes the one that suits its half best.
+            variants: Forms of the pattern; the fit takes the form that suits its half best.
         """
-        import numpy as np  # noqa: PLC0415  # a quarter of a second
+        import numpy as np  # noqa: PLC0415  # it takes a quarter of a second to load
 
         tables = [np.array([*variant(self)]) for variant in variants]
-        middle = self.predicted.start + len(self.predicted) // 2
+        middle = self.judged_places.start + len(self.judged_places) // 2
         halves = []
         for first in (True, False):
             fits = []
@@ -273,6 +279,7 @@ class _History:
 
 
 _Variant = Callable[[_History], Iterator[_Spell]]
+"""Form of a pattern: it yields the spells of each predicted arrival."""
 
 
 class _Rates:
@@ -280,7 +287,7 @@ class _Rates:
 
     Args:
         spells: A row per spell, with the columns of ``_Spell``.
-        same_us: Ages that differ by less are the same.
+        same_us: Smallest difference in age to resolve, in microseconds.
     """
 
     def __init__(self, spells: Any, same_us: float) -> None:
@@ -292,7 +299,7 @@ class _Rates:
         }
 
     def _learn(self, spells: Any) -> tuple[Any, Any]:
-        """Return the edges of a state's ages, and the rate between each two."""
+        """Return the edges of a state's age bins, and the arrivals per microsecond in each bin."""
         import numpy as np  # noqa: PLC0415  # as above
 
         edges = np.array([0.0, np.inf])
@@ -308,7 +315,7 @@ class _Rates:
         arrived = np.histogram(ages, edges)[0]
         mean = (arrived.sum() + PRIOR) / (exposed_us.sum() + PRIOR / self._overall)
         rates = (arrived + PRIOR) / (exposed_us + PRIOR * np.minimum(np.diff(edges), 1 / mean))
-        return edges, np.minimum(rates, 10 / self._same_us)  # no moment is known better than that
+        return edges, np.minimum(rates, 10 / self._same_us)  # times are not resolved better than that
 
     def nats(self, spells: Any) -> Any:
         """Return the log-likelihood of each spell."""
@@ -326,7 +333,7 @@ class _Rates:
 
 
 def _overlaps(spells: Any, edges: Any) -> Any:
-    """Return how long each spell is at ages between each two edges, times its weight."""
+    """Return the time in microseconds that each spell spends in each age bin, times its weight."""
     import numpy as np  # noqa: PLC0415  # as above
 
     begin = np.maximum(spells[:, 2, None], edges[None, :-1])
@@ -335,19 +342,19 @@ def _overlaps(spells: Any, edges: Any) -> Any:
 
 
 def _gaps(history: _History) -> Iterator[tuple[int, float, float]]:
-    """Yield the place of each predicted arrival, the time of the arrival before, and its own."""
-    for place in history.predicted:
+    """Yield each predicted arrival's place, the time of the previous arrival, and its own time."""
+    for place in history.judged_places:
         yield place, history.sent_us[place - 1], history.sent_us[place]
 
 
 def _rhythm(history: _History, state: int = _CLOCK) -> Iterator[_Spell]:
-    """Yield the spells of requests that come at times of their own."""
+    """Yield the spells of requests that arrive independently of answers."""
     for place, before, us in _gaps(history):
         yield _Spell(place, state, 0.0, us - before, comes=True)
 
 
 def _bursts(history: _History) -> Iterator[_Spell]:
-    """Yield the spells of bursts of one size, each at a time after the begin of the one before."""
+    """Yield the spells of equally large bursts whose times depend on the start of the previous burst."""
     sent_us, soon_us = history.sent_us, AT_ONCE_FRAC * history.took_us
     starts = [0, *(at for at in range(1, len(sent_us)) if sent_us[at] - sent_us[at - 1] > soon_us)]
     size = _size(starts)
@@ -365,11 +372,11 @@ def _size(starts: Sequence[int]) -> float:
 
 
 _OWN_TIMES = (_rhythm, partial(_rhythm, state=_STEADY), _bursts)
-"""Forms of requests that come at times of their own."""
+"""Forms of requests that arrive independently of answers."""
 
 
 def _waits_for(place: int, before: float, us: float, event_us: float) -> Iterator[_Spell]:
-    """Yield the spells of a request that waits for an event: before it, and after it."""
+    """Yield the spells of a request that waits for an event, before and after the event."""
     if event_us > before:
         yield _Spell(place, _BEFORE, 0.0, min(event_us, us) - before, comes=us < event_us)
     if event_us <= us:
@@ -390,7 +397,7 @@ def _barrier(history: _History) -> Iterator[_Spell]:
 
 
 def _limit(history: _History) -> Iterator[_Spell]:
-    """Yield the spells of a queue that sends at an answer what waits, and at once what finds room."""
+    """Yield the spells of a queue that sends waiting requests at answers, and requests with room at once."""
     soon_us = AT_ONCE_FRAC * history.took_us
     for place, before, us in _gaps(history):
         answer_us = history.follows(history.most_open, place)
@@ -401,7 +408,7 @@ def _limit(history: _History) -> Iterator[_Spell]:
 
 
 def _sessions(history: _History, times_open: float) -> Iterator[_Spell]:
-    """Yield the spells of sessions, each of which may send its next request while it has none open."""
+    """Yield the spells of sessions, each of which sends its next request only when it has none open."""
     sessions = max(1, round(times_open * history.most_open))
     gone = history.gone_us
     for place, before, us in _gaps(history):
@@ -414,9 +421,9 @@ def _sessions(history: _History, times_open: float) -> Iterator[_Spell]:
 
 
 def _retries(history: _History) -> Iterator[_Spell]:
-    """Yield the spells of requests that repeat one that was given up, and of others between."""
+    """Yield the spells of requests that repeat an aborted request, and of the requests between them."""
     given_up, pending, last_us = history.gave_up_us, 0, -math.inf
-    nth = bisect_right(given_up, history.sent_us[history.predicted.start - 1])
+    nth = bisect_right(given_up, history.sent_us[history.judged_places.start - 1])
     for place, before, us in _gaps(history):
         pending = pending if before - last_us <= history.took_us else 0
         begin = before
@@ -457,9 +464,9 @@ def _clients(pattern: Pattern, history: _History) -> Clients:
 
 
 def _session_fit(history: _History, times_open: float) -> tuple[float, int, float]:
-    """Return the log-likelihood of so many sessions, their number, and their mean think time."""
+    """Return the log-likelihood of a number of sessions, that number, and their mean think time (us)."""
     spells = [*_sessions(history, times_open)]
     thinking_us = sum(spell.weight * (spell.end_us - spell.begin_us) for spell in spells)
-    came = [spell.weight for spell in spells if spell.comes]
-    nats = sum(map(math.log, came)) - len(came) * math.log(max(thinking_us, 1.0))
-    return nats, max(1, round(times_open * history.most_open)), thinking_us / len(came)
+    weights = [spell.weight for spell in spells if spell.comes]
+    nats = sum(map(math.log, weights)) - len(weights) * math.log(max(thinking_us, 1.0))
+    return nats, max(1, round(times_open * history.most_open)), thinking_us / len(weights)

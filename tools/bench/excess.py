@@ -1,14 +1,15 @@
-"""How often is the cause of slow steps found? ``python tools/bench/excess.py [--seeds 1-200]``.
+"""Benchmark of the search for causes of slow steps: ``python tools/bench/excess.py [--seeds 1-200]``.
 
-Loads of vLLM's own scheduler are recorded once in virtual time. Then each seed gives the steps of one of them
-new times: a model of their work (linear, or the larger of reading weights and computing) with noise and
-outliers, and a part of some steps is 5 to 300 % longer: those that meet a condition on one feature or, of a
-third of the loads, on two. As many loads have noise only. Printed: how many hidden conditions are named, by
-what they cost, and how many loads with noise only are explained.
+The benchmark records loads of vLLM's own scheduler once, in virtual time. For each seed it gives the steps of
+one load new times: a model of their work (linear, or the larger of reading weights and computing) with noise
+and outliers. It then makes a part of some steps 5 to 300 % longer: the steps that meet a hidden condition on
+one feature or, in a third of the loads, on two features. As many loads have noise only. It prints the share
+of hidden conditions that the search names, by their cost, and the number of noise-only loads that it
+explains.
 
-A condition is named if what the report would say first has the same features (families of features that say
-the same count as one), or marks the same steps (Jaccard index of 0.9); "or beside it": what it says explains
-as much counts, too.
+The search names a condition first if its first explanation has features of the same families or marks the
+same steps (Jaccard index of at least 0.9), and at all if any explanation does. "Or beside" also counts ties:
+explanations that explain as much.
 """
 
 import argparse
@@ -29,7 +30,7 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from schedtrace.diagnose.excess import part_excess  # noqa: E402  # vLLM reads the lines above
+from schedtrace.diagnose.excess import part_excess  # noqa: E402  # vLLM reads these variables
 from schedtrace.diagnose.excess_search import Explanation  # noqa: E402
 from schedtrace.read.run import read_run  # noqa: E402
 from schedtrace.timeline.excess import (  # noqa: E402
@@ -39,23 +40,26 @@ from schedtrace.timeline.excess import (  # noqa: E402
     Feature,
     features,
     judged_steps,
-    work_of,
+    work_columns,
 )
 from schedtrace.timeline.timeline import Timeline, make_timeline  # noqa: E402
 
 LEAST_COST = 0.03
+"""Least share of the busy time that a costly condition takes."""
 SAME = 0.9
-"""Jaccard index of the steps, from which two conditions are the same."""
+"""Least Jaccard index of their steps at which two conditions are the same."""
 REPORTED_FROM = 0.01
-"""Share of the busy time from which the report names an explanation."""
+"""Least share of the busy time at which the report names an explanation."""
 PAIRS = 1 / 3
+"""Share of the hidden conditions with two features."""
 MOST_IMPLIED = 0.9
-"""Share of a hidden condition that the model of the work may imply: with more it is work."""
+"""Largest share of a hidden condition that the model of the work implies; beyond it the condition is work."""
 SMALLEST, LARGEST = 0.05, 3.0
+"""Range of the relative increase that a hidden condition causes."""
 
 
 def poisson(engine: Any, chance: random.Random) -> None:
-    """Send requests of many sizes at random."""
+    """Send requests of many sizes at random times."""
     us = 0.0
     for number in range(260):
         us += chance.expovariate(1 / 22_000)
@@ -64,7 +68,7 @@ def poisson(engine: Any, chance: random.Random) -> None:
 
 
 def waves(engine: Any, chance: random.Random) -> None:
-    """Send more and fewer requests at once."""
+    """Send waves of 10 to 60 requests."""
     for wave in range(6):
         for number in range(chance.randint(10, 60)):
             engine.arrive(
@@ -76,7 +80,7 @@ def waves(engine: Any, chance: random.Random) -> None:
 
 
 def crowd(engine: Any, chance: random.Random) -> None:
-    """Send them faster than they are served."""
+    """Send requests faster than the engine serves them."""
     for number in range(200):
         engine.arrive(9_000 * number, f"c{number}", chance.randint(100, 700), chance.randint(60, 200))
 
@@ -93,7 +97,7 @@ BASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def record(folder: Path) -> None:
-    """Record every load, unless it is there."""
+    """Record every load that the folder lacks."""
     from schedtrace.record.traced import traced_class  # it imports vLLM
     from schedtrace.simulate import Simulation, VirtualClock
     from schedtrace.step_times.constants import Constants, HostTimes
@@ -114,7 +118,7 @@ def record(folder: Path) -> None:
 
 
 def dressed(timeline: Timeline) -> Timeline:
-    """Give some requests options and adapters, which a scheduler without a model does not look at."""
+    """Give some requests options and adapters, which a scheduler without a model ignores."""
     chance = random.Random("dressed")  # noqa: S311  # a repeatable draw
     rows = timeline.arrivals.height
     timeline.arrivals = timeline.arrivals.with_columns(
@@ -131,7 +135,7 @@ def dressed(timeline: Timeline) -> Timeline:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Condition that makes a part of the steps longer."""
+    """Hidden condition that makes a part of some steps longer."""
 
     families: frozenset[str]
     kinds: tuple[tuple[str, str], ...]
@@ -151,7 +155,7 @@ def condition(feature: Feature, chance: random.Random) -> tuple[Array, str]:
 
 
 def new_times(part: str, steps: pl.DataFrame, chance: random.Random, random_: np.random.Generator) -> Array:
-    """Draw times of the work with noise and a few outliers."""
+    """Draw the times of the work in microseconds, with noise and a few outliers."""
 
     def column(name: str) -> Array:
         return steps[name].cast(pl.Float64).fill_null(0).to_numpy()
@@ -169,21 +173,24 @@ def new_times(part: str, steps: pl.DataFrame, chance: random.Random, random_: np
 
 
 def implied(work: Array, inside: Array) -> float:
-    """Return how much of a condition the model of the work says already: that is work, and no excess."""
+    """Return the share of a condition that the model of the work implies, which is no excess."""
     basis, _ = np.linalg.qr(work)
     column = inside.astype(float) - (basis @ (basis.T @ np.ones(len(work)))) * inside.mean()
     return float(((basis.T @ column) ** 2).sum() / (column**2).sum())
 
 
 def hide(of_steps: list[Feature], work: Array, chance: random.Random) -> Hidden:
-    """Draw a condition and how much longer it makes the part."""
-    families = sorted({feature.family for feature in of_steps})
+    """Draw a condition and the relative increase that it causes."""
+    families = sorted({feature.family_name for feature in of_steps})
     while True:
-        first = chance.choice([one for one in of_steps if one.family == chance.choice(families)] or of_steps)
+        drawn = [feature for feature in of_steps if feature.family_name == chance.choice(families)]
+        first = chance.choice(drawn or of_steps)
         inside, words = condition(first, chance)
         chosen = [first]
         if chance.random() < PAIRS:
-            second = chance.choice([one for one in of_steps if one.family != first.family])
+            second = chance.choice(
+                [feature for feature in of_steps if feature.family_name != first.family_name]
+            )
             also, more = condition(second, chance)
             inside, words = inside & also, f"{words} and {more}"
             if inside.sum() == (first.values > 0).sum() or not 0.1 < inside.sum() / max(also.sum(), 1) < 0.9:
@@ -194,19 +201,23 @@ def hide(of_steps: list[Feature], work: Array, chance: random.Random) -> Hidden:
             break
     factor = float(np.exp(chance.uniform(np.log(SMALLEST), np.log(LARGEST))))
     return Hidden(
-        frozenset(one.family for one in chosen), tuple(one.key for one in chosen), inside, words, factor
+        frozenset(feature.family_name for feature in chosen),
+        tuple(feature.identity for feature in chosen),
+        inside,
+        words,
+        factor,
     )
 
 
 def named(hidden: Hidden, explanation: Explanation, inside: Array) -> bool:
-    """Return whether an explanation has these features, or marks these steps."""
+    """Return whether an explanation has the hidden features or marks the same steps."""
     same = (inside & hidden.inside).sum() / max((inside | hidden.inside).sum(), 1)
-    return explanation.families == hidden.families or same >= SAME
+    return explanation.feature_families == hidden.families or same >= SAME
 
 
 @dataclass(frozen=True)
 class Load:
-    """A recorded load whose steps get new times."""
+    """Recorded load whose steps get new times."""
 
     name: str
     timeline: Timeline
@@ -215,21 +226,22 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said of one load."""
+    """Result of the search on one load."""
 
     hidden: Hidden | None
     cost_frac: float
-    said: list[str]
+    explanations: list[str]
+    """Name of the load and part, then each explanation in words."""
     first: bool
-    """Whether what is said first names the hidden condition."""
+    """Whether the first explanation names the hidden condition."""
     among: bool
-    """Whether anything that is said does."""
+    """Whether any explanation names the hidden condition."""
     beside: bool
-    """Whether it, or what is said to explain as much, does."""
+    """Whether any explanation, or a tie with one, names the hidden condition."""
 
 
 def tried(loads: list[Load], seed: int, *, noise_only: bool) -> Outcome:
-    """Give a load new times, with or without a hidden condition, and search."""
+    """Give a load new times, with or without a hidden condition, and run the search."""
     chance = random.Random(f"excess {seed} {noise_only}")  # noqa: S311  # a repeatable draw
     numbers = np.random.default_rng(2 * seed + noise_only)
     load = chance.choice(loads)
@@ -238,20 +250,20 @@ def tried(loads: list[Load], seed: int, *, noise_only: bool) -> Outcome:
     hidden = None
     if not noise_only:
         requests = chance.sample(load.timeline.arrivals["request_id"].to_list(), 3)
-        hidden = hide(features(load.timeline, load.steps, requests), work_of(part, load.steps), chance)
+        hidden = hide(features(load.timeline, load.steps, requests), work_columns(part, load.steps), chance)
         times = base * np.where(hidden.inside, 1 + hidden.factor, 1.0)
     busy = float(times.sum()) + (0.0 if part == EXECUTION else float(load.steps["busy_us"].sum()))
     excess = part_excess(load.timeline, part, load.steps, times, times, len(times))
     effects = [effect for effect in excess.effects if effect.cost_us >= REPORTED_FROM * busy]
-    is_named = [hidden is not None and named(hidden, one.explanation, one.inside) for one in effects]
+    is_named = [hidden is not None and named(hidden, effect.explanation, effect.inside) for effect in effects]
     also = [
-        hidden is not None and other.families == hidden.families
+        hidden is not None and tie.feature_families == hidden.families
         for effect in effects
-        for other in effect.explanation.also
+        for tie in effect.explanation.also
     ]
-    said = [f"{load.name} {part}", *(_words(effect.explanation) for effect in effects)]
+    explanations = [f"{load.name} {part}", *(_words(effect.explanation) for effect in effects)]
     cost = float((times - base).sum()) / busy
-    return Outcome(hidden, cost, said, any(is_named[:1]), any(is_named), any([*is_named, *also]))
+    return Outcome(hidden, cost, explanations, any(is_named[:1]), any(is_named), any([*is_named, *also]))
 
 
 def _words(explanation: Explanation) -> str:
@@ -263,11 +275,11 @@ def _words(explanation: Explanation) -> str:
 
 
 def print_shares(label: str, rows: list[Outcome]) -> None:
-    """Print how many of these are named."""
+    """Print the shares of these outcomes whose hidden condition is named."""
     if rows:
         first, among, beside = (
             sum(flags) / len(rows)
-            for flags in zip(*((one.first, one.among, one.beside) for one in rows), strict=True)
+            for flags in zip(*((row.first, row.among, row.beside) for row in rows), strict=True)
         )
         print(
             f"{label}: {len(rows)} loads, named first {first:.1%}, at all {among:.1%}, or beside {beside:.1%}"
@@ -293,20 +305,19 @@ def main() -> None:
         for noise_only in (False, True):
             outcome = tried(loads, seed, noise_only=noise_only)
             outcomes.append(outcome)
-            if chosen.show and (outcome.hidden or len(outcome.said) > 1):
+            if chosen.show and (outcome.hidden or len(outcome.explanations) > 1):
                 words = outcome.hidden.words if outcome.hidden else "noise"
-                print(
-                    seed, outcome.first, f"{words}, cost {outcome.cost_frac:.1%} ->", outcome.said, flush=True
-                )
-    found = [outcome for outcome in outcomes if outcome.hidden]
-    pairs = [outcome for outcome in found if outcome.hidden and len(outcome.hidden.kinds) > 1]
+                condition_words = f"{words}, cost {outcome.cost_frac:.1%} ->"
+                print(seed, outcome.first, condition_words, outcome.explanations, flush=True)
+    hiding = [outcome for outcome in outcomes if outcome.hidden]
+    pairs = [outcome for outcome in hiding if outcome.hidden and len(outcome.hidden.kinds) > 1]
     noise = [outcome for outcome in outcomes if not outcome.hidden]
     costly = f"cost >= {LEAST_COST:.0%} of busy time"
-    print_shares(costly, [one for one in found if one.cost_frac >= LEAST_COST])
-    print_shares(f"{costly}, two features", [one for one in pairs if one.cost_frac >= LEAST_COST])
-    print_shares("all", found)
-    kinds = {(kind, detail) for one in found if one.hidden for kind, detail in one.hidden.kinds}
-    explained = sum(len(outcome.said) > 1 for outcome in noise)
+    print_shares(costly, [row for row in hiding if row.cost_frac >= LEAST_COST])
+    print_shares(f"{costly}, two features", [row for row in pairs if row.cost_frac >= LEAST_COST])
+    print_shares("all", hiding)
+    kinds = {(kind, detail) for row in hiding if row.hidden for kind, detail in row.hidden.kinds}
+    explained = sum(len(outcome.explanations) > 1 for outcome in noise)
     print(f"{len(kinds)} different features hidden; noise only: {explained} of {len(noise)} loads explained")
 
 

@@ -1,4 +1,4 @@
-"""``client-limited``: the engine waits for clients that keep few requests open, send few, or in rounds."""
+"""``client-limited``: the engine waits for clients, which keep few requests open or send few or in rounds."""
 
 import polars as pl
 
@@ -13,7 +13,7 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import clients_of
 
 EMPTY_FROM_FRAC = 0.10
-"""Least share of the places that rounds leave empty."""
+"""Least mean share of places left empty by rounds that makes a finding."""
 FEW = (
     "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
     "[{several:?}the engines have {seats:n seat}]."
@@ -28,32 +28,32 @@ NONE = "none"
 
 
 class ClientPace(Evidence, kw_only=True):
-    """What the clients ask for."""
+    """Load that the clients offer, and the pattern of their requests."""
 
     pattern: str
     """Pattern that predicts the arrivals best: ``loop``, ``barrier``, ``limit``, ``sessions`` or ``retries``;
-    ``none``: requests come at times of their own."""
+    ``none`` if requests arrive independently of answers."""
     clients: int | None
-    """Clients or sessions with one request open each; of ``barrier`` the requests of a round, of ``limit``
-    those that may be open; None: requests come at times of their own."""
+    """Number of clients or sessions with one request open each; for ``barrier``, of requests in a round; for
+    ``limit``, of requests that may be open at a time; None if requests arrive independently of answers."""
     think_ms: float | None
-    """Median time from an answer to the next request of its client; of ``sessions`` the mean."""
+    """Median time in milliseconds from an answer to its client's next request; for ``sessions``, the mean."""
     requests_per_s: float | None
-    """Rate that requests come at; None where they follow answers."""
+    """Requests per second; None if requests follow answers."""
     tokens_per_s: float | None
-    """Tokens offered by these requests; None where they follow answers."""
+    """Tokens per second that the requests offer; None if they follow answers."""
     working_frac: float
-    """Share of the time in which the engine had work; of several engines the mean."""
+    """Share of the time in which the engine had work; the mean over several engines."""
     rounds: int | None = None
-    """Rounds of ``barrier``."""
+    """Number of rounds of ``barrier``."""
     empty_frac: float | None = None
-    """Mean share of a round's places, or of the seats if these are fewer, that are empty until its last
-    request is done."""
+    """Mean share of the places that are empty until the last request of a round is done. A round has as many
+    places as requests, but at most as many as seats."""
     at_fullest_frac: float | None = None
-    """Share of the time that the same work would take in steps as full as the fullest; None: not known, or no
-    rounds."""
+    """Share of the time that the same work would take in steps as full as the fullest; None if unknown or
+    without rounds."""
     engines: int = 1
-    """Engines that the requests went to."""
+    """Number of engines that received the requests."""
 
 
 ADVICE = {
@@ -84,7 +84,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _find_in_ranks(ranks: RecordedRanks) -> Findings:
-    """Judge the requests of all ranks together: a client's next request may go to another rank."""
+    """Judge the requests of all ranks together, because a client's next request may go to another rank."""
     if len(ranks.each) == 1:
         return
     load, seats = _load_of_ranks(ranks), sum(rank.seats for rank in ranks.each)
@@ -97,7 +97,7 @@ def _find_in_ranks(ranks: RecordedRanks) -> Findings:
 
 
 def _load_of_ranks(ranks: RecordedRanks) -> OfferedLoad | None:
-    """Return the load of the trial with most requests; None where its requests follow no answers."""
+    """Return the load of the trial with the most requests; None if its requests do not follow answers."""
     later_us = [ranks.offsets_us[rank.number] for rank in ranks.each]
     lives = pl.concat(
         rank.lives.with_columns(pl.col("came_us", "gone_us") + us)
@@ -120,7 +120,7 @@ def _load_of_ranks(ranks: RecordedRanks) -> OfferedLoad | None:
 
 
 def _working_frac(rank: RankSummary) -> float:
-    """Return the share of its time in which a rank had a request."""
+    """Return the share of a rank's time in which it had a request."""
     has_requests = pl.col("running") + pl.col("waiting") > 0
     working, whole = rank.presence.select(LENGTH_US.filter(has_requests).sum(), whole=LENGTH_US.sum()).row(0)
     return working / whole if whole else 0.0
@@ -135,14 +135,14 @@ def _waits_for_clients(load: OfferedLoad, seats: int | None) -> bool:
 
 
 def _slower_frac(load: OfferedLoad) -> float | None:
-    """Return the share of the run that rounds cost: what steps as full as the fullest would save."""
+    """Return the share of the run that rounds cost, which is what steps as full as the fullest would save."""
     if load.rounds is None or load.at_fullest_frac is None:
         return None
     return max(0.0, load.working_frac - load.at_fullest_frac)
 
 
 def _finding(load: OfferedLoad, seats: int, *, engines: int) -> Finding:
-    """Return the finding, for steps and a rank that its caller adds."""
+    """Return the finding without its step count and rank, which the caller adds."""
     clients = load.clients if load.clients is not None and load.clients.pattern != "retries" else None
     pattern = NONE if clients is None else clients.pattern
     evidence = ClientPace(

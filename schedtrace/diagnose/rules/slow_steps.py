@@ -22,21 +22,20 @@ if TYPE_CHECKING:
     from schedtrace.diagnose.excess_search import Explanation, Term
 
 LEAST_FRAC = 0.01
-"""Share of the requests' time."""
+"""Least share of the requests' time that an effect must cost to be reported."""
 HIDDEN = 0.95
-"""Share of an excess that costs time, from which no sentence says that some of it hid behind the device."""
+"""Share of an excess that costs time above which the message omits the part hidden behind the device."""
 BEYOND_FRAC = 0.02
 """Largest share of steps on the wrong side of a captured graph's size."""
-
 WHOLE_FROM = 10.0
-"""Times as long: so far with a decimal."""
+"""Factor of the time from which the verdict rounds it to a whole number."""
 PARTS = {
     "execution": "on the device",
     "schedule": "in schedule()",
     "update": "in update_from_output()",
     "between": "in the engine process, between two steps",
 }
-"""Part of a step to where its time goes, in words."""
+"""Place where the time of each part of a step goes, in words."""
 NOUNS = {
     "batch": ("request", None),
     "new": ("new request", None),
@@ -66,13 +65,13 @@ NOUNS = {
     "kv_used": ("KV block in use", "KV blocks in use"),
     "throttled": ("held-back prefill", None),
 }
-"""Kind of a counted feature to its noun, and to a plural that is not the noun with an s."""
+"""Noun of each counted feature, and its plural if that is not the noun with an s."""
 FLAGS = {
     "decode_only": ("that only decode", "with a prefill or without tokens"),
     "mixed": ("that mix prefill and decode", "that do not mix prefill and decode"),
     "first_use": ("that are the first of their batch size", "that are not the first of their batch size"),
 }
-"""Kind of a feature that is there or not, in words."""
+"""Clauses for steps with and without each yes-or-no feature."""
 TRAIT_WORDS = {
     "logprobs": "requests that ask for log-probabilities",
     "prompt_logprobs": "requests that ask for log-probabilities of their prompts",
@@ -81,75 +80,75 @@ TRAIT_WORDS = {
     "min_tokens": "requests with a minimum of tokens",
     "lora": "requests that use a LoRA adapter",
 }
+"""Requests with each trait, in words."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
 class SlowStep(StepExample, kw_only=True):
-    """A step that was slow for its work."""
+    """Step that took longer than its work explains."""
 
     total_requests: int
     """Number of requests that the step scheduled."""
     took_us: float
-    """Time of the part."""
+    """Time of the part in microseconds."""
     expected_us: float
-    """Time that its work takes."""
+    """Time in microseconds that the model predicts for the work."""
 
 
 class Condition(msgspec.Struct, kw_only=True):
-    """A condition that the slow steps meet."""
+    """Condition that the slow steps meet."""
 
     feature: str
-    """What is compared, as in the table above."""
+    """Compared feature, as in the table above."""
     detail: str = ""
-    """Which exit, trait, adapter or request."""
+    """Name of the exit, trait, adapter or request."""
     more_than: float | None = None
-    """Steps with more are slow; None: not compared so."""
+    """Value above which steps are slow; None if the condition has no lower bound."""
     at_most: float | None = None
-    """Steps with at most so much are slow; None: not compared so."""
+    """Value up to which steps are slow; None if the condition has no upper bound."""
 
 
 class SlowSteps(Evidence, kw_only=True):
-    """Steps slow for their work, and what they have in common."""
+    """Steps that took longer than their work explains, and what they have in common."""
 
     part: str
     """Part of the step: ``execution``, ``schedule``, ``update`` or ``between``."""
     conditions: list[Condition]
-    """What the slow steps have in common; of a trend, from where on it grows."""
+    """Conditions that the slow steps share; for a trend, the value from which the time grows."""
     trend: bool
-    """Whether the time grows with the feature, instead of jumping at a value."""
+    """Whether the time grows with the feature instead of jumping at a value."""
     per_unit_us: float | None
-    """Of a trend: time that each unit of the feature adds; else None."""
+    """Time in microseconds that each unit of a trend's feature adds; None without a trend."""
     also: list[Condition]
-    """Features that explain as much."""
+    """Conditions that explain as much."""
     looked_at: int
-    """Steps that were looked at."""
+    """Number of examined steps."""
     all_steps: int
-    """Steps that have this part."""
+    """Number of steps that have this part."""
     inside: int
-    """Steps, of those looked at, that meet the conditions."""
+    """Number of examined steps that meet the conditions."""
     longer: int
-    """Steps of these that are longer by half of ``excess_ms`` or more."""
+    """Number of these steps that exceed their work by more than half of ``excess_ms``."""
     outside: int
-    """The other steps that were looked at."""
+    """Number of examined steps that do not meet the conditions."""
     longer_outside: int
-    """Steps of these that are as much longer."""
+    """Number of these steps that exceed their work by as much."""
     excess_ms: float
-    """Median time that the steps inside take longer than their work."""
+    """Median time in milliseconds by which the steps inside exceed their work."""
     factor: float
-    """Median of actual over expected time of the steps inside."""
+    """Median ratio of actual to expected time of the steps inside."""
     explained_frac: float
-    """Share of the model's error on steps that were not fitted that goes away with the conditions."""
+    """Share of the model's error on held-out steps that the conditions remove."""
     unexplained_frac: float | None
-    """Share of the slow steps' excess in this part that goes with nothing in this trace."""
+    """Share of the slow steps' excess in this part that nothing in this trace explains."""
     model_error_frac: float
     """Typical relative error of the model."""
     batch_size: int | None
-    """Largest batch below the slow ones, where that is a condition."""
+    """Largest batch size below the slow ones; None if the batch size is no condition."""
     captured_tokens: int | None
-    """Tokens of the largest captured CUDA graph, if it parts the slow decode steps from the others; else
-    None."""
+    """Size in tokens of the largest captured CUDA graph, if only larger decode steps are slow; else None."""
     request_ids: list[str]
-    """Requests that the slow steps share, where that is a condition."""
+    """Requests that the slow steps share, if a request is a condition."""
     examples: list[SlowStep]
     """Steps with the largest excess."""
 
@@ -163,7 +162,7 @@ def _find(timeline: Timeline) -> Findings:
         share = min(1.0, effect.felt_us / timeline.requests_us)
         if share < LEAST_FRAC or _first_steps(timeline, excess, effect):
             continue
-        evidence = _evidence(timeline, excess, effect)
+        evidence: SlowSteps = _evidence(timeline, excess, effect)
         subject = _subject(excess, effect)
         advice, gain = _advice(timeline, excess, effect, evidence)
         yield step_finding(
@@ -207,14 +206,14 @@ MESSAGE = (
 
 
 def _rest(evidence: SlowSteps) -> Message:
-    """Say how many of the other steps are as slow."""
+    """State how many of the remaining steps are as slow."""
     if not evidence.longer_outside:
         return say("; none of the other {outside:n} does", evidence)
     return say("; {longer_outside:n} of the other {outside:n} do", evidence)
 
 
 def _first_steps(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> bool:
-    """Return whether most of it is the first steps' time, which is an ``interruption``."""
+    """Return whether most of the added time is in first steps, which ``interruption`` reports."""
     first = timeline.events.filter(pl.col("kind") == FIRST)["step"]
     inside = pl.Series(effect.inside & excess.steps["step"].is_in(first.implode()).to_numpy())
     added = pl.Series(effect.excess_us)
@@ -232,7 +231,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
     worst = rows.filter(pl.Series(inside)).sort(
         pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True
     )
-    of_slow = excess.unexplained_us / excess.excess_us if excess.excess_us else None
+    unexplained_frac = excess.unexplained_us / excess.excess_us if excess.excess_us else 0.0
     return SlowSteps(
         part=excess.part,
         conditions=_conditions(explanation),
@@ -248,7 +247,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
         excess_ms=float(np.median(added)) / 1e3,
         factor=effect.factor,
         explained_frac=explanation.explained,
-        unexplained_frac=of_slow if of_slow is not None and of_slow >= LEAST_FRAC else None,
+        unexplained_frac=unexplained_frac if unexplained_frac >= LEAST_FRAC else None,
         model_error_frac=excess.error_frac,
         batch_size=_cliff(explanation),
         captured_tokens=captured_tokens(timeline, excess, effect),
@@ -258,7 +257,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
 
 
 def _per_unit_us(effect: "Effect") -> float:
-    """Return what a unit of a trend's feature adds."""
+    """Return the time in microseconds that a unit of a trend's feature adds."""
     import numpy as np  # noqa: PLC0415  # as above
 
     (term,) = effect.explanation.terms
@@ -276,7 +275,7 @@ def _conditions(explanation: "Explanation") -> list[Condition]:
 
 
 def _cliff(explanation: "Explanation") -> int | None:
-    """Return the largest batch below the slow ones; None: the batch size is no condition."""
+    """Return the largest batch size below the slow ones; None if the batch size is no condition."""
     if explanation.slope:
         return None
     sizes = [
@@ -297,9 +296,9 @@ def _title(excess: "PartExcess", effect: "Effect", subject: Message) -> Message:
 
 
 def _subject(excess: "PartExcess", effect: "Effect") -> Message:
-    """Return what the slow steps are called, to stand at the beginning of a sentence."""
+    """Return the name of the slow steps, as the subject of a sentence."""
     terms = effect.explanation.terms
-    if len({term.feature.key for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
+    if len({term.feature.identity for term in terms}) < len(terms) and terms[0].feature.kind in NOUNS:
         low, high = sorted(terms, key=lambda term: term.cut)
         if low.above and not high.above:
             first, last = math.floor(low.cut) + 1, math.floor(high.cut)
@@ -314,7 +313,7 @@ def _subject(excess: "PartExcess", effect: "Effect") -> Message:
 
 
 def _clause(excess: "PartExcess", term: "Term") -> Message:
-    """Return a condition in words, to stand after ``steps``."""
+    """Return a condition in words, as a clause that follows ``steps``."""
     kind = term.feature.kind
     at = math.floor(term.cut)
     if kind in FLAGS:
@@ -336,8 +335,8 @@ def _clause(excess: "PartExcess", term: "Term") -> Message:
 
 
 def _what(term: "Term") -> Message:
-    """Return what a feature counts, in the plural."""
-    kind, detail = term.feature.key
+    """Return the noun of a feature in the plural."""
+    kind, detail = term.feature.identity
     match kind:
         case "exits":
             cause, _, loop = detail.rpartition(" ")
@@ -369,7 +368,7 @@ def _count(term: "Term", count: int) -> Message:
 
 
 def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
-    """Return the first sentence about a time that grows with a feature."""
+    """Return the verdict on a time that grows with a feature."""
     import numpy as np  # noqa: PLC0415  # as above
 
     (term,) = effect.explanation.terms
@@ -396,7 +395,7 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
 
 
 def _singular(term: "Term") -> Message:
-    kind, detail = term.feature.key
+    kind, detail = term.feature.identity
     if kind == "exits":
         cause, _, loop = detail.rpartition(" ")
         return say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
@@ -406,7 +405,7 @@ def _singular(term: "Term") -> Message:
 
 
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
-    """Name the captured graphs, and what explains as much."""
+    """Name the captured graphs and the explanations that explain as much."""
     parts = []
     if evidence.captured_tokens is not None:
         parts.append(
@@ -419,8 +418,8 @@ def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Mess
         )
     if effect.explanation.also:
         also = [
-            joined([_clause_of(excess, term, slope=one.slope) for term in one.terms], " and ")
-            for one in effect.explanation.also
+            joined([_clause_of(excess, term, slope=tie.slope) for term in tie.terms], " and ")
+            for tie in effect.explanation.also
         ]
         parts.append(
             say(
@@ -437,9 +436,9 @@ def _clause_of(excess: "PartExcess", term: "Term", *, slope: bool) -> Message:
 
 
 def captured_tokens(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> int | None:
-    """Tokens of the largest captured CUDA graph, if the slow decode steps have more and the others not.
+    """Return the size in tokens of the largest captured CUDA graph if only larger decode steps are slow.
 
-    None: none is captured, the header does not record it, or the cliff is elsewhere.
+    None: no graph is captured, the header does not record it, or the cliff is elsewhere.
     """
     settings = timeline.header.settings
     sizes = settings.get("compilation_config.cudagraph_capture_sizes") or []
@@ -457,9 +456,9 @@ def captured_tokens(timeline: Timeline, excess: "PartExcess", effect: "Effect") 
 def _advice(
     timeline: Timeline, excess: "PartExcess", effect: "Effect", evidence: SlowSteps
 ) -> tuple[list[Advice], Gain | None]:
-    """Return what to do about it, and what that gains as far as the trace bounds it.
+    """Return the advice, and the gain as far as the trace bounds it.
 
-    There is none but a comparison where another cause explains as much.
+    If a further cause explains as much, the only advice is to profile a slow step.
     """
     explanation = effect.explanation
     profile = advise(PROFILE, part="a step" if excess.part == "execution" else PARTS[excess.part][3:])
@@ -526,9 +525,9 @@ def _batch_advice(
 
 
 def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
-    """Return the time saved if the decodes above a batch size were done at that size, at least and at most.
+    """Return the least and most time in microseconds saved if no decode batch exceeded a size.
 
-    None: no step shows what steps of that size, or above it, take.
+    None: no step shows the time of batches near that size, or above it.
     """
     is_decode = (pl.col("prefill_tokens") == 0) & (pl.col("decode_tokens") > 0)
     steps = excess.steps.with_columns(took_us=pl.Series(excess.times_us)).filter(is_decode)
@@ -549,7 +548,7 @@ def _saved_us(excess: "PartExcess", size: int) -> tuple[float, float] | None:
 
 
 def contradicts(slow: Finding, seats: Finding) -> bool:
-    """Return whether more seats, which the other finding asks for, would make more steps slow by this one."""
+    """Return whether the extra seats that ``seats`` advises would make more of the slow steps."""
     evidence = slow.evidence
     if not isinstance(evidence, SlowSteps) or seats.code != "max-num-seqs-bound":
         return False

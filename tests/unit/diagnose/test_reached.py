@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.reached import reached, reached_by
+from schedtrace.diagnose.reached import reached_by, reached_message
 from schedtrace.model.report import EffectiveSetting
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.model.trace_facts import Admission
@@ -19,7 +19,7 @@ def explained(view_of):
     """``explained("cudagraph_capture_sizes", *lines, **header)``: what was reached of it."""
 
     def explain(name, *lines, **header):
-        return reached(
+        return reached_message(
             EffectiveSetting(name=name, value=1, origin="given"), [reached_by(view_of(*lines, **header))]
         )
 

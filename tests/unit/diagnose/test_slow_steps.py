@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.excess import step_excess
+from schedtrace.diagnose.excess import step_excesses
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, ScheduledRequest
 from tests.makers import arrival, finish, step
@@ -229,7 +229,7 @@ def test_two_conditions_together(found, recorded_words):
 
 def test_what_nothing_explains(view_of):
     """Every thirteenth step takes ten times as long."""
-    [excess] = step_excess(view_of(*decodes(SIZES, lambda _, number: 10 if number % 13 == 0 else 1)))
+    [excess] = step_excesses(view_of(*decodes(SIZES, lambda _, number: 10 if number % 13 == 0 else 1)))
     assert (excess.part, excess.slow_steps, excess.steps) == ("execution", 13, 160)
     assert excess.unexplained_frac == 1
 

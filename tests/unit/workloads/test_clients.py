@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from schedtrace.workloads.clients import Clients, clients_of, loop_of
+from schedtrace.workloads.clients import Clients, clients_of, closed_loop
 
 
 def served(clients, think_us, requests, *, seed=1, took=(800, 1200)):
@@ -66,7 +66,7 @@ def test_requests_that_came_at_once_are_no_clients_of():
 
 def test_what_the_user_says_is_believed():
     arrived = [0.0, 0.0, 50.0, 2000.0]
-    assert loop_of(arrived, [100.0, 300.0, 900.0, None], clients=2) == Clients("loop", 2, (0.0, 1700.0))
+    assert closed_loop(arrived, [100.0, 300.0, 900.0, None], clients=2) == Clients("loop", 2, (0.0, 1700.0))
 
 
 def rounds(size, think_us, requests, *, seed=5):
