@@ -154,7 +154,7 @@ def part_excess(
     """
     work = work_columns(part, steps)
     errors = work_errors(times, work)
-    suspects = _suspects(timeline, steps, errors) if part == EXECUTION else []
+    suspects = _suspects(timeline, steps, errors, times) if part == EXECUTION else []
     of_steps = features(timeline, steps, suspects)
     explanations = search(times, work, of_steps)
     measures = [_measure(explanation) for explanation in explanations]
@@ -212,7 +212,7 @@ def _effect(
     )
 
 
-def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array) -> list[str]:
+def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array, times: Array) -> list[str]:
     """Return the requests whose presence explains most of the errors and whose steps turn slow with it.
 
     The score of a request is the number of steps with it, times the number of steps without it, times the
@@ -253,13 +253,22 @@ def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array) -> list[st
     present = {
         feature.detail: feature for feature in features(timeline, steps, ranked) if feature.kind == "request"
     }
-    return [name for name in ranked if name in present and _comes_and_goes(present[name], errors)]
+    # A model of the work that took much of the excess for work hides in the errors what the times show.
+    return [
+        name
+        for name in ranked
+        if name in present and any(_comes_and_goes(present[name], values) for values in (errors, times))
+    ]
 
 
 def _comes_and_goes(feature: Feature, errors: Array) -> bool:
     """Return whether steps turn slow when the request starts and fast when it ends.
 
     A machine that is slow for a while does not follow the start and end of a request.
+
+    Args:
+        feature: Presence of the request in each step.
+        errors: Error of the model of the work for each step, or the step's time.
     """
     inside = feature.values > 0
     places = np.flatnonzero(inside)

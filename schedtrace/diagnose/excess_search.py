@@ -64,7 +64,7 @@ LEAST_APART = 0.3
 """Least lead of the slow steps over the rest in the share that exceeds half of the effect."""
 MOST_EXPLANATIONS, LEAST_SECOND = 3, 0.1
 """Most explanations of a part, and least share of the remaining errors that each further one removes."""
-LEAST_NEW = 0.03
+LEAST_NEW = 0.01
 """Least share of a candidate that is independent of the work."""
 
 
@@ -269,7 +269,8 @@ def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
             columns.append((values > cut).astype(float))
             about.append(Explanation((Term(feature, float(cut)),), False, 0.0, False, 0.0))
         low, high = np.quantile(values, (0.02, 1.0))
-        if feature.kind not in ("request", "first_use") and len(np.unique(values)) >= FEWEST_OF_SLOPE:
+        is_graded = feature.kind not in ("request", "first_use") and len(np.unique(values)) >= FEWEST_OF_SLOPE
+        if is_graded and high > low:
             columns.append(np.clip(values - low, 0, None) / (high - low) / fit.usual * np.median(fit.usual))
             about.append(Explanation((Term(feature, float(low)),), True, 0.0, True, 0.0))
     if not columns:
@@ -410,26 +411,31 @@ def _in_usual_words(
 
 
 def _leaders(candidates: _Candidates, scores: Array, least: float) -> list[int]:
-    """Return the places of the best candidates, at most one split and one slope per feature."""
-    chosen: dict[tuple[tuple[str, str], bool], int] = {}
+    """Return the places of the best candidates: per feature and sign of the score one split and one slope.
+
+    A model of the work that took a jump for work leaves its largest errors, of either sign, elsewhere.
+    """
+    chosen: dict[tuple[tuple[str, str], bool, bool], int] = {}
     for at in np.argsort(-np.abs(scores)):
         explanation = candidates.about[at]
         if abs(scores[at]) < least or len(chosen) >= 2 * FIRST:
             break
-        chosen.setdefault((explanation.terms[0].feature.identity, explanation.slope), int(at))
+        longer_above = bool(scores[at] > 0)
+        chosen.setdefault((explanation.terms[0].feature.identity, explanation.slope, longer_above), int(at))
     return list(chosen.values())
 
 
 def _refined(fit: _Fit, explanation: Explanation) -> Explanation:
-    """Return the split with the best cut near its own; a slope stays as it is."""
+    """Return the split with the best cut near its own and a score of its sign; a slope stays as it is."""
     (term,) = explanation.terms
     if explanation.slope:
         return explanation
     near = _near_cuts(term)
     about = [replace(explanation, terms=(Term(term.feature, float(cut)),)) for cut in near]
-    columns = np.column_stack([(term.feature.values > cut).astype(float) for cut in near])
-    scores = np.abs(_scores(fit, _Candidates(columns, about), fit.errors))
-    return about[int(scores.argmax())] if about and scores.max() > 0 else explanation
+    columns = np.column_stack([(term.feature.values > cut).astype(float) for cut in (term.cut, *near)])
+    own, *scores = _scores(fit, _Candidates(columns, [explanation, *about]), fit.errors)
+    signed = np.sign(own or 1.0) * np.array(scores)
+    return about[int(signed.argmax())] if about and signed.max() > 0 else explanation
 
 
 def _pairs(

@@ -36,7 +36,7 @@ class Client:
 
     def _finished(self, request_id):
         self.open -= 1
-        self.engine.forget(request_id)
+        self.engine.drop_request(request_id)
         self.answered()
 
     @property

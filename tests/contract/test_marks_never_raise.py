@@ -71,7 +71,7 @@ def test_exits_that_were_not_noted_are_inferred_where_they_can(
     assert inferred["step"].to_list() == list(range(step, whole.steps.height))
 
 
-MARKS = {"exit": 3, "refused": 3, "end": 3, "cap": 4, "preempts": 2}
+MARKS = {"exit": 3, "allocation_refused": 3, "end": 3, "cap": 4, "preempts": 2}
 """With so many arguments beside the scheduler and the site."""
 
 

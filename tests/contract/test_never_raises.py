@@ -25,13 +25,13 @@ def num_steps(taken):
 
 
 ON_THE_ENGINES_THREAD = {
-    "Queues.num_waiting": "before schedule()",
+    "Queues.waiting_count": "before schedule()",
     "Writer.take_events": "before schedule()",
     "Capture": "before schedule()",
     "ended_loops": "after schedule()",
     "Queues.num_not_ready": "after schedule()",
-    "SteadySteps.rows": "after schedule()",
-    "Writer.put": "after schedule()",
+    "SteadySteps.row_changes": "after schedule()",
+    "Writer.put_step": "after schedule()",
     "Preemption": "in _preempt_request()",
     "Result": "in update_from_output()",
     "tokens_got": "in update_from_output()",

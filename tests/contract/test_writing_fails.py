@@ -19,7 +19,9 @@ from tests.contract.loads import under_load
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize("broken", ["writer.Assembler.step", "writer.Assembler.events", "assemble.to_lines"])
+@pytest.mark.parametrize(
+    "broken", ["writer.Assembler.step_line", "writer.Assembler.events_line", "assemble.to_lines"]
+)
 def test_an_error_in_the_writers_thread_stops_the_recording_only(
     broken, plain, recording, warnings, monkeypatch
 ):

@@ -116,6 +116,12 @@ class PrefixCache(Evidence, kw_only=True):
         return self.shared_blocks if self.keeps_windows else self.shared_end_blocks or self.shared_blocks
 
     @property
+    def needed_beyond(self) -> int | None:
+        """Return ``needed_blocks`` where they are more than the cache has; else None."""
+        needed, usable = self.needed_blocks, self.usable_blocks
+        return needed if needed is not None and usable is not None and needed > usable else None
+
+    @property
     def ends_fit(self) -> bool:
         """True if the cache could hold them as soon as windows kept their ends only."""
         ends = self.shared_end_blocks
@@ -414,7 +420,7 @@ def _advice(
     elif missed and gone and evidence.too_many is not False:
         advice.append(
             advise(
-                "{space}: more than {total:n block}[; what prompts share takes {needed_blocks:n}]",
+                "{space}: more than {total:n block}[; what prompts share takes {needed_beyond:n}]",
                 evidence,
                 space=kv_space(timeline),
                 total=timeline.header.kv_blocks_total or 0,
