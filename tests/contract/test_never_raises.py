@@ -30,7 +30,7 @@ ON_THE_ENGINES_THREAD = {
     "Capture": "before schedule()",
     "ended_loops": "after schedule()",
     "Queues.num_not_ready": "after schedule()",
-    "SteadySteps.row_changes": "after schedule()",
+    "SteadySteps.changed_rows": "after schedule()",
     "Writer.put_step": "after schedule()",
     "Preemption": "in _preempt_request()",
     "Result": "in update_from_output()",

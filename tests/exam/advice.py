@@ -31,6 +31,7 @@ UNITS = {
     "kv-bound": "ms for blocks",
     "no-progress": "ms lost",
     "prefix-cache": "prompt tokens",
+    "slow-steps": "ms in all",
 }
 """Findings that promise something else than a shorter wait."""
 DRIVEN_AS = {"num_gpu_blocks_override": "num_blocks"}
