@@ -69,7 +69,7 @@ def _once(changes: list[ConfigChange]) -> list[ConfigChange]:
 
 
 def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
-    """Return options in which two servers' commands differ, for settings that no record has a value of."""
+    """Return the options in which two servers' commands differ and whose settings are recorded nowhere else."""
     before, after = (_command_options(run.manifest) for run in (base, new))
     if before is None or after is None:
         return []

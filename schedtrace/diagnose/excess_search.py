@@ -31,7 +31,7 @@ FEWEST_BLOCKS = 24
 MOST_CUTS = 24
 """Most cuts of a feature in the first pass; the second pass refines the best cut between its neighbours."""
 MOST_NEAR = 150
-"""Most cuts of a feature in the second pass."""
+"""Approximate maximum number of cuts of a feature in the second pass."""
 SHUFFLES = 60
 """Number of random orders of the blocks that estimate what chance reaches."""
 FAR = 4.5

@@ -41,7 +41,7 @@ def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: f
 
 
 def over(timeline: Timeline) -> Over:
-    """Return which time counts: that of whole trials where the trace has them and is not cut to a window."""
+    """Return the period of the throughput: whole trials if the trace has them and is not cut to a window."""
     return "trial" if timeline.whole_trials else "requests"
 
 
@@ -97,7 +97,7 @@ def lives(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
 
 
 def counted_time(run: RunReport) -> Message:
-    """Return which time a run's throughput is over, where it was idle for a part of it; else nothing.
+    """Return a note on the period that a run's throughput covers, if the run was idle for part of it.
 
     ``while requests were there (38 of 57 s)``, ``over whole trials (57 s, requests for 38 s)``.
     """

@@ -113,7 +113,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
 
 
 def _per_step(steps: pl.DataFrame, states: pl.DataFrame) -> float | None:
-    """Mean number of these requests over the steps."""
+    """Return the mean number of requests in ``states`` per step."""
     if steps.is_empty():
         return None
     return float(steps_inside(states, steps).sum()) / steps.height

@@ -45,7 +45,7 @@ class QueueCopy(NamedTuple):
     """Monotonic time of the copy in nanoseconds."""
     requests: list[Any]
     statuses: list[Any]
-    """Status of each request, like the lists that follow."""
+    """Status of each request, in the order of ``requests``; the lists below have the same order."""
     computed_tokens: list[int]
     output_tokens: list[int]
     num_preemptions: list[int | None]
