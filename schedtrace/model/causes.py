@@ -439,7 +439,7 @@ CAPS: dict[str, Cap] = {cap.value: cap for cap in Cap}
 
 
 def entries(cause: str, detail: str | None) -> list[Entry]:
-    """Return the table entries of a cause's detail and of the cause; empty if this version does not know it."""
+    """Return the entries of a cause's detail and of the cause; empty if this version does not know it."""
     if cause not in CAUSES:
         return []
     entry = CAUSES[cause].entry

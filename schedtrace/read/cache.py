@@ -1,9 +1,9 @@
 """Large traces as Parquet files, kept in the user's cache for the next command.
 
 A cache is the folder ``traces/<hash of the trace's path>.<random>/`` in the user's cache directory. It holds
-tables and a note of what they were made from. A command uses it only if the trace still has the content that was read, if the same version made it,
-and if every file in it is as it was written. Files next to the trace are never trusted
-as a cache, because someone else may have written them.
+tables and a note of what they were made from. A command uses it only if the trace still has the content that
+was read, if the same version made it, and if every file in it is as it was written. Files next to the trace
+are never trusted as a cache, because someone else may have written them.
 """
 
 import hashlib

@@ -167,7 +167,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _storm(timeline: Timeline, repeated: list[RepeatVictim], recomputed: int) -> Storm | None:
-    """Return the figures of a preemption storm; None if there is none or the trace lacks the data to show it."""
+    """Return the figures of a preemption storm; None if there is none, or the trace cannot show one."""
     if not timeline.facts >= STORM_NEEDS:
         return None
     lost = resumptions(timeline)
