@@ -69,7 +69,7 @@ def _once(changes: list[ConfigChange]) -> list[ConfigChange]:
 
 
 def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
-    """Return the options in which two servers' commands differ, if their settings are not recorded elsewhere."""
+    """Return the options in which two servers' commands differ and whose settings nothing else records."""
     before, after = (_command_options(run.manifest) for run in (base, new))
     if before is None or after is None:
         return []
