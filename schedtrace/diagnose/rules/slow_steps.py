@@ -561,5 +561,5 @@ RULE = Rule(
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=_find,
     threshold=Threshold(LEAST_FRAC, share_frac),
-    proven=((None, "max_num_seqs"),),
+    proven=(("execution", "max_num_seqs"),),
 )
