@@ -158,8 +158,12 @@ def part_excess(
     of_steps = features(timeline, steps, suspects)
     explanations = search(times, work, of_steps)
     measures = [_measure(explanation) for explanation in explanations]
-    additive = [explanation.additive for explanation in explanations]
-    expected, added, error = split(times, work, measures, additive)
+    shapes = [
+        measure if explanation.multiplies is None else measure * explanation.multiplies
+        for explanation, measure in zip(explanations, measures, strict=True)
+    ]
+    additive = [explanation.additive or explanation.multiplies is not None for explanation in explanations]
+    expected, added, error = split(times, work, shapes, additive)
     scale = count / len(times)
     effects = [
         _effect(steps, times, explanation, measure, added[:, at], times - expected, exposed, scale)

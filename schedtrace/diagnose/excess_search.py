@@ -102,6 +102,8 @@ class Explanation:
     """Number of steps on the wrong side of the split, judged at half of the effect; 0 for a slope."""
     errors: Array = field(default_factory=lambda: np.zeros(0), repr=False)
     """Remaining relative error, summed over each block of steps."""
+    multiplies: Array | None = field(default=None, repr=False)
+    """Time of each step's work in microseconds, of which a jump adds a share; None: it adds a time."""
 
     @property
     def weakest_role(self) -> int:
@@ -125,6 +127,17 @@ class Explanation:
         for term, column in zip(self.terms, values, strict=True):
             product = product * term.mask(column)
         return product
+
+    def column(self, usual: Array) -> Array:
+        """Return what the effect adds to each step's time, but for a factor.
+
+        Args:
+            usual: Usual time of each step's work in microseconds.
+        """
+        measure = self.effect_units([term.feature.values for term in self.terms])
+        if self.multiplies is not None:
+            return measure * self.multiplies
+        return measure if self.additive else measure * usual
 
 
 class _Candidates(NamedTuple):
@@ -179,11 +192,25 @@ def search(times: Array, work: Array, features: Sequence[Feature]) -> list[Expla
         best = _best(fit, features)
         if best is None or (explanations and best.explained < LEAST_SECOND):
             break
+        best = best if best.slope else _multiplied(fit, best)
         explanations.append(best)
-        measure = best.effect_units([term.feature.values for term in best.terms])
-        added = independent(np.column_stack([added, measure * (1 if best.additive else fit.usual)]))
+        added = independent(np.column_stack([added, best.column(fit.usual)]))
         features = [feature for feature in features if feature.family_name not in best.feature_families]
     return explanations
+
+
+def _multiplied(fit: _Fit, explanation: Explanation) -> Explanation:
+    """Return a jump as a share of the work that the steps without it show, if that predicts better."""
+    measure = explanation.effect_units([term.feature.values for term in explanation.terms])
+    without = measure == 0
+    if without.sum() < FEWEST_ROWS:
+        return explanation
+    work = np.maximum(fit.work @ _lad(fit.work[without], fit.times[without]), 0.0)
+    column = measure * work
+    after = _held_out(fit, fit.work, column / (float(column.max()) or 1.0))
+    if after.sum() >= explanation.errors.sum():
+        return explanation
+    return replace(explanation, multiplies=work * fit.usual)
 
 
 def split(
@@ -196,7 +223,7 @@ def split(
     Args:
         times: Time of the part of each step, as for ``search``.
         work: Columns of the work, as for ``search``.
-        measures: ``Explanation.effect_units`` of each explanation.
+        measures: ``Explanation.effect_units`` of each explanation, times the work of which it is a share.
         additive: Whether each explanation's effect is in microseconds.
     """
     fit = _fitted(times, work)

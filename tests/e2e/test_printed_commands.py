@@ -7,14 +7,12 @@ import json
 import re
 import shlex
 import shutil
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from schedtrace.cli.main import main
-from schedtrace.engine.vllm_options import options_of, refuse
 from schedtrace.step_times.shapes import SHAPES, hf_config
-from tests import makers
 from tests.e2e.conftest import MODEL, REPO, schedtrace
 
 BALANCED = "--data-parallel-size 4 --scheduler-cls schedtrace.balance.BalanceScheduler"
@@ -22,7 +20,6 @@ NOT_RUN = {
     "schedtrace diff --run base.yaml new.yaml": "two engines; tests/e2e/test_refusals.py starts two",
     "schedtrace watch logs": "follows a run until a person ends it; --once is run",
     "schedtrace diff --run base.yaml new.yaml --trials 8": "likewise",
-    "schedtrace diff --run base.yaml new.yaml --trials 20": "likewise",
     **dict.fromkeys(
         ["schedtrace queue", "schedtrace attach --for 60s"],
         "a running server; tests/e2e/test_attach.py has one",
@@ -30,15 +27,6 @@ NOT_RUN = {
     "schedtrace snapshot": "likewise; tests/e2e/test_snapshot.py",
     f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
 }
-CASE = "--input-len 1024 --output-len 64 --num-prompts 16"
-STARTED_BY = {
-    f"schedtrace run --model MODEL {CASE} --trials 8 --max-num-batched-tokens 16384": "test_thread_case.py",
-    "schedtrace run --executor simulated --gpu h100 --model Qwen3-32B --max-model-len 8192 "
-    "--num-prompts 16 --output-len 64": "test_simulated.py",
-    "schedtrace run --model examples/tiny-qwen3-lockstep --load-format dummy --data-parallel-size 2 "
-    "--dataset loads.jsonl --request-rate 40": "test_ranks.py",
-}
-"""Runs whose engine another file starts: here they are only checked and planned, options of vLLM included."""
 INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}
 MOST = {"--num-prompts": 8, "--trials": 2}
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -71,6 +59,10 @@ def arguments(command):
         if word in MOST:
             words[place + 1] = str(min(MOST[word], int(words[place + 1])))
     return words
+
+
+def starts_engines(command):
+    return re.match(r"schedtrace (run|diff --run) ", command) is not None
 
 
 class Here:
@@ -109,45 +101,41 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def options():
-    """vLLM's own options."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+def engines(place):
+    """Commands that start engines, in processes of their own, two at a time while others run here."""
+    elsewhere = {command: place / f"of-{at}" for at, command in enumerate(RUN) if starts_engines(command)}
+    with ThreadPoolExecutor(2) as pool:
+        yield {command: pool.submit(_elsewhere, command, place, home) for command, home in elsewhere.items()}
 
-    return options_of(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False)))
 
-
-@pytest.fixture
-def planned(monkeypatch):
-    """The plans of runs in this process; each leaves a trace of one step and starts no engine."""
-    plans = []
-
-    def run_plans(made, **_):
-        for plan in made:
-            plans.append(plan)
-            makers.run_folder(plan.folder, makers.step(0, got={"a": 10}, new="a"), about=plan.manifest)
-
-    monkeypatch.setattr("schedtrace.cli.run.run_plans", run_plans)
-    return plans
+def _elsewhere(command, place, home):
+    """In a folder of its own, since runs of one name may be made at the same time."""
+    shutil.copytree(place, home, ignore=shutil.ignore_patterns("of-*", "logs"))
+    ended = schedtrace(*arguments(command), cwd=home)
+    (label,) = re.findall(r"--label (\S+)", command) or [None]
+    if label and ended.code == 0:
+        shutil.copytree(home / "logs" / label, place / "logs" / label)
+    return ended
 
 
 @pytest.mark.parametrize("command", RUN, ids=str)
-def test_a_printed_command_runs(command, place, planned, options, monkeypatch, capsys):
-    if command.startswith("schedtrace run ") and command not in STARTED_BY:
-        ended = schedtrace(*arguments(command), cwd=place)
+def test_a_printed_command_runs(command, place, engines, monkeypatch, capsys):
+    if command in engines:
+        ended = engines[command].result()
         assert ended.code == 0, ended.err
         return
+    for made, ended in engines.items():
+        if re.search(rf"logs/{_label(made)}\b", command):
+            assert ended.result().code == 0, ended.result().err
     monkeypatch.chdir(place)
     monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", Here)
     code = main(arguments(command))
     assert code == 0, capsys.readouterr().err
-    assert len(planned) == (command in STARTED_BY)
-    for part in (part for plan in planned for part in plan.parts):
-        refuse(part.arguments, options, where=part.place)
 
 
-def test_what_another_file_starts_is_printed():
-    assert STARTED_BY.keys() <= set(COMMANDS)
+def _label(command):
+    (label,) = re.findall(r"--label (\S+)", command) or ["none"]
+    return label
 
 
 def test_what_is_not_run_is_printed():

@@ -1,6 +1,7 @@
 """On the real engine, too: what is rebuilt from deltas is what an observer within the engine has seen."""
 
 import json
+from functools import cache
 
 import pytest
 
@@ -8,26 +9,36 @@ from schedtrace.read.run import read_run
 from tests.contract.rebuilt import steps_of
 from tests.e2e.conftest import REPO, recorded
 
-LOAD = {
-    "input_len": 200, "output_len": 60, "num_prompts": 16, "trials": 2,
-    "max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 40,
-    "max_model_len": 512, "block_size": 32, "scheduling_policy": "priority",
-    "request_rate": 30, "seed": 3, "scheduler_cls": "tests.e2e.witness.Witness",
+LOADS = {
+    "decode": {"input_len": 64, "output_len": 120, "num_prompts": 12, "trials": 2},
+    "tight": {
+        "input_len": 200, "output_len": 60, "num_prompts": 16, "trials": 2,
+        "max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 40,
+        "max_model_len": 512, "block_size": 32, "scheduling_policy": "priority",
+        "request_rate": 30, "seed": 3,
+    },
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def witnessed(workplace):
-    """The folder of such a run, and what the witness wrote."""
-    told = workplace / "seen"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WITNESS", str(told))
-        patch.setenv("PYTHONPATH", str(REPO))
-        return recorded(workplace, "witnessed", LOAD), told
+    """The folder of such a run, with what the witness wrote in ``seen``."""
+
+    @cache
+    def record(load):
+        told = workplace / f"{load}.seen"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WITNESS", str(told))
+            patch.setenv("PYTHONPATH", str(REPO))
+            options = LOADS[load] | {"scheduler_cls": "tests.e2e.witness.Witness"}
+            return recorded(workplace, load, options), told
+
+    return record
 
 
-def test_a_witness_within_the_engine_agrees_on_every_step(witnessed):
-    folder, told = witnessed
+@pytest.mark.parametrize("load", LOADS)
+def test_a_witness_within_the_engine_agrees_on_every_step(load, witnessed):
+    folder, told = witnessed(load)
     trace = folder / "engine-0.jsonl"
     seen = [json.loads(line) for line in told.read_text().splitlines()]
     steps = steps_of(trace)
@@ -43,7 +54,7 @@ def test_a_witness_within_the_engine_agrees_on_every_step(witnessed):
 
 
 def test_a_request_rate_goes_through_the_online_front_end_and_a_small_cache_preempts(witnessed, analyzed):
-    folder, _ = witnessed
+    folder, _ = witnessed("tight")
     run = analyzed(folder)
     assert run["config"]["front_end"] == "AsyncLLM"
     assert [trial["requests_finished"] for trial in run["trials"]] == [16, 16]

@@ -133,7 +133,7 @@ case(
     "25-batch-size-cliff",
     "slow-steps",
     engine={"times": cliff(32, 5), "max_num_seqs": 128},
-    says=(r"\b3[23]\b", r"batch|requests", r"\b(5(\.0)?|4\.\d) times"),
+    says=(r"\b3[23]\b", r"batch|requests", r"\b(5(\.0)?|4\.9\d?) times"),
 )(partial(swelling, requests=44, outputs=50, every_us=6000))
 case(
     "25b-batch-size-cliff-async",

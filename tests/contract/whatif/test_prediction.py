@@ -48,7 +48,7 @@ def each_once(predicted, monkeypatch):
 
 
 def figures(replays):
-    """Those of the last configuration."""
+    """Return the figures of the last configuration."""
     return {figure.name: figure for figure in replays.configurations[-1].figures}
 
 

@@ -144,7 +144,7 @@ def test_more_blocks_are_advised_only_where_what_prompts_share_has_no_room(found
 
 
 def test_what_long_prompts_share_counts_as_far_as_it_goes(found):
-    """Of 1,000 blocks 256 have a mark each, and further ones every second and every fourth."""
+    """Count marks: 256 of 1,000 blocks have one each, then every second and every fourth."""
     blocks, marks = 1000, 256 + 128 + (1000 - 512) // 4
     text = "".join(f"{number:04}" for number in range(marks))
     lines = [admits_alike(n, f"r{n}", 0, "", prompt=10 * blocks + 5, miss="not_cached") for n in range(3)]

@@ -1,4 +1,4 @@
-"""Which loads are closed loops, and how long their clients think."""
+"""Patterns of client behaviour: loads that are closed loops, and how long their clients think."""
 
 import random
 
