@@ -251,6 +251,8 @@ def _of_findings(weak: RunReport, full: RunReport) -> Iterator[str]:
         if same is None:
             yield f"new: {finding.code} {finding.cause}: {plain(finding.message)}"
             continue
+        if finding.code == "front-end" and finding.share_frac < max(one.share_frac or 0 for one in same):
+            yield "front-end: a way with the engine's wake-up in it is shorter than the way alone"
         said = _said_of(same)
         for name, text in sentences(finding):
             otherwise = (finding.code, name) in OTHERWISE
