@@ -151,7 +151,7 @@ class Plans(Scheduler):
         self.plans, self.kinds, self.is_copy = [], set(), False
 
     def copied(self):
-        raise NotImplementedError
+        raise NotImplementedError  # each subclass copies itself in its own way
 
     def schedule(self, *args):
         if self.current_step % EVERY == 0 and not self.is_copy:

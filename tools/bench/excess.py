@@ -31,9 +31,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from schedtrace.diagnose.excess import part_excess  # noqa: E402  # vLLM reads these variables
-from schedtrace.diagnose.excess_search import Explanation  # noqa: E402
-from schedtrace.read.run import read_run  # noqa: E402
-from schedtrace.timeline.excess import (  # noqa: E402
+from schedtrace.diagnose.excess_search import Explanation  # noqa: E402  # after the path is set
+from schedtrace.read.run import read_run  # noqa: E402  # after the path is set
+from schedtrace.timeline.excess import (  # noqa: E402  # after the path is set
     EXECUTION,
     SCHEDULE,
     Array,
@@ -42,7 +42,7 @@ from schedtrace.timeline.excess import (  # noqa: E402
     judged_steps,
     work_columns,
 )
-from schedtrace.timeline.timeline import Timeline, make_timeline  # noqa: E402
+from schedtrace.timeline.timeline import Timeline, make_timeline  # noqa: E402  # after the path is set
 
 LEAST_COST = 0.03
 """Least share of the busy time that a costly condition takes."""

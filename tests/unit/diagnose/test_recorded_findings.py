@@ -7,7 +7,7 @@ from schedtrace.read.run import read_run
 from tests.samples import FINDINGS
 from tests.unit.diagnose.sentences import flat, sentences
 
-CODES = sorted(folder.name for folder in FINDINGS.iterdir() if folder.is_dir())
+CODES = sorted(folder.parent.name for folder in FINDINGS.glob("*/shows"))
 LARGEST = 70_000
 
 
