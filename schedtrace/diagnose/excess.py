@@ -9,10 +9,10 @@ import polars as pl
 from schedtrace.diagnose.excess_search import (
     FEWEST_ROWS,
     Explanation,
+    fit_work,
     sampled_rows,
     search,
     split,
-    work_errors,
 )
 from schedtrace.model.report import StepExcess
 from schedtrace.timeline.excess import (
@@ -24,6 +24,7 @@ from schedtrace.timeline.excess import (
     features,
     judged_steps,
     part_times,
+    presence,
     work_columns,
 )
 from schedtrace.timeline.timeline import Timeline, made_once
@@ -152,18 +153,16 @@ def part_excess(
         exposed: Part of each time that the engine loses, in microseconds (``timeline.excess.exposed_us``).
         count: Number of steps that have this part.
     """
-    work = work_columns(part, steps)
-    errors = work_errors(times, work)
-    suspects = _suspects(timeline, steps, errors, times) if part == EXECUTION else []
-    of_steps = features(timeline, steps, suspects)
-    explanations = search(times, work, of_steps)
+    fit = fit_work(times, work_columns(part, steps))
+    suspects = _suspects(timeline, steps, fit.errors, times) if part == EXECUTION else []
+    explanations = search(fit, features(timeline, steps, suspects))
     measures = [_measure(explanation) for explanation in explanations]
     shapes = [
         measure if explanation.multiplies is None else measure * explanation.multiplies
         for explanation, measure in zip(explanations, measures, strict=True)
     ]
     additive = [explanation.additive or explanation.multiplies is not None for explanation in explanations]
-    expected, added, error = split(times, work, shapes, additive)
+    expected, added, error = split(fit, shapes, additive)
     scale = count / len(times)
     effects = [
         _effect(steps, times, explanation, measure, added[:, at], times - expected, exposed, scale)
@@ -254,9 +253,7 @@ def _suspects(timeline: Timeline, steps: pl.DataFrame, errors: Array, times: Arr
         .collect()["request_id"]
         .to_list()
     )
-    present = {
-        feature.detail: feature for feature in features(timeline, steps, ranked) if feature.kind == "request"
-    }
+    present = {feature.detail: feature for feature in presence(timeline, steps, ranked)}
     # A model of the work that took much of the excess for work hides in the errors what the times show.
     return [
         name

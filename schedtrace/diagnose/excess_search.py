@@ -7,6 +7,7 @@ correlate. The search fits the best candidates and judges them on held-out block
 explanation that scores far above the best score in shuffled errors and holds in both halves of the blocks.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -16,6 +17,8 @@ import numpy as np
 
 from schedtrace.timeline.excess import CORRELATE, KINDS, WORK, Array, Feature, independent
 
+CONVERGED = 1e-6
+"""Relative change of the sum of errors at which a fit ends."""
 MOST_ROWS = 5_000
 """Most steps that a search examines; it samples evenly spaced blocks of a longer trace."""
 FEWEST_ROWS = 60
@@ -149,11 +152,15 @@ class _Candidates(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Fit:
+class WorkFit:
     """Model of the work on the steps of a search, relative to their usual times."""
 
+    times_us: Array
+    """Time of the part of each step, in step order, in microseconds and above 0."""
+    columns: Array
+    """Columns of the part's work (``timeline.excess.work_columns``)."""
     times: Array
-    """Times relative to ``usual``."""
+    """``times_us`` relative to ``usual``."""
     work: Array
     """Columns of the work relative to ``usual``, scaled to at most 1."""
     usual: Array
@@ -161,9 +168,7 @@ class _Fit:
     basis: Array
     """Orthonormal columns that span the work."""
     errors: Array
-    """Bounded errors, in typical errors, with the work projected out."""
-    scale: float
-    """Typical relative error."""
+    """Excess over the work in typical errors, clipped to ``BOUND``, with the work projected out."""
     blocks: Array
     """Number of each step's block."""
 
@@ -177,29 +182,26 @@ def sampled_rows(rows: int) -> Array:
     return (chosen[:, None] * BLOCK + np.arange(BLOCK)).ravel()
 
 
-def search(times: Array, work: Array, features: Sequence[Feature]) -> list[Explanation]:
-    """Return the explanations of these times' excess, the best first; empty: nothing explains it.
+def search(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
+    """Return the explanations of the excess over the work, the best first; empty: nothing explains it.
 
     Args:
-        times: Time of one part of each step, in step order, in microseconds and above 0.
-        work: Columns of the part's work (``timeline.excess.work_columns``).
+        fit: Times of one part of each step, and the model of their work.
         features: Facts about the same steps.
     """
     explanations: list[Explanation] = []
-    added = work
-    while len(times) >= FEWEST_ROWS and len(explanations) < MOST_EXPLANATIONS:
-        fit = _fitted(times, added)
+    while len(fit.times) >= FEWEST_ROWS and len(explanations) < MOST_EXPLANATIONS:
         best = _best(fit, features)
         if best is None or (explanations and best.explained < LEAST_SECOND):
             break
         best = best if best.slope else _multiplied(fit, best)
         explanations.append(best)
-        added = independent(np.column_stack([added, best.column(fit.usual)]))
+        fit = fit_work(fit.times_us, independent(np.column_stack([fit.columns, best.column(fit.usual)])))
         features = [feature for feature in features if feature.family_name not in best.feature_families]
     return explanations
 
 
-def _multiplied(fit: _Fit, explanation: Explanation) -> Explanation:
+def _multiplied(fit: WorkFit, explanation: Explanation) -> Explanation:
     """Return a jump as a share of the work that the steps without it show, if that predicts better."""
     measure = explanation.effect_units([term.feature.values for term in explanation.terms])
     without = measure == 0
@@ -213,20 +215,16 @@ def _multiplied(fit: _Fit, explanation: Explanation) -> Explanation:
     return replace(explanation, multiplies=work * fit.usual)
 
 
-def split(
-    times: Array, work: Array, measures: Sequence[Array], additive: Sequence[bool]
-) -> tuple[Array, Array, float]:
+def split(fit: WorkFit, measures: Sequence[Array], additive: Sequence[bool]) -> tuple[Array, Array, float]:
     """Return the time of the work and the time that each explanation adds, with the typical relative error.
 
     Both times are in microseconds per step.
 
     Args:
-        times: Time of the part of each step, as for ``search``.
-        work: Columns of the work, as for ``search``.
+        fit: As for ``search``.
         measures: ``Explanation.effect_units`` of each explanation, times the work of which it is a share.
         additive: Whether each explanation's effect is in microseconds.
     """
-    fit = _fitted(times, work)
     columns = [
         measure / fit.usual if add else measure for measure, add in zip(measures, additive, strict=True)
     ]
@@ -238,24 +236,26 @@ def split(
     base = (fit.work @ costs[:count]) * fit.usual
     added = [column * cost * fit.usual for column, cost in zip(columns, costs[count:], strict=True)]
     error = np.abs(fit.times - matrix @ costs)
-    return base, np.column_stack(added) if added else np.zeros((len(times), 0)), _typical(error)
-
-
-def work_errors(times: Array, work: Array) -> Array:
-    """Return each time's excess over its work in typical errors, clipped to ``BOUND``."""
-    return _fitted(times, work).errors
+    return base, np.column_stack(added) if added else np.zeros((len(fit.times), 0)), _typical(error)
 
 
 def _lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
-    """Fit by least absolute deviations, with iteratively reweighted least squares."""
+    """Fit by least absolute deviations, with iteratively reweighted least squares.
+
+    It stops after ``rounds``, or as soon as a round changes the sum of errors by less than ``CONVERGED``.
+    """
     weight = np.ones(len(target))
     costs = np.zeros(matrix.shape[1])
+    total = math.inf
     for _ in range(rounds):
         weighted = matrix * weight[:, None]
         square = weighted.T @ matrix
         square += np.diag(1e-9 * np.diag(square) + 1e-300)
         costs = np.linalg.solve(square, weighted.T @ target)
         error = np.abs(target - matrix @ costs)
+        before, total = total, float(error.sum())
+        if abs(before - total) <= CONVERGED * total:
+            break
         weight = 1 / np.maximum(error, 0.05 * float(np.median(error)) + 1e-6)
         weight /= weight.mean()
     return costs
@@ -265,18 +265,25 @@ def _typical(errors: Array) -> float:
     return max(1.4826 * float(np.median(np.abs(errors))), 0.002)
 
 
-def _fitted(times: Array, work: Array) -> _Fit:
-    size = float(np.median(times))
-    usual = np.maximum(work @ _lad(work, times / size) * size, 0.1 * size)
-    relative, columns = times / usual, work / usual[:, None]
+def fit_work(times_us: Array, work: Array) -> WorkFit:
+    """Fit the model of the work.
+
+    Args:
+        times_us: Time of one part of each step, in step order, in microseconds and above 0.
+        work: Columns of the part's work (``timeline.excess.work_columns``).
+    """
+    size = float(np.median(times_us))
+    usual = np.maximum(work @ _lad(work, times_us / size) * size, 0.1 * size)
+    relative, columns = times_us / usual, work / usual[:, None]
     columns = columns / np.maximum(np.abs(columns).max(axis=0), 1e-12)
     errors = relative - columns @ _lad(columns, relative)
-    scale = _typical(errors)
     basis, _ = np.linalg.qr(columns)
-    bounded = np.clip(errors / scale, -BOUND, BOUND)
+    bounded = np.clip(errors / _typical(errors), -BOUND, BOUND)
     bounded = bounded - basis @ (basis.T @ bounded)
-    block = min(BLOCK, max(2, len(times) // FEWEST_BLOCKS))
-    return _Fit(relative, columns, usual, basis, bounded, scale, np.arange(len(times)) // block)
+    block = min(BLOCK, max(2, len(times_us) // FEWEST_BLOCKS))
+    return WorkFit(
+        times_us, work, relative, columns, usual, basis, bounded, np.arange(len(times_us)) // block
+    )
 
 
 def _cuts(values: Array) -> Array:
@@ -286,7 +293,7 @@ def _cuts(values: Array) -> Array:
     return (distinct[1:] + distinct[:-1]) / 2
 
 
-def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
+def _singles(fit: WorkFit, features: Sequence[Feature]) -> _Candidates:
     """Return every split and slope of each feature."""
     columns: list[Array] = []
     about: list[Explanation] = []
@@ -309,7 +316,7 @@ def _singles(fit: _Fit, features: Sequence[Feature]) -> _Candidates:
     return _Candidates(matrix[:, enough], list(compress(about, enough)))
 
 
-def _scores(fit: _Fit, candidates: _Candidates, errors: Array) -> Array:
+def _scores(fit: WorkFit, candidates: _Candidates, errors: Array) -> Array:
     """Return each candidate's correlation with the errors, about a squared standard score with its sign."""
     matrix = candidates.columns
     inside = fit.basis.T @ matrix
@@ -323,7 +330,7 @@ def _scores(fit: _Fit, candidates: _Candidates, errors: Array) -> Array:
     return np.where(new[:, None] if errors.ndim > 1 else new, scores, 0.0)
 
 
-def _chance(fit: _Fit, candidates: _Candidates) -> float:
+def _chance(fit: WorkFit, candidates: _Candidates) -> float:
     """Return the score that chance hardly reaches, far above the largest scores of shuffled errors."""
     random = np.random.default_rng(0)
     order = [np.flatnonzero(fit.blocks == block) for block in np.unique(fit.blocks)]
@@ -338,7 +345,7 @@ def _chance(fit: _Fit, candidates: _Candidates) -> float:
     return float(most.mean() + FAR * most.std())
 
 
-def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
+def _best(fit: WorkFit, features: Sequence[Feature]) -> Explanation | None:
     """Return the explanation to name, with its ties in ``also``; None: nothing explains enough."""
     singles = _singles(fit, features)
     if not singles.about:
@@ -371,7 +378,9 @@ def _best(fit: _Fit, features: Sequence[Feature]) -> Explanation | None:
     return _named(fit, before, features, judged) if judged else None
 
 
-def _named(fit: _Fit, before: Array, features: Sequence[Feature], judged: list[Explanation]) -> Explanation:
+def _named(
+    fit: WorkFit, before: Array, features: Sequence[Feature], judged: list[Explanation]
+) -> Explanation:
     """Choose among ties: prefer a cause, then fewer conditions, then the larger explained error."""
     most = max(judged, key=_explained_frac)
     good = [
@@ -416,7 +425,7 @@ def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:
 
 
 def _in_usual_words(
-    fit: _Fit, before: Array, features: Sequence[Feature], explanation: Explanation
+    fit: WorkFit, before: Array, features: Sequence[Feature], explanation: Explanation
 ) -> Explanation:
     """Replace each feature by the first of its family that explains as much."""
     for at, term in enumerate(explanation.terms):
@@ -452,7 +461,7 @@ def _leaders(candidates: _Candidates, scores: Array, least: float) -> list[int]:
     return list(chosen.values())
 
 
-def _refined(fit: _Fit, explanation: Explanation) -> Explanation:
+def _refined(fit: WorkFit, explanation: Explanation) -> Explanation:
     """Return the split with the best cut near its own and a score of its sign; a slope stays as it is."""
     (term,) = explanation.terms
     if explanation.slope:
@@ -466,7 +475,7 @@ def _refined(fit: _Fit, explanation: Explanation) -> Explanation:
 
 
 def _pairs(
-    fit: _Fit, singles: _Candidates, scores: Array, leaders: list[int], chance: float
+    fit: WorkFit, singles: _Candidates, scores: Array, leaders: list[int], chance: float
 ) -> Iterator[Explanation]:
     """Yield the best pairs of conditions whose first condition is a leading split."""
     for at in [at for at in leaders if not singles.about[at].slope][:FIRST]:
@@ -503,7 +512,7 @@ def _may_join(first: Feature, second: Feature) -> bool:
     return first.identity == second.identity or not first.role == second.role == CORRELATE
 
 
-def _pair_refined(fit: _Fit, pair: Explanation) -> Explanation:
+def _pair_refined(fit: WorkFit, pair: Explanation) -> Explanation:
     """Return the pair with the best cut of the second condition, then of the first."""
     for at in (1, 0):
         term, partner = pair.terms[at], pair.terms[1 - at]
@@ -533,7 +542,7 @@ def _near_cuts(term: Term) -> Array:
     return near[:: max(1, len(near) // MOST_NEAR)]
 
 
-def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Explanation]:
+def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Iterator[Explanation]:
     """Yield the explanation with its effect if it holds in both halves and is large and distinct enough."""
     measure = explanation.effect_units([term.feature.values for term in explanation.terms])
     best: Explanation | None = None
@@ -575,7 +584,7 @@ def _judged(fit: _Fit, before: Array, explanation: Explanation) -> Iterator[Expl
         yield best
 
 
-def _more_than_a_bend(fit: _Fit, explanation: Explanation, measure: Array) -> bool:
+def _more_than_a_bend(fit: WorkFit, explanation: Explanation, measure: Array) -> bool:
     """Return whether a split of a work feature explains more than a bend of its cost at the same cuts."""
     bends = [
         np.clip(term.feature.values - term.cut, 0, None) / fit.usual
@@ -600,7 +609,7 @@ def _turned(explanation: Explanation) -> Explanation:
     return replace(explanation, terms=(replace(term, above=not term.above),), effect=effect)
 
 
-def _misplaced(fit: _Fit, matrix: Array, costs: Array, explanation: Explanation) -> int | None:
+def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanation) -> int | None:
     """Count the steps on the wrong side of a split.
 
     None: the effect is small for the part, does not separate the steps or does not jump at a cut.
@@ -642,7 +651,7 @@ def _jumps(left: Array, terms: Sequence[Term], at: int) -> bool:
     return len(lower) > 0 and len(upper) > 0 and abs(float(np.median(upper) - np.median(lower))) >= HALF
 
 
-def _held_out(fit: _Fit, base: Array, column: Array | None, effects: list[float] | None = None) -> Array:
+def _held_out(fit: WorkFit, base: Array, column: Array | None, effects: list[float] | None = None) -> Array:
     """Return each block's absolute error under a model fitted to the opposite half of the blocks."""
     matrix = base if column is None else np.column_stack([base, column])
     errors = np.zeros(len(fit.times))

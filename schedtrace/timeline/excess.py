@@ -319,12 +319,25 @@ def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> It
         groups.append(("trait", "lora", adapters["request_id"]))
     if len(names) > 1:
         groups += [("lora", name, adapters.filter(lora=name)["request_id"]) for name in names]
-    groups += [("request", name, pl.Series("request_id", [name])) for name in requests]
     for kind, detail, members in groups:
-        if members.is_empty():
-            continue
-        stretches = timeline.stretches.filter(pl.col("request_id").is_in(members.implode()))
-        sums = level(stretches, "step", pl.col("last_step") + 1, count=1)
-        ordered = steps.select("step").with_row_index("place").sort("step")
-        counts = at_steps(sums, ordered).sort("place")
-        yield Feature(kind, counts["count"].cast(pl.Float64).to_numpy(), detail)
+        yield from _scheduled(steps, timeline, members, kind, detail)
+    yield from presence(timeline, steps, requests)
+
+
+def presence(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> Iterator[Feature]:
+    """Yield for each request whether each step scheduled it, 1 or 0."""
+    for name in requests:
+        yield from _scheduled(steps, timeline, pl.Series("request_id", [name]), "request", name)
+
+
+def _scheduled(
+    steps: pl.DataFrame, timeline: Timeline, members: pl.Series, kind: str, detail: str
+) -> Iterator[Feature]:
+    """Yield the number of members that each step scheduled, if there are members."""
+    if members.is_empty():
+        return
+    stretches = timeline.stretches.filter(pl.col("request_id").is_in(members.implode()))
+    sums = level(stretches, "step", pl.col("last_step") + 1, count=1)
+    ordered = steps.select("step").with_row_index("place").sort("step")
+    counts = at_steps(sums, ordered).sort("place")
+    yield Feature(kind, counts["count"].cast(pl.Float64).to_numpy(), detail)
