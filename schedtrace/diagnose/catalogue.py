@@ -9,6 +9,12 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.report import Finding, Report
 
 CATALOGUE_SCHEMA_VERSION = 1
+PART_OF = {
+    "balance-candidate": "prefill-stall",
+    "cache-resets": "interruption",
+    "dummy-batches": "rank-imbalance",
+}
+"""Former codes, each with the code that reports the same facts now."""
 
 
 class FindingKind(msgspec.Struct, kw_only=True):
@@ -41,12 +47,16 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
     """Return the codes to report: those of ``only`` (all, if there are none) without those of ``ignore``.
 
     Raises:
-        UsageError: there is no such code.
+        UsageError: there is no such code, or it is now part of another one.
     """
     for option, codes in (("--only", only), ("--ignore", ignore)):
         for code in codes:
             if code not in KINDS:
-                msg = f"{option} {code}: no such finding; there are {', '.join(KINDS)}"
+                msg = (
+                    f"{option} {code}: this finding is now part of {PART_OF[code]}"
+                    if code in PART_OF
+                    else f"{option} {code}: no such finding; there are {', '.join(KINDS)}"
+                )
                 raise UsageError(msg)
     return frozenset(only or KINDS) - frozenset(ignore)
 

@@ -99,7 +99,7 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 
 def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Without those that finished and that only cache resets preempted: ``cache-resets`` has them."""
+    """Without those that finished and that only cache resets preempted: ``interruption`` has them."""
     each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
     examined = rows.join(each, on="request_id", how="left", maintain_order="left")
     return examined.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")

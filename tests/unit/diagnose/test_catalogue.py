@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.catalogue import catalogue, choose
+from schedtrace.diagnose.catalogue import PART_OF, catalogue, choose
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.errors import UsageError
 
@@ -31,3 +31,12 @@ def test_a_code_that_is_none_is_refused_with_those_there_are(option):
         UsageError, match=rf"--{option} preemtion: no such finding; there are {next(iter(KINDS))}, "
     ):
         choose(**{"only": [], "ignore": [], option: ["preemtion"]})
+
+
+def test_a_former_code_is_refused_with_the_one_that_has_its_facts():
+    with pytest.raises(
+        UsageError, match=r"^--ignore cache-resets: this finding is now part of interruption$"
+    ):
+        choose(only=[], ignore=["cache-resets"])
+    assert PART_OF.keys().isdisjoint(KINDS)
+    assert {*PART_OF.values()} <= KINDS.keys()
