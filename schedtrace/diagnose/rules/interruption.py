@@ -21,7 +21,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
 from schedtrace.timeline.charges import CACHE_RESET
 from schedtrace.timeline.engine_states import starved_threads
-from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us
+from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
@@ -307,7 +307,7 @@ def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
 def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     requests = events.interrupted_requests(timeline.request_states, rows)
     cost_us = events.cost_us(timeline.request_states, timeline.engine_states, rows)
-    time_us = int(rows.select(LENGTH_US.sum()).item())
+    time_us = total_us(rows)
     share = min(1.0, cost_us / timeline.requests_us)
     longest = rows.with_columns(length_us=LENGTH_US).sort("length_us", "begin_us", descending=[True, False])
     parts = (
@@ -468,7 +468,7 @@ def _short_us(timeline: Timeline) -> int:
     spans = timeline.starved.with_columns(
         pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
     )
-    return int(spans.select(LENGTH_US.sum()).item())
+    return total_us(spans)
 
 
 def _starved_threads(timeline: Timeline) -> list[StarvedThread]:

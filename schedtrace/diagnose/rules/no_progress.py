@@ -20,7 +20,7 @@ from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
 
 CIRCLES = "A request computes its tokens again and again"
@@ -127,7 +127,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     again = timeline.request_states.filter(
         pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
     )
-    share = share_of_requests(timeline, again.select(LENGTH_US.sum()).item())
+    share = share_of_requests(timeline, total_us(again))
     return finding_of(
         NoProgress(
             requests=rows.height,

@@ -13,6 +13,7 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks
+from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 UNEVEN_FRAC = 0.25
@@ -62,15 +63,11 @@ class RankFigures(msgspec.Struct, kw_only=True):
     """Part of that while another rank had a seat and no waiting request."""
 
 
-class WaitExample(msgspec.Struct, kw_only=True):
-    """Example of the longest waits on the rank."""
+class WaitExample(StepExample, kw_only=True):
+    """Example of the longest waits on the rank: ``step`` is the first one that refused the request."""
 
     request_id: str
     """vLLM's id of the request."""
-    step: int
-    """First step that refused it."""
-    trial: int | None
-    """Trial of the step; None for a trace without trials."""
     waited_us: int
     """Time that it waited."""
 
@@ -410,6 +407,28 @@ def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbala
     )
 
 
+def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
+    """Return one entry per rank, in their order."""
+    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
+    return [
+        RankFigures(
+            rank=rank.number,
+            requests=rank.arrived,
+            chosen=rank.pinned,
+            mean_prompt_tokens=rank.mean_prompt_tokens,
+            mean_output_tokens=rank.mean_output_tokens,
+            prefill_tokens=int((rank.steps["used_tokens"] - rank.steps["decode_tokens"]).sum()),
+            decode_tokens=int(rank.steps["decode_tokens"].sum()),
+            mean_running=means[rank.number][0],
+            mean_waiting=means[rank.number][1],
+            kv_used_frac=rank.kv_used_frac,
+            waited_ms=loads.waited_us[rank.number] / 1e3,
+            avoidable_ms=loads.avoidable_us[rank.number] / 1e3,
+        )
+        for rank in ranks.each
+    ]
+
+
 def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
     """Return how far one rank is above the rest: the one that delayed requests, else the most loaded."""
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
@@ -471,14 +490,10 @@ def _examples(timeline: Timeline) -> list[WaitExample]:
     )
     each = (
         waits.group_by("request_id")
-        .agg(
-            pl.col("trial").first(),
-            step=pl.col("begin_step").min(),
-            waited_us=(pl.col("end_us") - pl.col("begin_us")).sum(),
-        )
+        .agg(pl.col("trial").first(), step=pl.col("begin_step").min(), waited_us=LENGTH_US.sum())
         .sort("waited_us", "request_id", descending=[True, False])
     )
-    return [WaitExample(**row) for row in each.head(3).to_dicts()]
+    return WaitExample.first(each)
 
 
 def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
@@ -519,28 +534,6 @@ def _dummy_gaps(ranks: RecordedRanks) -> pl.DataFrame:
         .with_columns(batches=between)
         .filter(pl.col("batches") > 0)
     )
-
-
-def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
-    """Return one entry per rank, in their order."""
-    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
-    return [
-        RankFigures(
-            rank=rank.number,
-            requests=rank.arrived,
-            chosen=rank.pinned,
-            mean_prompt_tokens=rank.mean_prompt_tokens,
-            mean_output_tokens=rank.mean_output_tokens,
-            prefill_tokens=int((rank.steps["used_tokens"] - rank.steps["decode_tokens"]).sum()),
-            decode_tokens=int(rank.steps["decode_tokens"].sum()),
-            mean_running=means[rank.number][0],
-            mean_waiting=means[rank.number][1],
-            kv_used_frac=rank.kv_used_frac,
-            waited_ms=loads.waited_us[rank.number] / 1e3,
-            avoidable_ms=loads.avoidable_us[rank.number] / 1e3,
-        )
-        for rank in ranks.each
-    ]
 
 
 RULE = Rule(
