@@ -2,9 +2,12 @@
 
 import pytest
 
+from schedtrace.diagnose.rules.interruption import spans_of_kind
 from schedtrace.explain.request import explain_request
 from schedtrace.model.message import NOTHING
 from schedtrace.read.run import read_run
+from schedtrace.timeline.spans import total_us
+from schedtrace.timeline.timeline import make_timeline
 from tests.samples import FINDINGS
 from tests.unit.diagnose.sentences import flat, sentences
 
@@ -79,6 +82,12 @@ def test_a_reset_of_the_cache_is_an_interruption(of, recorded_words):
     assert evidence.wait_ms == pytest.approx(4 * 3.56 + 1.59)
     recorded_words(finding)
     assert of("interruption", "no-reset") == []
+
+
+def test_the_time_of_a_reset_is_what_is_charged_to_it():
+    timeline = make_timeline(read_run(FINDINGS / "interruption" / "reset").traces[0])
+    assert total_us(spans_of_kind(timeline, "cache_reset")) == pytest.approx(4 * 3_560 + 1_590, rel=0.001)
+    assert spans_of_kind(timeline, "paused").is_empty()
 
 
 def test_dummy_batches_of_evenly_loaded_ranks(of, recorded_words):
