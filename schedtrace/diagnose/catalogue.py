@@ -9,6 +9,13 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.report import Finding, Report
 
 CATALOGUE_SCHEMA_VERSION = 1
+FORMER = {
+    "balance-candidate": "part of prefill-stall",
+    "balance-without-effect": "in the example package examples/rank_balance",
+    "cache-resets": "part of interruption",
+    "dummy-batches": "part of rank-imbalance",
+}
+"""Former codes, each with the place of its facts now."""
 
 
 class FindingKind(msgspec.Struct, kw_only=True):
@@ -41,12 +48,16 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
     """Return the codes to report: those of ``only`` (all, if there are none) without those of ``ignore``.
 
     Raises:
-        UsageError: there is no such code.
+        UsageError: there is no such code, or no longer.
     """
     for option, codes in (("--only", only), ("--ignore", ignore)):
         for code in codes:
             if code not in KINDS:
-                msg = f"{option} {code}: no such finding; there are {', '.join(KINDS)}"
+                msg = (
+                    f"{option} {code}: this finding is now {FORMER[code]}"
+                    if code in FORMER
+                    else f"{option} {code}: no such finding; there are {', '.join(KINDS)}"
+                )
                 raise UsageError(msg)
     return frozenset(only or KINDS) - frozenset(ignore)
 

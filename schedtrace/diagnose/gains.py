@@ -11,7 +11,7 @@ from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.report import Gain
 from schedtrace.timeline.frames import NOT_RECORDED
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import AT_ONCE_FRAC
@@ -131,7 +131,7 @@ def most_step_us(timeline: Timeline) -> float | None:
 def host_us(timeline: Timeline) -> int:
     """Return the engine's time in which its device did not work although somebody was there."""
     host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle", NOT_RECORDED]))
-    return int(host.select(LENGTH_US.sum()).item())
+    return total_us(host)
 
 
 def sets_pace(timeline: Timeline) -> bool:

@@ -16,7 +16,7 @@ from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_states import BUSY
 from schedtrace.timeline.frames import without_gaps
-from schedtrace.timeline.spans import LENGTH_US, united
+from schedtrace.timeline.spans import LENGTH_US, total_us, united
 from schedtrace.timeline.timeline import Timeline
 
 Over = Literal["trial", "requests"]
@@ -130,7 +130,7 @@ def _busy_s(run: RunReport, rank: int) -> float:
 
 def seconds(spans: pl.DataFrame) -> float:
     """Return how long any of these spans was, each moment once."""
-    return int(united(spans).select(LENGTH_US.sum()).item()) / 1e6
+    return total_us(united(spans)) / 1e6
 
 
 def sampled_tokens(steps: pl.DataFrame, finished: pl.DataFrame) -> int:

@@ -13,7 +13,7 @@ from schedtrace.timeline.events import INTERRUPTED, starved_us
 from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.spans import LENGTH_US, overlap_us, until
+from schedtrace.timeline.spans import LENGTH_US, overlap_us, total_us, until
 from schedtrace.timeline.timeline import Timeline
 
 COMPUTING = ("prefill", "decode", "recompute")
@@ -100,14 +100,14 @@ STRIP_CELLS = 40
 def request_time(timeline: Timeline) -> list[RequestTime]:
     """Return the states and causes of all requests, the longest first; interruptions come before both."""
     states = recorded(timeline.interrupted_states)
-    total = int(states.select(LENGTH_US.sum()).item() or 0)
+    total = total_us(states)
     if not total:
         return []
     moments = _moments(timeline)
     everything = _between(states, moments)
     times = []
     for (state, cause), rows in states.group_by("state", "cause", maintain_order=True):
-        time_us = int(rows.select(LENGTH_US.sum()).item())
+        time_us = total_us(rows)
         parts = zip(_between(rows, moments), everything, strict=True)
         times.append(
             RequestTime(

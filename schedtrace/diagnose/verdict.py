@@ -18,7 +18,7 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import ALL_FACTS, SHOWS_LIMITS, Fact
 from schedtrace.timeline.frames import missing_steps, missing_us
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US, total_us
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
@@ -107,7 +107,7 @@ def unlimited(timeline: Timeline) -> Unlimited:
         contents=NOTHING,
         requests_us=timeline.requests_us,
         busy_us=timeline.busy_us,
-        idle_us=int(idle.select(LENGTH_US.sum()).item()),
+        idle_us=total_us(idle),
         missing_us=missing_us(timeline),
         missing_steps=missing_steps(timeline),
         length_us=timeline.end_us - min([timeline.begin_us, *timeline.gaps["from_us"]]),

@@ -36,11 +36,7 @@ def charged(timeline: Timeline, *charges: str) -> Charged | None:
     time_us = int(rows["time_us"].sum())
     if not timeline.requests_us or time_us / timeline.requests_us < FOUND_FROM_FRAC:
         return None
-    each = (
-        rows.group_by("request_id")
-        .agg(pl.col("time_us").sum())
-        .sort("time_us", "request_id", descending=[True, False])
-    )
+    each = totals(rows, "time_us")
     return Charged(
         rows=rows,
         time_us=time_us,
@@ -50,6 +46,11 @@ def charged(timeline: Timeline, *charges: str) -> Charged | None:
         longest_id=str(each["request_id"][0]),
         steps=steps_of(timeline.steps, rows),
     )
+
+
+def totals(rows: pl.DataFrame, amount: str, by: str = "request_id") -> pl.DataFrame:
+    """Return the sum of an amount for each request, or another key: the largest first."""
+    return rows.group_by(by).agg(pl.col(amount).sum()).sort(amount, by, descending=[True, False])
 
 
 class ClassTime(msgspec.Struct, kw_only=True):

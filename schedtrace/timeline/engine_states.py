@@ -16,7 +16,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.timeline.frames import NOT_RECORDED, EngineFrames
-from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within
+from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within, total_us
 
 DEVICE = "device"
 """State in which a worker has its turn."""
@@ -127,7 +127,7 @@ def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.D
 
 def engine_busy_us(engine: pl.DataFrame) -> int:
     """Return the time of ``engine_states`` without idle time, in microseconds."""
-    return int(engine.filter(pl.col("state").is_in(BUSY)).select(LENGTH_US.sum()).item())
+    return total_us(engine.filter(pl.col("state").is_in(BUSY)))
 
 
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:

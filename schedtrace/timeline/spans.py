@@ -8,6 +8,11 @@ LENGTH_US = pl.col("end_us") - pl.col("begin_us")
 """Length of a row with ``begin_us`` and ``end_us``, in microseconds."""
 
 
+def total_us(spans: pl.DataFrame) -> int:
+    """Return the total length of spans, in microseconds."""
+    return int(spans.select(LENGTH_US.sum()).item() or 0)
+
+
 def level(
     spans: pl.DataFrame | pl.LazyFrame,
     begin: str | pl.Expr = "begin_us",

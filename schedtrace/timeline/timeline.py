@@ -46,7 +46,7 @@ from schedtrace.timeline.queue_waits import (
     make_waits,
 )
 from schedtrace.timeline.request_states import make_request_states
-from schedtrace.timeline.spans import LENGTH_US, at_steps, level
+from schedtrace.timeline.spans import at_steps, level, total_us
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
 
 
@@ -134,7 +134,7 @@ class Timeline(EngineFrames):
     @cached_property
     def requests_us(self) -> int:
         """Total time of all requests, in microseconds, of which shares are taken."""
-        return int(recorded(self.request_states).select(LENGTH_US.sum()).item() or 0)
+        return total_us(recorded(self.request_states))
 
     @cached_property
     def busy_us(self) -> int:

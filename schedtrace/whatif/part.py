@@ -109,7 +109,8 @@ class _Time:
             wanted = pl.col("charge").is_in([*map(str, charges)])
             return [timeline.charges.filter(wanted) for timeline in self._timelines]
         if finding.code == interruption.RULE.code:
-            return [timeline.events.filter(pl.col("kind") == finding.cause) for timeline in self._timelines]
+            kind = finding.cause or ""
+            return [interruption.spans_of_kind(timeline, kind) for timeline in self._timelines]
         return []
 
     def shares(self, spans: list[pl.DataFrame], begins_us: list[int], ends_us: list[int]) -> list[float]:

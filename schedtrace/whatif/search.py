@@ -14,7 +14,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import WIDEST_FRAC
 from schedtrace.diagnose.rules.allowed_settings import why_no_async_scheduling
-from schedtrace.diagnose.uneven_ranks import prefill_interval
+from schedtrace.diagnose.rules.prefill_stall import prefill_interval
 from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.causes import Cause
 from schedtrace.model.what_if import Configuration, Figure

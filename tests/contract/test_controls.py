@@ -54,5 +54,5 @@ def test_a_reset(played):
     assert (control["control"], control["failed"]) == ("reset_prefix_cache", False)
     assert control["running"] == preempted.height > 0
     assert control["prefix_keys"] > 0
-    [finding] = [one for one in analyze_run(run).findings if one.code == "cache-resets"]
+    [finding] = [one for one in analyze_run(run).findings if one.cause == "cache_reset"]
     assert finding.evidence.preempted == preempted.height

@@ -16,10 +16,14 @@ FINDINGS = ROOT / "tests/data/findings"
 SHOWN = (
     *("preemption", "spec-decode", "kv-held-idle", "kv-bound", "head-of-line"),
     "never-fits",
-    *("pipeline-bubbles", "rank-imbalance", "prefill-stall", "dummy-batches", "front-end", "refused-at-door"),
+    *("pipeline-bubbles", "rank-imbalance", "prefill-stall", "front-end", "refused-at-door"),
     *("priority-inversion", "no-progress", "prefix-cache", "arrival-limited"),
 )
-RUNS = [ROOT / "tests/docs/data/base", *(FINDINGS / name / "shows" for name in SHOWN)]
+RUNS = [
+    ROOT / "tests/docs/data/base",
+    *(FINDINGS / name / "shows" for name in SHOWN),
+    FINDINGS / "rank-imbalance/dummies",
+]
 DELTAS = ROOT / "tests/docs/data/deltas.jsonl"
 
 Line = dict[str, Any]

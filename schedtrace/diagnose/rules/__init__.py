@@ -11,16 +11,12 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules import (
     aborted_requests,
     arrival_limited,
-    balance_candidate,
-    balance_without_effect,
     batched_prefill,
     better_setting,
     blocked_budget,
     budget_underused,
-    cache_resets,
     client_limited,
     decode_starves_prefill,
-    dummy_batches,
     front_end,
     head_of_line,
     interruption,
@@ -63,7 +59,6 @@ _OF_AN_ENGINE = (
     priority_inversion,
     other_limit,
     interruption,
-    cache_resets,
     aborted_requests,
     long_tail,
     batched_prefill,
@@ -83,14 +78,7 @@ _OF_AN_ENGINE = (
     decode_starves_prefill,
 )
 
-_OF_ALL_RANKS = (
-    slow_rank,
-    rank_imbalance,
-    prefill_stall,
-    balance_without_effect,
-    balance_candidate,
-    dummy_batches,
-)
+_OF_ALL_RANKS = (slow_rank, rank_imbalance, prefill_stall)
 _OF_REPLAYS = (better_setting,)
 """Their ``find`` finds nothing."""
 

@@ -16,7 +16,7 @@ from schedtrace.timeline.aborted_work import FEWEST_ABORTED, have_same_age, is_a
 from schedtrace.timeline.charges import ABORTED_WORK
 from schedtrace.timeline.events import INTERRUPTED
 from schedtrace.timeline.frames import recorded
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US, total_us
 from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
@@ -93,7 +93,7 @@ def _find(timeline: Timeline) -> Findings:
     states = recorded(timeline.request_states).filter(theirs)
     # What they lost to an interruption is the interruption's: clients that leave meanwhile are its effect.
     of_engine = recorded(timeline.interrupted_states).filter(theirs, pl.col("state") != INTERRUPTED)
-    time_us = int(of_engine.select(LENGTH_US.sum()).item())
+    time_us = total_us(of_engine)
     for_them = timeline.charges.filter(pl.col("charge") == ABORTED_WORK, ~theirs)
     kept_waiting_us, work = int(for_them["time_us"].sum()), timeline.aborted_work
     device_us = float(work.select((LENGTH_US * pl.col("in_vain")).sum()).item() or 0.0)

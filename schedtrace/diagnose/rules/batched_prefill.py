@@ -13,7 +13,7 @@ from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.charges import prefills
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5
@@ -51,7 +51,7 @@ def _find(timeline: Timeline) -> Findings:
     prefill = timeline.request_states.filter(pl.col("state") == "prefill")
     worst = steps.sort("others_us", "step", descending=[True, False]).row(0, named=True)
     evidence = BatchedPrefill(
-        prefill_frac=int(prefill.select(LENGTH_US.sum()).item()) / timeline.requests_us,
+        prefill_frac=total_us(prefill) / timeline.requests_us,
         others_frac=others_frac,
         steps=steps.height,
         mean_prompts=float(steps["prompts"].sum()) / steps.height,

@@ -17,7 +17,7 @@ from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_states import with_engine_time
-from schedtrace.timeline.spans import LENGTH_US, united
+from schedtrace.timeline.spans import LENGTH_US, total_us, united
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -217,7 +217,7 @@ def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
         idle_us = idle_meanwhile_us(timeline, ways)
         frac = idle_us / (idle_us + timeline.busy_us) if idle_us else 0.0
         return frac, frac
-    way_us, ttft_us = int(ways.select(LENGTH_US.sum()).item()), int(ways["ttft_us"].sum())
+    way_us, ttft_us = total_us(ways), int(ways["ttft_us"].sum())
     return (way_us / ttft_us if ttft_us else 0.0), share_of_requests(timeline, way_us) or 0.0
 
 

@@ -1,4 +1,8 @@
-"""``interruption``: the engine was paused, did something else, or took far too long for a step."""
+"""``interruption``: the engine was paused, did something else, or took far too long for a step.
+
+A reset of the prefix cache is one, too: its cost is not its own length, but what requests that it preempted
+waited and computed again.
+"""
 
 import re
 from itertools import takewhile
@@ -7,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule, Threshold, share_frac
+from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import StepExample, advise, severity_by_weight, step_finding
 from schedtrace.diagnose.rules.front_end import NAMES
 from schedtrace.model.message import NOTHING, Message, Number, Steps
@@ -15,8 +19,9 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline import events
+from schedtrace.timeline.charges import CACHE_RESET
 from schedtrace.timeline.engine_states import starved_threads
-from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us
+from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
@@ -242,15 +247,52 @@ class Interruptions(Evidence, kw_only=True):
         return say("{time:ms}", time=self.period_ms or 0)
 
 
-def _find(timeline: Timeline) -> list[Finding]:
-    interruptions = timeline.events
-    if interruptions.is_empty() or not timeline.requests_us:
-        return []
-    kinds = [(str(kind), rows) for (kind,), rows in interruptions.group_by("kind", maintain_order=True)]
-    findings = [
-        _finding(timeline, kind, rows) for kind, rows in kinds if not _explained(timeline, kind, rows)
-    ]
-    return [finding for finding in findings if (finding.share_frac or 0) >= LEAST_FRAC or finding.leads]
+class CacheReset(StepExample, kw_only=True):
+    """A reset of the prefix cache: ``step`` is the first one afterwards."""
+
+    preempted: int
+    """Number of requests that the reset preempted."""
+    lost_tokens: int
+    """Computed tokens that they lost."""
+
+
+class CacheResets(Evidence, kw_only=True):
+    """Resets of the prefix cache that preempted running requests, of the cause ``cache_reset``."""
+
+    resets: int
+    """Number of resets that preempted a request."""
+    preempted: int
+    """Number of preemptions."""
+    requests: int
+    """Number of requests that were preempted."""
+    most_request: str
+    """Request that was preempted most often."""
+    most_times: int
+    """Number of its preemptions."""
+    lost_tokens: int
+    """Computed tokens that the requests lost."""
+    prefix_keys: int | None
+    """Cached blocks that all resets dropped; None in older traces."""
+    wait_ms: float
+    """Time charged to the resets."""
+    examples: list[CacheReset]
+    """Resets that cost most tokens; the step is the first one afterwards."""
+
+    @property
+    def repeated(self) -> bool:
+        """True if some request was preempted by several resets."""
+        return self.most_times > 1
+
+
+def _find(timeline: Timeline) -> Findings:
+    if not timeline.requests_us:
+        return
+    for (kind,), rows in timeline.events.group_by("kind", maintain_order=True):
+        if not _explained(timeline, str(kind), rows):
+            finding = _finding(timeline, str(kind), rows)
+            if finding.leads or (finding.share_frac or 0) >= LEAST_FRAC:
+                yield finding
+    yield from _cache_resets(timeline)
 
 
 def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
@@ -265,7 +307,7 @@ def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
 def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     requests = events.interrupted_requests(timeline.request_states, rows)
     cost_us = events.cost_us(timeline.request_states, timeline.engine_states, rows)
-    time_us = int(rows.select(LENGTH_US.sum()).item())
+    time_us = total_us(rows)
     share = min(1.0, cost_us / timeline.requests_us)
     longest = rows.with_columns(length_us=LENGTH_US).sort("length_us", "begin_us", descending=[True, False])
     parts = (
@@ -320,6 +362,63 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     )
 
 
+def _cache_resets(timeline: Timeline) -> Findings:
+    """Yield the finding about resets of the prefix cache, if they preempted running requests."""
+    preempted = timeline.preemptions.filter(~pl.col("in_schedule"))
+    if preempted.is_empty():
+        return
+    each = (
+        preempted.group_by("step", "trial")
+        .agg(preempted=pl.len(), lost_tokens=pl.col("lost_tokens").sum())
+        .sort("lost_tokens", "step", descending=[True, False])
+    )
+    often = preempted["request_id"].value_counts().sort("count", "request_id", descending=[True, False])
+    resets = timeline.controls.filter((pl.col("control") == "reset_prefix_cache") & ~pl.col("failed"))
+    keys = resets["prefix_keys"].drop_nulls()
+    time_us = int(spans_of_kind(timeline, CACHE_RESET)["time_us"].sum())
+    evidence = CacheResets(
+        resets=each.height,
+        preempted=preempted.height,
+        requests=often.height,
+        most_request=str(often["request_id"][0]),
+        most_times=int(often["count"][0]),
+        lost_tokens=int(preempted["lost_tokens"].sum()),
+        prefix_keys=int(keys.sum()) if keys.len() else None,
+        wait_ms=time_us / 1e3,
+        examples=CacheReset.first(each),
+    )
+    yield step_finding(
+        timeline,
+        each,
+        evidence,
+        title="Resets of the prefix cache",
+        verdict="{resets:n reset} of the prefix cache took the KV blocks of running requests, which then "
+        "spent {share:%} of the requests' time on computing {lost_tokens:n token} again.",
+        share_frac=time_us / timeline.requests_us,
+        cause=CACHE_RESET,
+        tokens=evidence.lost_tokens,
+        message="{resets:n reset} preempted {requests:n request}"
+        "[{repeated:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks and "
+        "computing again took them {wait_ms:ms}.[ The resets dropped {prefix_keys:n cached block} that later "
+        "prompts could have found.]",
+        advice=[
+            advise(
+                "Reset the cache while nothing runs, or without reset_running_requests: it then refuses "
+                "as long as requests hold blocks."
+            )
+        ],
+        example="before {at} a reset preempted {preempted:n request}.",
+        cost_ms=evidence.wait_ms,
+    )
+
+
+def spans_of_kind(timeline: Timeline, kind: str) -> pl.DataFrame:
+    """Return the spans of time of a kind of interruption: for resets of the cache, waits charged to them."""
+    if kind == CACHE_RESET:
+        return timeline.charges.filter(pl.col("charge") == CACHE_RESET)
+    return timeline.events.filter(pl.col("kind") == kind)
+
+
 def _aborted(timeline: Timeline, rows: pl.DataFrame) -> int:
     """Count the requests whose client gave up during these interruptions: an effect of them."""
     given_up = timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule")).select(
@@ -369,7 +468,7 @@ def _short_us(timeline: Timeline) -> int:
     spans = timeline.starved.with_columns(
         pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
     )
-    return int(spans.select(LENGTH_US.sum()).item())
+    return total_us(spans)
 
 
 def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
@@ -424,8 +523,8 @@ def _advice(evidence: Interruptions) -> str:
 
 RULE = Rule(
     code="interruption",
-    summary="the scheduler was paused, the engine did something else, or some steps took far too long; one "
-    "per kind",
+    summary="the scheduler was paused, the engine did something else, some steps took far too long, or "
+    "resets of the prefix cache preempted requests; one per kind",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),
     find=_find,
     specific=True,

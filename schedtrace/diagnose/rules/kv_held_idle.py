@@ -8,7 +8,7 @@ from schedtrace.diagnose.kv_blocks import usable_blocks
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_figures, wait_finding
-from schedtrace.diagnose.waits import charged, mean
+from schedtrace.diagnose.waits import charged, mean, totals
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import NOTHING, Count, Steps
 from schedtrace.model.report import Finding
@@ -203,9 +203,7 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     )
     of_run = rows.filter(pl.col("first_step") == rows["first_step"][0])
     largest = of_run.row(0, named=True)
-    kinds = (
-        of_run.group_by("kind").agg(pl.col("blocks").sum()).sort("blocks", "kind", descending=[True, False])
-    )
+    kinds = totals(of_run, "blocks", by="kind")
     waiting = of_run.filter((pl.col("kind") != "finished") & ~pl.col("silent"))
     return {
         "first_step": largest["first_step"],

@@ -19,7 +19,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.frames import recorded
 from schedtrace.timeline.pieces import NEXT_STEP
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import LENGTH_US, total_us
 from schedtrace.timeline.timeline import Timeline
 
 MOST_EXAMPLES = 3
@@ -160,7 +160,7 @@ def _example(timeline: Timeline, cause: str, row: dict[str, Any]) -> NeverFits:
     fields = {
         "step": row["first_step"],
         "blocks_needed": computed or ([row["blocks_needed"]] if row["blocks_needed"] else []),
-        "waited_ms": int(queued.select(LENGTH_US.sum()).item()) / 1e3,
+        "waited_ms": total_us(queued) / 1e3,
         "waiting_behind": max(0, row["waiting"] - 1),
     }
     return msgspec.convert({**row, **fields}, NeverFits)

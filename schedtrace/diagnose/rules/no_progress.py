@@ -20,7 +20,7 @@ from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
 
 CIRCLES = "A request computes its tokens again and again"
@@ -99,7 +99,7 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 
 def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Without those that finished and that only cache resets preempted: ``cache-resets`` has them."""
+    """Without those that finished and that only cache resets preempted: ``interruption`` has them."""
     each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
     examined = rows.join(each, on="request_id", how="left", maintain_order="left")
     return examined.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")
@@ -127,7 +127,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     again = timeline.request_states.filter(
         pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
     )
-    share = share_of_requests(timeline, again.select(LENGTH_US.sum()).item())
+    share = share_of_requests(timeline, total_us(again))
     return finding_of(
         NoProgress(
             requests=rows.height,

@@ -9,7 +9,7 @@ from schedtrace.diagnose.rules.kv_bound import RULE as KV_BOUND
 from schedtrace.diagnose.rules.max_num_seqs_bound import RULE as MAX_NUM_SEQS_BOUND
 from schedtrace.diagnose.rules.token_budget_bound import RULE as TOKEN_BUDGET_BOUND
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
-from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
+from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside, totals
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause, advice, reason
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice
@@ -46,10 +46,9 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noq
 
 def _adapters(timeline: Timeline, waits: Charged) -> Message:
     """Return the adapters of the requests that ran in these steps, and those waited for."""
-    adapters = timeline.known_requests.select("request_id", "lora")
-    wanted = waits.rows.join(adapters, on="request_id").group_by("lora").agg(pl.col("time_us").sum())
-    wanted = wanted.drop_nulls().sort("time_us", "lora", descending=[True, False])
-    ran = timeline.request_states.filter(pl.col("tokens") > 0).join(adapters.drop_nulls(), on="request_id")
+    adapters = timeline.known_requests.select("request_id", "lora").drop_nulls()
+    wanted = totals(waits.rows.join(adapters, on="request_id"), "time_us", by="lora")
+    ran = timeline.request_states.filter(pl.col("tokens") > 0).join(adapters, on="request_id")
     held = (
         ran.with_columns(steps=steps_inside(ran, waits.steps))
         .group_by("lora")

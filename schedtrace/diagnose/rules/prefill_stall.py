@@ -5,9 +5,10 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
-from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
+from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, RecordedRanks
 
@@ -15,6 +16,8 @@ FOUND_FROM_FRAC = 0.01
 """Share of all passes' time."""
 RESOLVED = 2.0
 """Standard deviations that the sum of the stalls must be above 0."""
+SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
+"""Class of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -47,6 +50,23 @@ class StallExample(StepExample, kw_only=True):
     """Time that it took longer than common steps without prefill."""
 
 
+class AlignedPrefills(msgspec.Struct, kw_only=True):
+    """Upper bound of the time that the same chunks would save if all ranks prefilled at the same time."""
+
+    alone_passes: int
+    """Number of common steps in which exactly one rank prefilled."""
+    prefill_ms: float
+    """Time that common steps with a prefill took longer than those without."""
+    aligned_ms: float
+    """The same with aligned prefills: at least the time of the rank with most prefill work."""
+    saved_ms: float
+    """Difference of the two, which is the most that can be saved."""
+    saved_frac: float
+    """Share of the time of all common steps."""
+    most_gain_frac: float
+    """Rise of throughput, at most."""
+
+
 class PrefillStall(Evidence, kw_only=True):
     """Number of passes in which ranks waited, and their time."""
 
@@ -64,6 +84,9 @@ class PrefillStall(Evidence, kw_only=True):
     """Share of the time of all common steps."""
     ranks: list[RankStall]
     """Figures of each rank."""
+    aligned: AlignedPrefills | None
+    """Bound of what aligned prefills could save; None: nothing that the trace resolves, or they are aligned
+    by a setting."""
     examples: list[StallExample]
     """Longest stalls, with the step of the rank that prefilled."""
 
@@ -87,6 +110,7 @@ def _find(ranks: RecordedRanks) -> Findings:
         stalled_ms=stalled_us / 1e3,
         stalled_frac=frac,
         ranks=_ranks(ranks, stalls, blamed),
+        aligned=_aligned(ranks, stalls),
         examples=_examples(stalls, blamed),
     )
     worst = max(evidence.ranks, key=lambda rank: rank.stalled_others_ms)
@@ -113,9 +137,13 @@ def _find(ranks: RecordedRanks) -> Findings:
         steps=blamed.filter(pl.col("rank") == worst.rank)["step"].sort().head(MAX_STEPS).to_list(),
         tokens=int(stalls.own["prefill_tokens"].sum()),
         message="In {prefill_passes:n} of {passes:n common step} a rank prefilled, on average "
-        "{mean_prefilling:n1} of {all:n rank} at the same time. In {stalled_passes:n} of these another "
-        "rank only decoded; such a step took {mean_ms:ms} longer than one without prefill.",
-        values={"all": len(ranks.each), "mean_ms": evidence.stalled_ms / evidence.stalled_passes},
+        "{mean_prefilling:n1} of {all:n} at once. The {stalled_passes:n} that held a rank up took "
+        "{mean_ms:ms} longer than one without prefill.{bound}",
+        values={
+            "all": len(ranks.each),
+            "mean_ms": evidence.stalled_ms / evidence.stalled_passes,
+            "bound": _bound(evidence.aligned),
+        },
         advice=_advice(ranks),
         example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} and held "
         "{stalled_ranks:n other rank} up: the common step took {pass_us:us}, {excess_us:us} of that for "
@@ -166,6 +194,33 @@ def _examples(stalls: PrefillStalls, blamed: pl.DataFrame) -> list[StallExample]
     return StallExample.first(rows)
 
 
+def _aligned(ranks: RecordedRanks, stalls: PrefillStalls) -> AlignedPrefills | None:
+    """Return the bound, if some rank prefilled alone and no setting aligns prefills already."""
+    saved_us, prefill_us = stalls.saved_us(), float(stalls.passes["excess_us"].sum())
+    noise_us = stalls.noise_us * stalls.passes.height**0.5
+    alone = stalls.passes.filter(pl.col("prefilling") == 1).height
+    frac = saved_us / ranks.passes_us
+    if _is_aligned(ranks.header) or not alone or frac < FOUND_FROM_FRAC or saved_us < RESOLVED * noise_us:
+        return None
+    return AlignedPrefills(
+        alone_passes=alone,
+        prefill_ms=prefill_us / 1e3,
+        aligned_ms=(prefill_us - saved_us) / 1e3,
+        saved_ms=saved_us / 1e3,
+        saved_frac=frac,
+        most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1,
+    )
+
+
+def _bound(aligned: AlignedPrefills | None) -> Message:
+    if aligned is None:
+        return NOTHING
+    return say(
+        " Aligned prefills would save at most {saved_ms:ms}: {most_gain_frac:%} more throughput.",
+        aligned,
+    )
+
+
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
     """Share of the requests' time: each request of a stalled rank waits."""
     if not ranks.requests_us:
@@ -174,12 +229,24 @@ def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
     return min(1.0, max(0.0, felt / ranks.requests_us))
 
 
+def _is_aligned(header: Header) -> bool:
+    """Return whether a scheduler that balances ranks, or ``prefill_schedule_interval``, aligns prefills."""
+    names = (header.scheduler_class, str(header.scheduler_config.get("scheduler_cls")))
+    balances = any("balance" in name.lower() for name in names)  # schedtrace's, or vllm-ascend's
+    return balances or (prefill_interval(header) or 1) > 1
+
+
+def prefill_interval(header: Header) -> int | None:
+    """Return ``prefill_schedule_interval``; None for a vLLM without it (before 0.24)."""
+    value = header.scheduler_config.get("prefill_schedule_interval")
+    return value if isinstance(value, int) else None
+
+
 def _advice(ranks: RecordedRanks) -> list[Advice]:
-    header = ranks.header
-    if balanced(header) or (prefill_interval(header) or 1) > 1:
+    if _is_aligned(ranks.header):
         return []
     advice = []
-    if prefill_interval(header) is not None:
+    if prefill_interval(ranks.header) is not None:
         advice.append(
             advise(
                 "{interval:setting} above 1, if a replay of this load shows a value that helps: "

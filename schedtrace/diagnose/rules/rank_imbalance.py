@@ -1,26 +1,174 @@
-"""``rank-imbalance``: one data-parallel rank had far more to do than the others."""
+"""``rank-imbalance``: one data-parallel rank had far more to do than the others, or another had nothing."""
 
+from dataclasses import dataclass
+
+import msgspec
 import polars as pl
 
+from schedtrace.diagnose.batches_in_flight import even_cycle_frac
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import advise, finding_of
-from schedtrace.diagnose.uneven_ranks import AVOIDABLE_FROM_FRAC, RankFigures, RankImbalance, rank_imbalance
+from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, step_numbers, trial_numbers
 from schedtrace.model.message import Message, joined
-from schedtrace.model.report import Advice
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.timeline.engine_ranks import RecordedRanks
+from schedtrace.timeline.engine_ranks import RankLoads, RecordedRanks
+from schedtrace.timeline.spans import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+UNEVEN_FRAC = 0.25
+"""``1 - mean / max`` of the ranks' mean loads."""
+LEAST_REQUESTS = 2.0
+"""Least requests of the largest load above the mean: a request more or less is no imbalance."""
+FEWEST_REQUESTS = 8
+"""A rank, on average: tokens of fewer differ by chance."""
+DUMMIES_FROM_FRAC = 0.01
+"""Least share of the ranks' time that dummy batches take."""
+AVOIDABLE_FROM_FRAC = 0.01
+"""Least share of all requests' time: refused on one rank while another had room."""
+LARGER = 1.25
+"""Least ratio of a rank's requests, or their length, to those of the other ranks."""
+MOST_CHOSEN = 0.9
+"""Least share of its requests for which the client chose the rank."""
+REQUESTS, TOKENS = pl.col("running") + pl.col("waiting"), pl.col("tokens")
+"""Loads: of ``RankLoads.loads``."""
+
+
+class RankFigures(msgspec.Struct, kw_only=True):
+    """Figures of one rank; means of requests are over the time in which any rank had one."""
+
+    rank: int
+    """Data-parallel rank."""
+    requests: int
+    """Number of requests that reached its scheduler."""
+    chosen: int
+    """Number of these for which the client asked for this rank."""
+    mean_prompt_tokens: float | None
+    """Mean length of the prompts of requests that ended; None: none did."""
+    mean_output_tokens: float | None
+    """Mean length of the outputs of requests that ended; None: none did."""
+    prefill_tokens: int
+    """Prefill tokens computed, with those that a preemption had thrown away."""
+    decode_tokens: int
+    """Decode tokens computed."""
+    mean_running: float
+    """Mean number of running requests, over the time in which any rank had one."""
+    mean_waiting: float
+    """Mean number of refused requests."""
+    kv_used_frac: float | None
+    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    waited_ms: float
+    """Time that its requests were refused."""
+    avoidable_ms: float
+    """Part of that while another rank had a seat and no waiting request."""
+
+
+class WaitExample(StepExample, kw_only=True):
+    """Example of the longest waits on the rank: ``step`` is the first one that refused the request."""
+
+    request_id: str
+    """vLLM's id of the request."""
+    waited_us: int
+    """Time that it waited."""
+
+
+class RankDummies(msgspec.Struct, kw_only=True):
+    """Dummy batches of a rank."""
+
+    rank: int
+    """Data-parallel rank."""
+    batches: int
+    """Number of its dummy batches."""
+    steps_frac: float
+    """Share of its batches, with a request or without, that were dummies."""
+    time_ms: float
+    """Time of its dummy batches."""
+    time_frac: float
+    """Share of the time of its batches."""
+
+
+class DummyExample(StepExample, kw_only=True):
+    """Dummy batches between two steps of a rank, with the step after them."""
+
+    rank: int
+    """Data-parallel rank."""
+    batches: int
+    """Number of dummy batches before the step."""
+
+
+class DummyBatches(Evidence, kw_only=True):
+    """Dummy batches of ranks in lock-step, which kept pace with other ranks' requests."""
+
+    batches: int
+    """Number of dummy batches of all ranks."""
+    steps_frac: float
+    """Share of all ranks' batches, with a request or without, that were dummies."""
+    time_ms: float
+    """Time of the dummy batches, added up over the ranks."""
+    time_frac: float
+    """Share of the time of all ranks' batches."""
+    ranks: list[RankDummies]
+    """Figures of each rank."""
+    examples: list[DummyExample]
+    """Longest gaps between two steps of a rank; the step is the one after the gap."""
+
+    @property
+    def most(self) -> RankDummies:
+        """Figures of the rank whose dummy batches took the most time."""
+        return max(self.ranks, key=lambda figures: figures.time_ms)
+
+
+class RankImbalance(Evidence, kw_only=True):
+    """The ranks side by side, and why they differ."""
+
+    largest: int
+    """Rank that the finding names."""
+    measure: str
+    """Measure of the imbalance: avoidable ``waits``, ``requests`` in the scheduler, or ``tokens`` computed.
+    """
+    unevenness_frac: float
+    """``1 - mean / max`` over the ranks, of their mean numbers of requests or, for ``tokens``, of these."""
+    since_s: float | None
+    """Time from the run's first request to the first part of the run in which this rank was above the mean
+    by a quarter of its load and one request; None: never."""
+    uneven_frac: float
+    """Share of the run in which it was."""
+    avoidable_ms: float
+    """Time that requests of all ranks were refused while another rank had a seat and no waiting request."""
+    avoidable_frac: float
+    """Share of all requests' time."""
+    lockstep_frac: float | None
+    """Share of the requests' time that even batches would save in common steps; None: nothing, or not
+    known."""
+    why: str
+    """``client`` (it chose the rank), ``requests`` (the rank got more of them), ``lengths`` (they are
+    longer) or ``unknown``."""
+    strip: list[float]
+    """The rank's mean number of requests, or its tokens, in equal parts of the run."""
+    mean_strip: list[float]
+    """Mean of all ranks in these parts."""
+    ranks: list[RankFigures]
+    """Figures of each rank."""
+    dummies: DummyBatches | None
+    """Dummy batches of ranks in lock-step; None: they took less than 1 % of the ranks' time."""
+    examples: list[WaitExample]
+    """Longest waits on the rank."""
 
 
 def _find(ranks: RecordedRanks) -> Findings:
-    evidence = rank_imbalance(ranks)
-    if evidence is None:
-        return
+    dummies = _dummies(ranks)
+    if (evidence := _imbalance(ranks, dummies)) is not None:
+        yield _uneven_finding(ranks, evidence)
+    elif dummies is not None:
+        yield _dummies_finding(ranks, dummies)
+
+
+def _uneven_finding(ranks: RecordedRanks, evidence: RankImbalance) -> Finding:
     share = evidence.avoidable_frac + (evidence.lockstep_frac or 0.0)
     steps = ranks.timeline(evidence.largest).steps
     if evidence.avoidable_ms:
         steps = steps.filter(pl.col("num_waiting_after") > 0)
-    yield finding_of(
+    return finding_of(
         evidence,
         steps,
         title="Ranks are loaded unevenly",
@@ -32,6 +180,35 @@ def _find(ranks: RecordedRanks) -> Findings:
         message=_message(evidence),
         advice=[_advice(evidence)] if evidence.why != "unknown" else [],
         example="{request_id:id} was refused from step {step:n} on and waited {waited_us:us}.",
+    )
+
+
+def _dummies_finding(ranks: RecordedRanks, dummies: DummyBatches) -> Finding:
+    """Return the finding about dummy batches of ranks that are loaded evenly otherwise."""
+    rank = dummies.most.rank
+    return finding_of(
+        dummies,
+        engine_rank=rank,
+        steps=step_numbers(_dummy_gaps(ranks).filter(pl.col("rank") == rank)),
+        severity="info",
+        engine_ranks=[figures.rank for figures in dummies.ranks if figures.batches],
+        count=dummies.batches,
+        trials=trial_numbers(ranks.turns),
+        message=_dummies_message(dummies),
+        example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
+    )
+
+
+def _dummies_message(dummies: DummyBatches) -> Message:
+    most = dummies.most
+    return say(
+        "{steps_frac:%} of the ranks' batches held no request and ran only because other ranks had some: "
+        "{batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank {rank:n} ran most of "
+        "them: {own:n}, {own_frac:%} of its time.",
+        dummies,
+        rank=most.rank,
+        own=most.batches,
+        own_frac=most.time_frac,
     )
 
 
@@ -160,6 +337,8 @@ def _message(evidence: RankImbalance) -> Message:
                 own=own.kv_used_frac,
             )
         )
+    if evidence.dummies is not None:
+        parts.append(_dummies_message(evidence.dummies))
     return joined(parts)
 
 
@@ -177,10 +356,190 @@ def _advice(evidence: RankImbalance) -> Advice:
     )
 
 
+@dataclass(frozen=True)
+class _Uneven:
+    """Unevenness of the loads."""
+
+    rank: int
+    unevenness: float
+    above: float
+    """Requests above the mean."""
+    since_us: int | None
+    parts_frac: float
+    own: list[float]
+    mean: list[float]
+
+
+def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbalance | None:
+    """Return what ``docs/findings/rank-imbalance.md`` defines; None: loads are even, or it is not known."""
+    loads = ranks.loads if len(ranks.each) > 1 else None
+    if loads is None or loads.loads.is_empty() or not ranks.requests_us:
+        return None
+    avoidable_us = sum(loads.avoidable_us.values())
+    avoidable = avoidable_us / ranks.requests_us
+    held = max(loads.avoidable_us, key=lambda rank: loads.avoidable_us[rank])
+    measure = "requests"
+    uneven = _uneven(loads, REQUESTS, held if avoidable >= AVOIDABLE_FROM_FRAC else None)
+    far = uneven.unevenness >= UNEVEN_FRAC and uneven.above >= LEAST_REQUESTS
+    if avoidable >= AVOIDABLE_FROM_FRAC:
+        measure = "waits"
+    elif not far:
+        measure, uneven = "tokens", _uneven(loads, TOKENS, None)
+        requests = sum(rank.arrived for rank in ranks.each)
+        if uneven.unevenness < UNEVEN_FRAC or requests < FEWEST_REQUESTS * len(ranks.each):
+            return None
+    figures = _figures(ranks, loads)
+    return RankImbalance(
+        largest=uneven.rank,
+        measure=measure,
+        unevenness_frac=uneven.unevenness,
+        since_s=None if uneven.since_us is None else uneven.since_us / 1e6,
+        uneven_frac=uneven.parts_frac,
+        avoidable_ms=avoidable_us / 1e3,
+        avoidable_frac=avoidable,
+        lockstep_frac=_lockstep_frac(ranks) if far else None,
+        why=_why(figures, uneven.rank),
+        strip=uneven.own,
+        mean_strip=uneven.mean,
+        ranks=figures,
+        dummies=dummies,
+        examples=_examples(ranks.timeline(uneven.rank)) if avoidable_us else [],
+    )
+
+
+def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
+    """Return one entry per rank, in their order."""
+    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
+    return [
+        RankFigures(
+            rank=rank.number,
+            requests=rank.arrived,
+            chosen=rank.pinned,
+            mean_prompt_tokens=rank.mean_prompt_tokens,
+            mean_output_tokens=rank.mean_output_tokens,
+            prefill_tokens=int((rank.steps["used_tokens"] - rank.steps["decode_tokens"]).sum()),
+            decode_tokens=int(rank.steps["decode_tokens"].sum()),
+            mean_running=means[rank.number][0],
+            mean_waiting=means[rank.number][1],
+            kv_used_frac=rank.kv_used_frac,
+            waited_ms=loads.waited_us[rank.number] / 1e3,
+            avoidable_ms=loads.avoidable_us[rank.number] / 1e3,
+        )
+        for rank in ranks.each
+    ]
+
+
+def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
+    """Return how far one rank is above the rest: the one that delayed requests, else the most loaded."""
+    open_ = loads.loads.select("part", "begin_us", "rank", load=load)
+    means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
+    mean = sum(means.values()) / len(means)
+    rank = held if held is not None else max(means, key=lambda number: means[number])
+    of_part = open_.group_by("part", maintain_order=True).agg(
+        pl.col("begin_us").first(),
+        mean=pl.col("load").mean(),
+        own=pl.col("load").filter(pl.col("rank") == rank).first(),
+    )
+    above = pl.col("own") - pl.col("mean")
+    parts = of_part.filter((above >= UNEVEN_FRAC * pl.col("own")) & (above >= 1))
+    return _Uneven(
+        rank=rank,
+        unevenness=1 - mean / means[rank] if means[rank] else 0.0,
+        above=means[rank] - mean,
+        since_us=int(parts["begin_us"][0]) - int(of_part["begin_us"][0]) if parts.height else None,
+        parts_frac=parts.height / of_part.height,
+        own=of_part["own"].to_list(),
+        mean=of_part["mean"].to_list(),
+    )
+
+
+def _lockstep_frac(ranks: RecordedRanks) -> float | None:
+    """Return the share of the requests' time that even batches would save: the largest sets the pace."""
+    if not ranks.lockstep or ranks.missing:
+        return None
+    size = len(ranks.each)
+    plain = ranks.passes.filter((pl.col("prefilling") == 0) & (pl.col("requests") >= size)).with_columns(
+        best=-(-pl.col("requests") // size), cycle_us="length_us"
+    )
+    uneven = plain.filter(pl.col("largest") > pl.col("best"))
+    left = even_cycle_frac(plain, uneven) if uneven.height else None
+    if left is None or left >= 1:
+        return None
+    felt = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
+    return min(1.0, felt * (1 - left) / ranks.requests_us)
+
+
+def _why(figures: list[RankFigures], rank: int) -> str:
+    """Return why this rank has more to do than the others."""
+    own = next(figure for figure in figures if figure.rank == rank)
+    rest = [figure for figure in figures if figure.rank != rank]
+    mean = sum(figure.requests for figure in rest) / len(rest)
+    if own.requests > LARGER * mean:
+        return "client" if own.chosen >= MOST_CHOSEN * own.requests else "requests"
+    for name in ("mean_prompt_tokens", "mean_output_tokens"):
+        own_length = getattr(own, name)
+        lengths = [length for figure in rest if (length := getattr(figure, name)) is not None]
+        if own_length is not None and lengths and own_length > LARGER * sum(lengths) / len(lengths):
+            return "lengths"
+    return "unknown"
+
+
+def _examples(timeline: Timeline) -> list[WaitExample]:
+    waits = timeline.request_states.filter(pl.col("state").is_in(["waiting", "preempted"])).drop_nulls(
+        "begin_step"
+    )
+    each = (
+        waits.group_by("request_id")
+        .agg(pl.col("trial").first(), step=pl.col("begin_step").min(), waited_us=LENGTH_US.sum())
+        .sort("waited_us", "request_id", descending=[True, False])
+    )
+    return WaitExample.first(each)
+
+
+def _dummies(ranks: RecordedRanks) -> DummyBatches | None:
+    """Return the dummy batches of ranks in lock-step; None: too few to matter, or independent ranks."""
+    if not ranks.lockstep or ranks.passes.is_empty():
+        return None
+    turns = dict(ranks.turns.group_by("rank").len().iter_rows())
+    each = [
+        RankDummies(
+            rank=rank,
+            batches=batches,
+            steps_frac=batches / (batches + turns.get(rank, 0)),
+            time_ms=time_us / 1e3,
+            time_frac=time_us / ranks.lockstep_us,
+        )
+        for rank, batches, time_us in ranks.dummies.select("rank", "batches", "time_us").iter_rows()
+    ]
+    batches, time_ms = sum(figures.batches for figures in each), sum(figures.time_ms for figures in each)
+    frac = 1e3 * time_ms / (ranks.lockstep_us * len(each))
+    if not batches or frac < DUMMIES_FROM_FRAC:
+        return None
+    return DummyBatches(
+        batches=batches,
+        steps_frac=batches / (batches + sum(turns.values())),
+        time_ms=time_ms,
+        time_frac=frac,
+        ranks=each,
+        examples=DummyExample.largest(_dummy_gaps(ranks), "batches"),
+    )
+
+
+def _dummy_gaps(ranks: RecordedRanks) -> pl.DataFrame:
+    """Return the steps after dummy batches of their rank, with the number of these ``batches``."""
+    between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
+    return (
+        ranks.turns.select("rank", "wave", "step_counter", "trial", "step")
+        .sort("rank", "wave", "step_counter")
+        .with_columns(batches=between)
+        .filter(pl.col("batches") > 0)
+    )
+
+
 RULE = Rule(
     code="rank-imbalance",
-    summary="one data-parallel rank had far more requests than the others, or refused some while another "
-    "had room",
+    summary="one data-parallel rank had far more requests than the others, refused some while another had "
+    "room, or had none",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),
     find=_find,
     quiet=2,

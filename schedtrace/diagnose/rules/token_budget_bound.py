@@ -18,7 +18,7 @@ from schedtrace.diagnose.rules.common import (
     wait_finding,
 )
 from schedtrace.diagnose.rules.full_device import knows_waiting_tokens, limit_finding
-from schedtrace.diagnose.waits import Charged, charged
+from schedtrace.diagnose.waits import Charged, charged, totals
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.trace_facts import Fact
@@ -166,11 +166,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     used = max(1, int(steps["used_tokens"].sum()))
     decodes = int(steps["decode_tokens"].sum())
     ours = prefills(timeline).join(steps.select("step"), on="step", how="semi")
-    each = (
-        ours.group_by("request_id")
-        .agg(pl.col("scheduled_tokens").sum())
-        .sort("scheduled_tokens", "request_id", descending=[True, False])
-    )
+    each = totals(ours, "scheduled_tokens")
     prefill = max(1, int(each["scheduled_tokens"].sum()))
     wanted = int(
         steps.select((pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0)).max()).item() or 0

@@ -42,6 +42,7 @@ from schedtrace.present.sections import (
     Table,
     unstyled,
 )
+from schedtrace.timeline.charges import CACHE_RESET
 
 MOST_LINES, WIDTH = 40, 80
 """Lines and columns of the usual terminal."""
@@ -168,7 +169,8 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
     first = roots[0] if roots else None
     if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
         return NOTHING
-    part = PARTS_OF.get(first.code)
+    # Waits after a reset of the prefix cache stand in the bars of their causes.
+    part = None if first.cause == CACHE_RESET else PARTS_OF.get(first.code)
     bar = sum(
         piece.share_frac
         for piece in split

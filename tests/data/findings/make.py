@@ -362,7 +362,11 @@ def one_longer(outputs: int) -> None:
 
 
 SAMPLES = ("shows", "near-miss")
-FURTHER_SAMPLES = {"preemption": ("storm", "no-storm"), "kv-held-idle": ("finished", "fetched")}
+FURTHER_SAMPLES = {
+    "preemption": ("storm", "no-storm"),
+    "kv-held-idle": ("finished", "fetched"),
+    "interruption": ("reset", "no-reset"),
+}
 """Folders of a finding's traces, in the order of ``TRACES``."""
 TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "no-progress": (lambda: starts_again(40), lambda: starts_again(2)),
@@ -410,8 +414,12 @@ TRACES: dict[str, tuple[Callable[[], None], ...]] = {
     "spec-decode": (lambda: drafted(0), lambda: drafted(3)),
     "slow-steps": (lambda: waves(4.0), lambda: waves(1.3)),
     "aborted-requests": (lambda: impatient(60), lambda: impatient(80)),
-    "cache-resets": (lambda: reset(20_000), lambda: reset(100_000)),
-    "interruption": (lambda: paused(80_000), lambda: paused(100)),
+    "interruption": (
+        lambda: paused(80_000),
+        lambda: paused(100),
+        lambda: reset(20_000),
+        lambda: reset(100_000),
+    ),
     "long-tail": (lambda: one_longer(60), lambda: one_longer(25)),
 }
 

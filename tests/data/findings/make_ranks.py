@@ -14,18 +14,12 @@ sys.path.insert(0, str(HERE.parents[2]))
 from tests.rank_traces import Turn, prefills, write_ranks  # noqa: E402  # see the line above
 from tests.unit.diagnose.sentences import write_sentences  # noqa: E402  # likewise
 
-BALANCE = {"scheduler_class": "schedtrace.balance.BalanceScheduler", "exits_via": "source"}
 CONFIG = {
     "max_num_seqs": 16,
     "enable_chunked_prefill": True,
     "policy": "fcfs",
     "prefill_schedule_interval": 1,
 }
-
-
-def even(ranks: int, passes: int, decodes: int = 8) -> list[list[Turn]]:
-    """All ranks have so many requests all the time."""
-    return [[(decodes, 0)] * ranks for _ in range(passes)]
 
 
 def emptied(passes: int, until: int) -> list[list[Turn]]:
@@ -48,29 +42,25 @@ RUNS: dict[str, tuple[tuple[list[list[Turn]], dict[str, Any]], ...]] = {
         (prefills(60, {0: 10}, {0: 5}), {}),
         (prefills(60, {0: 10, 1: 10}, {0: 5, 1: 5}), {}),
     ),
-    "balance-candidate": (
-        (prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), {}),
-        (prefills(60, {0: 10}, {0: 5}), {}),
-    ),
-    "dummy-batches": ((emptied(60, 40), {}), (emptied(60, 60), {})),
     "rank-imbalance": (
         ([[(16, 0), (2, 0)]] * 40, {"lockstep": False, "refused": "max_num_seqs"}),
         ([[(16, 0), (13, 0)]] * 40, {"lockstep": False}),
+        (emptied(60, 40), {}),
+        (emptied(60, 60), {}),
     ),
     "slow-rank": (
         (served(2), {"lockstep": False, "factors": [1.0, 1.5]}),
         (served(2, more=4), {"lockstep": False, "factors": [1.0, 1.0]}),
     ),
-    "balance-without-effect": (
-        (even(1, 30, 15), {"lockstep": False, "refused": "rank_balance", **BALANCE}),
-        (even(2, 30), BALANCE),
-    ),
 }
-"""Passes and fields of ``write_ranks``: of a run that shows it, and of one that nearly does."""
+"""Passes and fields of ``write_ranks``, in the order of ``SAMPLES``."""
+SAMPLES = ("shows", "near-miss")
+FURTHER_SAMPLES = {"rank-imbalance": ("dummies", "no-dummies")}
 
 if __name__ == "__main__":
     for code in sys.argv[1:] or RUNS:
-        for name, (passes, fields) in zip(("shows", "near-miss"), RUNS[code], strict=True):
+        names = (*SAMPLES, *FURTHER_SAMPLES.get(code, ()))
+        for name, (passes, fields) in zip(names, RUNS[code], strict=True):
             shutil.rmtree(HERE / code / name, ignore_errors=True)
             write_ranks(HERE / code / name, passes, scheduler_config=CONFIG, **fields)
         write_sentences(HERE / code)

@@ -40,7 +40,7 @@ def test_preemptions_that_nobody_sees_are_not_judged(cli, tmp_path):
     code, _, err = cli("analyze", run, "--fail-on", "critical")
     assert code == 3
     assert str(Fact.PREEMPTIONS) in err
-    ignored = ["never-fits", "no-progress", "cache-resets", "preemption", "prefix-cache"]
+    ignored = ["never-fits", "no-progress", "preemption", "prefix-cache"]
     options = [word for code in ignored for word in ("--ignore", code)]
     assert cli("analyze", run, "--fail-on", "critical", *options)[0] == 0
 

@@ -1,6 +1,9 @@
+import re
+from pathlib import Path
+
 import pytest
 
-from schedtrace.diagnose.catalogue import catalogue, choose
+from schedtrace.diagnose.catalogue import FORMER, catalogue, choose
 from schedtrace.diagnose.rules import KINDS
 from schedtrace.errors import UsageError
 
@@ -31,3 +34,10 @@ def test_a_code_that_is_none_is_refused_with_those_there_are(option):
         UsageError, match=rf"--{option} preemtion: no such finding; there are {next(iter(KINDS))}, "
     ):
         choose(**{"only": [], "ignore": [], option: ["preemtion"]})
+
+
+@pytest.mark.parametrize(("code", "place"), FORMER.items(), ids=FORMER)
+def test_a_former_code_is_refused_with_the_place_of_its_facts(code, place):
+    with pytest.raises(UsageError, match=f"^--ignore {code}: this finding is now {re.escape(place)}$"):
+        choose(only=[], ignore=[code])
+    assert place.rpartition(" ")[2] in KINDS or Path(place.rpartition(" ")[2]).is_dir()

@@ -12,7 +12,7 @@ from tests.rank_traces import prefills, write_ranks
 from tests.unit.diagnose.sentences import flat
 from tests.unit.present.test_goldens import text_of
 
-OF_LOCKSTEP = {"prefill-stall", "balance-candidate", "dummy-batches"}
+OF_LOCKSTEP = {"prefill-stall"}
 CONFIG = {"max_num_seqs": 16, "policy": "fcfs", "prefill_schedule_interval": 1}
 
 
@@ -57,15 +57,32 @@ def test_what_is_on_already_is_not_advised(report_of, fields):
     report = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), **fields)
     [stall] = [one for one in report.findings if one.code == "prefill-stall"]
     assert stall.advice == []
-    assert "balance-candidate" not in codes(report)
+    assert stall.evidence.aligned is None
 
 
-def test_what_aligned_prefills_save_at_most_stands_beneath_the_stall(report_of):
-    report = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}))
-    [found] = [one for one in report.findings[0].symptoms if one.code == "balance-candidate"]
+def test_a_stall_has_what_aligned_prefills_save_at_most(report_of, recorded_words):
+    stall = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9})).findings[0]
+    aligned = stall.evidence.aligned
     whole = 60 * 5.8 - 0.1 + 12 * 10
-    assert found.evidence.saved_ms == pytest.approx(60, rel=0.01)
-    assert found.evidence.most_gain_frac == pytest.approx(whole / (whole - 60) - 1, rel=0.01)
+    assert aligned.alone_passes == 12
+    assert (aligned.saved_ms, aligned.aligned_ms) == pytest.approx((60, aligned.prefill_ms - 60), rel=0.01)
+    assert aligned.saved_frac == pytest.approx(60 / whole, rel=0.01)
+    assert aligned.most_gain_frac == pytest.approx(whole / (whole - 60) - 1, rel=0.01)
+    recorded_words(stall.message)
+
+
+def test_the_prefills_of_a_single_rank_cannot_be_aligned(report_of):
+    assert report_of(prefills(60, {0: 10}, {0: 5})).findings[0].evidence.aligned is None
+
+
+def test_uneven_ranks_have_their_dummy_batches_as_figures(report_of, recorded_words):
+    """Rank 1 has requests in the first 20 of 60 steps."""
+    report = report_of([[(8, 0), (8, 0) if step < 20 else None] for step in range(60)])
+    [finding] = [finding for finding in flat(report.findings) if finding.code == "rank-imbalance"]
+    assert bool(finding.title)
+    assert finding.evidence.dummies.batches == 40
+    assert finding.evidence.dummies.most.rank == 1
+    recorded_words(finding.message)
 
 
 def test_independent_ranks_have_no_findings_of_lockstep(report_of):

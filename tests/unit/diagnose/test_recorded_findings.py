@@ -2,8 +2,12 @@
 
 import pytest
 
+from schedtrace.diagnose.rules.interruption import spans_of_kind
 from schedtrace.explain.request import explain_request
+from schedtrace.model.message import NOTHING
 from schedtrace.read.run import read_run
+from schedtrace.timeline.spans import total_us
+from schedtrace.timeline.timeline import make_timeline
 from tests.samples import FINDINGS
 from tests.unit.diagnose.sentences import flat, sentences
 
@@ -67,6 +71,34 @@ def test_finished_requests_keep_blocks_idly(of, recorded_words):
     assert (evidence.largest, evidence.largest_blocks) == ("prefill0", 6)
     recorded_words(finding)
     assert of("kv-held-idle", "fetched") == []
+
+
+def test_a_reset_of_the_cache_is_an_interruption(of, recorded_words):
+    """74 tokens of each are lost: then a step prefills 256, the next one 44 beside three decodes."""
+    [finding] = of("interruption", "reset")
+    evidence = finding.evidence
+    assert (finding.cause, finding.count, finding.tokens) == ("cache_reset", 1, 4 * 74)
+    assert (evidence.resets, evidence.preempted, evidence.lost_tokens) == (1, 4, 4 * 74)
+    assert evidence.wait_ms == pytest.approx(4 * 3.56 + 1.59)
+    recorded_words(finding)
+    assert of("interruption", "no-reset") == []
+
+
+def test_the_time_of_a_reset_is_what_is_charged_to_it():
+    timeline = make_timeline(read_run(FINDINGS / "interruption" / "reset").traces[0])
+    assert total_us(spans_of_kind(timeline, "cache_reset")) == pytest.approx(4 * 3_560 + 1_590, rel=0.001)
+    assert spans_of_kind(timeline, "paused").is_empty()
+
+
+def test_dummy_batches_of_evenly_loaded_ranks(of, recorded_words):
+    """Rank 1 has nothing left after 40 of 60 steps, and is short of the mean by less than a quarter."""
+    [finding] = of("rank-imbalance", "dummies")
+    evidence = finding.evidence
+    assert (finding.title, finding.severity, finding.engine_rank) == (NOTHING, "info", 1)
+    assert (evidence.batches, [rank.batches for rank in evidence.ranks]) == (20, [0, 20])
+    assert (evidence.steps_frac, evidence.most.time_frac) == pytest.approx((20 / 120, 1 / 3), rel=0.01)
+    recorded_words(finding.message)
+    assert of("rank-imbalance", "no-dummies") == []
 
 
 FIGURES = {
@@ -144,11 +176,6 @@ FIGURES = {
         {},
         {"aborted": 3, "requests": 8, "retries": 3, "by_content": True, "computed_tokens": 40 + 16}
         | {"output_tokens": 17, "time_ms": pytest.approx(3 * 60.9), "median_age_ms": pytest.approx(60.9)},
-    ),
-    # 74 tokens of each are lost: then a step prefills 256, the next one 44 beside three decodes.
-    "cache-resets": (
-        {},
-        {"resets": 1, "preempted": 4, "lost_tokens": 4 * 74, "wait_ms": pytest.approx(4 * 3.56 + 1.59)},
     ),
     # The scheduler hears of the pause after 50.6 ms; two requests are there, and four come meanwhile.
     "interruption": (

@@ -204,6 +204,8 @@ def test_ttft_of_survivors_is_said_to_be_that(none, is_said, recorded_words):
 
 
 OF_INTERRUPTION = {"code": "interruption", "part": "interrupted", "cause": None}
+OF_RESET = {**OF_INTERRUPTION, "finding_cause": "cache_reset"}
+"""Waits after a reset stand in the bars of their causes: the bar of interruptions is of others."""
 OF_KV = {"code": "kv-bound", "part": "waiting", "cause": "kv_blocks"}
 MEANWHILE = "The verdict's 50 % include what requests waited for in that time, which has bars of its own."
 CHARGED = "Of the 90 % above, 50 % are the verdict's; the rest is charged to head-of-line."
@@ -217,10 +219,12 @@ CHARGED = "Of the 90 % above, 50 % are the verdict's; the rest is charged to hea
         (OF_KV, 0.2, ""),
         (OF_INTERRUPTION, 0.2, MEANWHILE),
         (OF_INTERRUPTION, 0.47, ""),
+        (OF_RESET, 0.2, ""),
     ],
 )
 def test_two_shares_that_differ_have_a_reason(about, bar, says):
-    first = root(0.5, code=about["code"], cause=about["cause"], words=3, advice=0)
+    cause = about.get("finding_cause", about["cause"])
+    first = root(0.5, code=about["code"], cause=cause, words=3, advice=0)
     first.verdict = say("It took {share:%}.", share=0.5)
     first.symptoms = [root(0.4, code="head-of-line", cause="kv_blocks")]
     shown = page(first)

@@ -223,9 +223,9 @@ def test_a_broken_line_costs_its_steps_and_nothing_more(growing):
     assert follower.trace(list(follower.chunks)).steps["step"].to_list() == [0, 1, 2, *range(10, 23)]
 
 
-@pytest.mark.parametrize("code", ["dummy-batches", "kv-bound", "preemption"])
-def test_a_recorded_trace_in_any_pieces_is_the_whole_one(code, tmp_path):
-    recorded = DATA / code / "shows" / "engine-0.jsonl"
+@pytest.mark.parametrize("sample", ["rank-imbalance/dummies", "kv-bound/shows", "preemption/shows"])
+def test_a_recorded_trace_in_any_pieces_is_the_whole_one(sample, tmp_path):
+    recorded = DATA / sample / "engine-0.jsonl"
     content, path = recorded.read_bytes(), tmp_path / "engine-0.jsonl"
     path.touch()
     follower = Following(path, ALL)
