@@ -271,9 +271,7 @@ def allocated_blocks(function: ast.FunctionDef) -> str:
 
 
 def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
-    """Return whether the test is that ``name`` is set (or ``is not None``); if ``negated``, that it is
-    not.
-    """
+    """Return whether the test is that ``name`` is set, or, if ``negated``, that it is not."""
     match test:
         case ast.UnaryOp(ast.Not(), operand):
             return is_there(operand, name, negated=not negated)
