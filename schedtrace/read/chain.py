@@ -1,7 +1,7 @@
-"""Lines of steps to steps: a delta is rebuilt if the step before it is known, else dropped and counted.
+"""Reader of step lines: a delta is rebuilt if the step before it is known, and otherwise dropped and counted.
 
-``Chain`` takes the lines in turn; ``Running`` has the requests of the step that was read last, and what the
-next line makes of them.
+``Chain`` takes the lines in turn; ``Running`` has the requests of the step that was read last, and applies
+the next line to them.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,7 @@ _FEW = 4
 
 
 class Got(NamedTuple):
-    """Columns of a step, row by row."""
+    """Columns of a step, one entry per request."""
 
     ids: tuple[str, ...]
     computed: tuple[int, ...]
@@ -89,11 +89,11 @@ def got_by(rows: Sequence[Stretch], step: int) -> Got:
 
 
 def not_continued(before: Got, now: Got) -> list[int]:
-    """Return the rows at which a stretch of several steps ends and another begins.
+    """Return the rows at which one stretch of several steps ends and another begins.
 
     Args:
         before: Columns of the last step, whose requests are also the first ones of this step.
-        now: Of this step.
+        now: Columns of this step.
     """
     here = len(before.ids)
     if now.alone:
@@ -152,7 +152,7 @@ class Running:
     """Tracker of the scheduled requests from step to step.
 
     Args:
-        put: Gets tables of their stretches.
+        put: Function that receives tables of their stretches.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -192,7 +192,7 @@ class Running:
         self._rows, self._at, self._line = [], None, None
 
     def end(self) -> None:
-        """Note that there are no more steps."""
+        """End all stretches: there are no more steps."""
         self.lose()
         self._ended.flush()
 
@@ -227,7 +227,7 @@ class Running:
         self._at, self._line, self._unsteady, self._cut = (step, trial), now, None, False
 
     def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
-        """Return whether these changes can be those to the next step.
+        """Return whether these changes can lead from the last step to the next.
 
         Args:
             changes: ``RowChanges`` as read.
@@ -359,7 +359,7 @@ class Chain:
     """Reader of step lines in the order of the file, which accepts each step number once.
 
     Args:
-        put: Gets tables of what requests got, as stretches.
+        put: Function that receives tables of what requests got, as stretches.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -368,9 +368,9 @@ class Chain:
         self.in_order = True
         """Whether the steps came in the order of their numbers."""
         self.not_rebuilt: list[int] = []
-        """Numbers of deltas that follow an unknown step."""
+        """Numbers of deltas that follow an unknown step and could not be rebuilt."""
         self.doubtful: list[tuple[int, int]] = []
-        """First and last of the rebuilt steps that do not lead to the full line after them."""
+        """First and last of the rebuilt steps that are not consistent with the full line after them."""
         self.refused: list[int] = []
         """Numbers of steps that appeared twice, or whose start is not between those of the neighbouring
         steps.
@@ -379,10 +379,10 @@ class Chain:
         self._starts: list[int] = []
         """Step numbers so far, ascending."""
         self._forgotten = self._began = -LARGEST
-        """Number and start of the last step that ``forget`` forgot."""
+        """Number and start of the last step before those that ``forget`` dropped."""
         self._before: Values = ()
         self._deltas = 0
-        """Deltas rebuilt since the last full line."""
+        """Number of deltas rebuilt since the last full line."""
         self._adds_up = False
         """Whether the tokens of the last full line's requests equal the budget that the step used."""
 
@@ -390,7 +390,7 @@ class Chain:
         """Return the values of a line's step; None if it is not new, contradicts others or cannot be rebuilt.
 
         Args:
-            line: A step or delta as read; None: a broken line, which may have been one.
+            line: A step or delta as read; None for a broken line, which may have been a step.
         """
         if line is None:
             self.running.lose()
@@ -468,7 +468,7 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
         path: A trace that ``read_trace`` accepts.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If the file cannot be read.
     """
     outputs: dict[int, Any] = {}
     for _, read in _lines(path):
