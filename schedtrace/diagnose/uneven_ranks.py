@@ -43,7 +43,7 @@ class RankFigures(msgspec.Struct, kw_only=True):
 
 
 def rank_figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
-    """Return one entry per rank, in their order."""
+    """Return one entry per rank, in order."""
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     return [
         RankFigures(
@@ -65,13 +65,13 @@ def rank_figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
 
 
 SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
-"""Class of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
+"""Name of ``schedtrace.balance``'s class, as ``--scheduler-cls`` accepts it."""
 CAUSE = str(Cause.RANK_BALANCE)
-"""The cause of a wait while the gate of balance scheduling is closed."""
+"""Cause of a wait while the gate of balance scheduling is closed."""
 
 
 def balanced(header: Header) -> bool:
-    """Return whether a scheduler that balances ranks ran: that of schedtrace, or vllm-ascend's."""
+    """Return whether the scheduler balances ranks: schedtrace's, or vllm-ascend's."""
     names = (header.scheduler_class, str(header.scheduler_config.get("scheduler_cls")))
     return any("balance" in name.lower() for name in names)
 
@@ -83,19 +83,19 @@ def prefill_interval(header: Header) -> int | None:
 
 
 UNEVEN_FRAC = 0.25
-"""``1 - mean / max`` of the ranks' mean loads."""
+"""Least unevenness, ``1 - mean / max``, of the ranks' mean loads."""
 LEAST_REQUESTS = 2.0
-"""Least requests of the largest load above the mean: a request more or less is no imbalance."""
+"""Least number of requests by which the largest load must exceed the mean; one request is no imbalance."""
 FEWEST_REQUESTS = 8
-"""A rank, on average: tokens of fewer differ by chance."""
+"""Fewest requests per rank on average; with fewer, tokens differ by chance."""
 AVOIDABLE_FROM_FRAC = 0.01
-"""Least share of all requests' time: refused on one rank while another had room."""
+"""Least share of all requests' time in which requests were refused while another rank had room."""
 LARGER = 1.25
 """Least ratio of a rank's requests, or their length, to those of the other ranks."""
 MOST_CHOSEN = 0.9
 """Least share of its requests for which the client chose the rank."""
 REQUESTS, TOKENS = pl.col("running") + pl.col("waiting"), pl.col("tokens")
-"""Loads: of ``RankLoads.loads``."""
+"""Kinds of loads: columns of ``RankLoads.loads``."""
 
 
 class WaitExample(msgspec.Struct, kw_only=True):
@@ -148,12 +148,12 @@ class RankImbalance(Evidence, kw_only=True):
 
 @dataclass(frozen=True)
 class _Uneven:
-    """Unevenness of the loads."""
+    """Unevenness of the loads of one rank."""
 
     rank: int
     unevenness: float
     above: float
-    """Requests above the mean."""
+    """Number of requests above the mean."""
     since_us: int | None
     parts_frac: float
     own: list[float]
@@ -161,7 +161,7 @@ class _Uneven:
 
 
 def rank_imbalance(ranks: RecordedRanks) -> RankImbalance | None:
-    """Return what ``docs/findings/rank-imbalance.md`` defines; None: loads are even, or it is not known."""
+    """Return the imbalance defined in ``docs/findings/rank-imbalance.md``; None if even or unknown."""
     loads = ranks.loads if len(ranks.each) > 1 else None
     if loads is None or loads.loads.is_empty() or not ranks.requests_us:
         return None
@@ -197,7 +197,7 @@ def rank_imbalance(ranks: RecordedRanks) -> RankImbalance | None:
 
 
 def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
-    """Return how far one rank is above the rest: the one that delayed requests, else the most loaded."""
+    """Return how far one rank exceeds the others: the rank that delayed requests, else the most loaded."""
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)
@@ -221,7 +221,7 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
 
 
 def _lockstep_frac(ranks: RecordedRanks) -> float | None:
-    """Return the share of the requests' time that even batches would save: the largest sets the pace."""
+    """Return the share of the requests' time that even batches would save; the largest sets the pace."""
     if not ranks.lockstep or ranks.missing:
         return None
     size = len(ranks.each)

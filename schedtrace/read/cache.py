@@ -243,9 +243,7 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def _remove_unused(path: Path, but: Path) -> None:
-    """Remove caches that no process can still use: this trace's others, old ones, and those over the
-    limit.
-    """
+    """Remove caches that no process still uses: others of the trace, old ones, and those over the limit."""
     used = []
     for folder in but.parent.iterdir():
         with suppress(OSError):

@@ -11,7 +11,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PASS, RecordedRanks
 
 WARNING_FRAC = 0.05
-"""Share of all passes' time, saved at most, from which it is a warning."""
+"""Largest possible saving, as a share of all passes' time, from which the finding is a warning."""
 
 
 class AlonePrefill(StepExample, kw_only=True):

@@ -52,7 +52,7 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
 
     @property
     def several(self) -> bool:
-        """Whether there are other engines at all."""
+        """Whether there are other engines."""
         return self.ranks > 1
 
 
@@ -101,7 +101,7 @@ def _find(ranks: RecordedRanks) -> Findings:
 
 
 def _closed(timeline: Timeline) -> tuple[pl.DataFrame, int]:
-    """Return the steps of one engine in which the gate refused requests, and how long these waited for it."""
+    """Return the steps of one engine in which the gate refused requests, and the time that these waited."""
     by_gate = timeline.exits.filter(_by_gate()).select("step").unique()
     steps = timeline.steps.join(by_gate, on="step", how="semi", maintain_order="left")
     waited = timeline.request_states.filter(pl.col("cause") == CAUSE).select(LENGTH_US.sum()).item()
@@ -115,7 +115,7 @@ def _closed(timeline: Timeline) -> tuple[pl.DataFrame, int]:
 
 
 def _by_gate() -> pl.Expr:
-    """Select exits of the gate: schedtrace's have a cause, another package's guard names what it balances."""
+    """Select exits of the gate: schedtrace's have their own cause, other packages' guards name it."""
     return (pl.col("cause") == CAUSE) | pl.col("guard").str.contains("(?i)balance").fill_null(value=False)
 
 

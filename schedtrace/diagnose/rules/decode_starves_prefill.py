@@ -12,10 +12,10 @@ from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline
 
 MOST_OF_IT = 0.5
-"""Share of the budget from which decodes leave prefills less than they take."""
+"""Share of the budget from which decodes leave less to prefills than they take."""
 
 FELT = 0.10
-"""A tenth of the run is felt."""
+"""Share of the run from which the finding is a warning."""
 
 
 class StarvedStep(StepExample, kw_only=True):
@@ -72,7 +72,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
-    """Return what requests waited for the token budget from the starts of these steps to the next ones."""
+    """Return the time that requests waited for the token budget between these steps and the next ones."""
     waits = refused_states(timeline.request_states).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
     starts = timeline.steps.select("step", "start_us", next_us=pl.col("start_us").shift(-1))
     spans = starts.join(starved, on="step", how="semi").with_columns(

@@ -10,7 +10,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import RecordedRanks
 
 FOUND_FROM_FRAC = 0.01
-"""Share of the ranks' time."""
+"""Least share of the ranks' time from which the finding is reported."""
 WARNING_FRAC = 0.25
 
 

@@ -67,7 +67,7 @@ class HeadOfLine(Evidence, kw_only=True):
 
     @property
     def other_heads(self) -> int:
-        """Refused requests beside ``head``."""
+        """Refused requests other than ``head``."""
         return self.heads - 1
 
 

@@ -35,7 +35,7 @@ class LongPrompt(Evidence, kw_only=True):
 
     @property
     def like_it(self) -> int:
-        """Prompts of this size, where it was not the only one."""
+        """Sentence about other prompts of this size; empty if there is none."""
         return self.prompts if self.prompts > 1 else 0
 
 

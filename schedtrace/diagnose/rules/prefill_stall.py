@@ -12,9 +12,9 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, RecordedRanks
 
 FOUND_FROM_FRAC = 0.01
-"""Share of all passes' time."""
+"""Least share of all passes' time from which the finding is reported."""
 RESOLVED = 2.0
-"""Standard deviations that the sum of the stalls must be above 0."""
+"""Standard deviations by which the sum of the stalls must exceed 0."""
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -167,7 +167,7 @@ def _examples(stalls: PrefillStalls, blamed: pl.DataFrame) -> list[StallExample]
 
 
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
-    """Share of the requests' time: each request of a stalled rank waits."""
+    """Return the share of the requests' time; each request of a stalled rank waits."""
     if not ranks.requests_us:
         return None
     felt = float(stalls.stalled.select((pl.col("excess_us") * pl.col("requests")).sum()).item())

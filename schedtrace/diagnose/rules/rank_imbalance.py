@@ -63,7 +63,7 @@ def _verdict(evidence: RankImbalance) -> Message:
 
 
 def _loads(evidence: RankImbalance) -> dict[int, float]:
-    """Rank to the tokens that it computed, or to the requests that it held on average."""
+    """Return the tokens that each rank computed, or the mean number of requests that it held."""
     return {
         figures.rank: figures.prefill_tokens + figures.decode_tokens
         if evidence.measure == "tokens"
@@ -77,7 +77,7 @@ def _rank_figures(evidence: RankImbalance, rank: int) -> RankFigures:
 
 
 def _holder(evidence: RankImbalance) -> Message:
-    """Why: what the rank got, beside the others."""
+    """Describe why: what the rank got, compared with the others."""
     own = _rank_figures(evidence, evidence.largest)
     peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
