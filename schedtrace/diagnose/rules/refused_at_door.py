@@ -155,7 +155,7 @@ def _holder(evidence: AtDoor) -> Message:
 
 
 def _advice(timeline: Timeline, reason: str) -> Advice:
-    """Return advice on the limit: below the seats it leaves some empty, above it turns refusals into waits."""
+    """Return advice on the limit: below the seats it leaves some empty; above, refusals become waits."""
     value = _value(timeline, reason)
     now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:
