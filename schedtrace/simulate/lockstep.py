@@ -116,7 +116,7 @@ class Device:
         self._next = [0] * ranks
 
     def dispatch(self, rank: LockstepRank, device_us: float) -> Forward:
-        """Return a rank's next pass; it begins once all dispatched it, and lasts as long as the longest batch."""
+        """Return a rank's next pass, which begins once all dispatched it and takes as long as the longest."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
         forward = self._passes.setdefault(number, Forward(self._ranks))

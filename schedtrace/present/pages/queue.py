@@ -1,4 +1,4 @@
-"""Page of ``queue``: which requests wait in engines now, for what, and which requests hold it."""
+"""Page of ``queue``: requests that wait in engines now, the limits that they wait for, and the holders."""
 
 import itertools
 from collections import Counter
@@ -29,7 +29,7 @@ def queue_page(queues: EngineQueues, *, most: int = MOST_ROWS) -> Page[EngineQue
 
     Args:
         queues: Queues of all engines of a server.
-        most: Rows of each table.
+        most: Maximum number of rows of each table.
     """
     return Page(queues, lambda shown: [part for engine in shown.engines for part in _engine(engine, most)])
 

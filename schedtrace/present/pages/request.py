@@ -1,4 +1,4 @@
-"""The page of a request: its life event by event, and where its time went."""
+"""Page of a request: its history event by event, and where its time went."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ MOST_GAPS = 3
 
 
 def request_page(life: Life) -> Page[Life]:
-    """Make the page of a request."""
+    """Return the page of a request."""
     return Page(life, _sections)
 
 

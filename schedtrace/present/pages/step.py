@@ -1,4 +1,4 @@
-"""The page of a step: requests and their tokens, exits, waiting requests, what else would have fitted."""
+"""Page of a step: requests and their tokens, exits, waiting requests, and what else would have fitted."""
 
 from collections.abc import Iterator
 
@@ -27,11 +27,11 @@ from schedtrace.present.sections import (
 MOST_LISTED = 20
 LISTED_BY = "--all lists them"
 FEWEST_GROUPED = 4
-"""Decodes alike that share a line; fewer are listed."""
+"""Fewest equal decodes that share a line; fewer are listed individually."""
 
 
 def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content | Table]:
-    """Yield ordinary decodes on one line and the others in a table; all in it if ``everything``."""
+    """Yield ordinary decodes on one line, other requests in a table; all in the table if ``everything``."""
     plain = [share for share in scheduled if _plain(share)]
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
     listed = [share for share in scheduled if not _plain(share)] if grouped else scheduled
@@ -73,7 +73,7 @@ def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
 
 
 def _cuts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content]:
-    """Yield the lines below the table: the names of limits are too long for it."""
+    """Yield the lines on caps below the table, because names of limits are too long for it."""
     for caps in dict.fromkeys(tuple(share.caps) for share in scheduled if share.caps):
         cut = [share.request_id for share in scheduled if tuple(share.caps) == caps]
         limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
@@ -86,7 +86,7 @@ MOST_RANKS = 8
 
 
 def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
-    """Return a step.
+    """Return the page of a step.
 
     Args:
         story: The step.
@@ -179,7 +179,7 @@ RANK: list[Field[RankTurn]] = [
 
 
 def _ranks_table(story: StepStory, most: int) -> Table:
-    """Return the page's rank, and the ranks whose outputs came last and made the step long."""
+    """Return the page's rank, and the ranks whose outputs came last and determined the step's length."""
     last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
     shown_ranks = {turn.engine_rank for turn in last[:most]}
     shown = [turn for turn in story.ranks if turn.engine_rank in shown_ranks]
@@ -198,7 +198,7 @@ def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Me
 
 
 def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
-    """Say requests and KV blocks before or after a step, as values or slots; without unknown values."""
+    """Return requests and KV blocks before or after a step, as values or slots; leave out unknown values."""
     return say(
         "{running} running, {waiting} waiting[, {free}[ of {total}] KV blocks free]",
         running=running,
@@ -211,9 +211,9 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
 def budget_use(
     tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
 ) -> Message:
-    """Return what a step scheduled; ``requests`` is None if it scheduled no request.
+    """Return what a step scheduled; ``requests`` is None if the step scheduled no request.
 
-    ``allowed`` is what the settings allow, where ``schedule()`` worked with less.
+    ``allowed`` is the budget that the settings allow, if ``schedule()`` used less.
     """
     return say(
         "{used} of {budget} of budget[ ({allowed} are set)], {left} left[, by {requests}]",
@@ -249,8 +249,8 @@ def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Me
     """Return ``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they differ.
 
     Args:
-        about: Ids, with what is said of them if it is the same of all, and else.
-        everything: All names, however many there are.
+        about: Ids, each with the clause if it is equal for all, and the clause otherwise.
+        everything: Whether to list all names.
     """
     of_all = {shared for _, shared, _ in about}
     alike = of_all.pop() if len(of_all) == 1 else ""
