@@ -16,14 +16,15 @@ from schedtrace.read.run import Run
 from schedtrace.version import __version__
 
 TIDS = 1000
-"""Threads have numbers above it, processes below: viewers take a thread with its process's number for the
-main one."""
+"""Thread numbers begin above this, process numbers below; viewers treat a thread with its process's number
+as the main one.
+"""
 LEVEL = 3
 """Level of gzip: fast."""
 
 
 def write_chrome(run: Run, file: Path) -> int:
-    """Write a run; gives the number of events: slices, marks and counters' rows.
+    """Write a run; return the number of events: slices, marks and counters' rows.
 
     Raises:
         OSError: If the file cannot be written.

@@ -1,4 +1,4 @@
-"""Files of ``schedtrace export``, none of which replaces another."""
+"""Files of ``schedtrace export``, which replace no existing file."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ NEEDS = {
     "request_states": SHOWS_LIMITS,
     "engine_states": frozenset({Fact.TIMES}),
 }
-"""Facts a trace must hold for a table of its own."""
+"""Facts that a trace must contain for a table of its own."""
 
 
 def tables(run: Run) -> dict[str, pl.LazyFrame]:
@@ -109,7 +109,7 @@ def gap_sentences(run: Run) -> list[str]:
 
 
 def stream_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
-    """Write one as Parquet or CSV, streamed, as a large trace's table does not fit memory; gives its rows.
+    """Write a table as Parquet or CSV in a stream, because it may not fit into memory; return its rows.
 
     Raises:
         OSError: If the file cannot be written.
@@ -144,9 +144,9 @@ def export(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> 
 
     Args:
         run: A run.
-        folder: Made if need be.
+        folder: Folder, created if needed.
         kind: Format of the files.
-        force: Replace files that are there.
+        force: Whether to replace existing files.
 
     Returns:
         Each file with its number of rows, lines or events.

@@ -11,15 +11,15 @@ from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
 _SEQUENCE = 1
-"""All packets are of one sequence: those with equal times stay in the order of the file."""
+"""Number of the only sequence of packets, so that those with equal times keep the order of the file."""
 _CHUNK = 10_000
-"""Packets that are written at a time."""
+"""Number of packets that are written at once."""
 _PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
 """Ids of tracks: the process above 40 bits, a counter's series above 36, groups from 2^32, others below."""
 
 
 def write_perfetto(run: Run, file: Path) -> int:
-    """Write a run; gives the number of events: slices, marks and values of counters.
+    """Write a run; return the number of events: slices, marks and values of counters.
 
     Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning has ``CLOCK_MONOTONIC`` beside it, and the
     time of a torch profile (``TraceClock.torch_base_ns``).
@@ -120,7 +120,7 @@ class _Writer:
                 self.events += 1
 
     def _preempted(self, whole: int, preemption: Preempted) -> None:
-        """Mark both tracks, joined by an arrow; its origin first, since both have the same time."""
+        """Mark both tracks, joined by an arrow; its origin comes first, because both have the same time."""
         mark = pb.TrackEvent.TYPE_INSTANT
         if preemption.preempter is not None:
             self._flows += 1
@@ -155,7 +155,7 @@ class _Writer:
         return event
 
     def _packet(self) -> pb.TracePacket:
-        """Return an empty one at the end of the trace."""
+        """Return a new empty packet at the end of the trace."""
         if len(self._chunk.packet) >= _CHUNK:
             self.write_chunk()
         packet = self._chunk.packet.add()

@@ -1,7 +1,7 @@
 """Sentences of ``schedtrace step`` for every step of the page: templates, and columns that fill them.
 
-A page with 50,000 steps cannot contain 50,000 texts. These are the sentences of ``explain/step.py``, made once
-per kind, with slots for what differs. A value that a sentence shares with its step is written as a
+A page with 50,000 steps cannot contain 50,000 texts. These are the sentences of ``explain/step.py``, made
+once per kind, with slots for what differs. A value that a sentence shares with its step is written as a
 difference, which is mostly 0.
 """
 
