@@ -200,7 +200,7 @@ class Writer:
         return type(error).__name__ if self.hash_ids else error_text(error)
 
     def notice(self, message: str) -> None:
-        """Write a notice."""
+        """Write a notice into the trace."""
         self._notices.append(message)
 
     def put_stall(self, seen: Stalled) -> None:

@@ -14,7 +14,7 @@ OLD_S = 20
 
 @dataclass
 class Cell:
-    """One second of an engine, or of all engines: the steps that began in it."""
+    """Second of an engine, or of all engines, with the steps that began in it."""
 
     steps: int = 0
     left: dict[str, float] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class TraceNote:
 
 @dataclass(frozen=True)
 class Seen:
-    """One observation of a run's engines."""
+    """Observation of a run's engines at one moment."""
 
     at_s: float
     """Unix time of the observation."""

@@ -66,7 +66,7 @@ class BatchAlone(StepExample, kw_only=True):
     """A batch that was alone in the pipeline."""
 
     total_requests: int
-    """Requests in it."""
+    """Number of requests in the batch."""
     num_running_after: int
     """Requests that ran."""
     execute_us: int

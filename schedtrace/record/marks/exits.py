@@ -80,7 +80,7 @@ class Site:
     refuses_head: bool = False
     """Whether the exit refuses the head of the queue before the loop has taken a request from it."""
     parts: tuple[str, ...] = ()
-    """For each of several causes, the condition that was true of its part."""
+    """Condition that was true of its part, for each of several causes."""
     operands: tuple[tuple[str, ...], ...] = ()
     """Texts of the operands that each unknown cause compares; the mark notes their values."""
 

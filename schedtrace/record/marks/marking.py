@@ -73,7 +73,7 @@ class _Scope:
     bound: frozenset[str] = frozenset()
     """Names that are certainly bound."""
     fresh: frozenset[str] = frozenset()
-    """Those of these names that were bound in this iteration of the loop."""
+    """Names that were bound in this iteration of the loop, a part of ``bound``."""
     allocation: ast.Call | None = None
     """The call of ``allocate_slots`` that certainly precedes in this iteration, with the same arguments."""
 
