@@ -113,7 +113,7 @@ def _number(value: float | None) -> Number | None:
     return None if value is None else Number(round(value))
 
 
-def load_notes(*, base: Load, new: Load) -> list[Message]:
+def load_difference_notes(*, base: Load, new: Load) -> list[Message]:
     """Return a note that the loads differ, if they do."""
     if not base.differs(new):
         return []

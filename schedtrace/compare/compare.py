@@ -5,7 +5,7 @@ from collections import defaultdict
 from schedtrace.compare.comparability import (
     Load,
     fairness_notes,
-    load_notes,
+    load_difference_notes,
     records_work,
     same_work,
     taken_in_turn,
@@ -170,7 +170,9 @@ def compare(*, base: Run, new: Run) -> Comparison:
     }
     loads = []
     if not all(records_work(report) for report in reports.values()):
-        loads = load_notes(**{side: Load.from_report(reports[side], timelines[side]) for side in reports})
+        loads = load_difference_notes(
+            **{side: Load.from_report(reports[side], timelines[side]) for side in reports}
+        )
     served, new_served = (Served.from_server_run(reports[side], timelines[side]) for side in reports)
     by_requests = served is not None and new_served is not None
     if served is not None and new_served is not None:

@@ -39,12 +39,12 @@ def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
     if min(base) <= 0 or not (spreads(base) or spreads(new)) or smallest_p(len(base), len(new)) > ALPHA:
         return None
 
-    def changes(now: Figures, before: Figures, axis: int = -1) -> Figures:
+    def mean_change(now: Figures, before: Figures, axis: int = -1) -> Figures:
         return np.asarray(now.mean(axis=axis) / before.mean(axis=axis) - 1)
 
     interval = bootstrap(
         (new, base),
-        changes,
+        mean_change,
         n_resamples=RESAMPLES,
         confidence_level=CONFIDENCE,
         method="percentile",

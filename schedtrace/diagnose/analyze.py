@@ -228,9 +228,9 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 def _rank_problems(ranks: RecordedRanks) -> list[Message]:
     """Return notices about lock-step ranks without a trace, and about the clocks of several hosts."""
     problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
-    if ranks.missing:
+    if ranks.missing_ranks:
         sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."
-        problems.append(say(sentence, found=recorded, size=recorded + ranks.missing))
+        problems.append(say(sentence, found=recorded, size=recorded + ranks.missing_ranks))
     if ranks.hosts > 1:
         difference = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
         problems.append(

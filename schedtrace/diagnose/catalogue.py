@@ -79,7 +79,7 @@ def require_judged(report: Report, what: str) -> None:
             missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
             msg = (
                 f"{what} cannot be judged: {run.path} does not record {', '.join(missing)}, which "
-                f"{listed(codes)} need; leave them out (--ignore) or record the engine with schedtrace"
+                f"{first_codes(codes)} need; leave them out (--ignore) or record the engine with schedtrace"
             )
             raise InputError(msg)
 
@@ -87,7 +87,7 @@ def require_judged(report: Report, what: str) -> None:
 MOST_CODES = 3
 
 
-def listed(codes: list[str]) -> str:
+def first_codes(codes: list[str]) -> str:
     """Return the first codes as text, and the number of further codes."""
     more = len(codes) - MOST_CODES
     return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")

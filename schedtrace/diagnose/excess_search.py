@@ -128,7 +128,7 @@ class Explanation:
             product = product * term.mask(column)
         return product
 
-    def column(self, usual: Array) -> Array:
+    def effect_column(self, usual: Array) -> Array:
         """Return what the effect adds to each step's time, but for a factor.
 
         Args:
@@ -194,7 +194,7 @@ def search(times: Array, work: Array, features: Sequence[Feature]) -> list[Expla
             break
         best = best if best.slope else _multiplied(fit, best)
         explanations.append(best)
-        added = independent(np.column_stack([added, best.column(fit.usual)]))
+        added = independent(np.column_stack([added, best.effect_column(fit.usual)]))
         features = [feature for feature in features if feature.family_name not in best.feature_families]
     return explanations
 

@@ -74,7 +74,7 @@ class Need:
         return vars(self)
 
 
-def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
+def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
     """Return the need for KV blocks at refusals of the waiting loop or, without refusals, at all steps.
 
     Args:

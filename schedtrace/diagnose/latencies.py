@@ -84,7 +84,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
     It equals the distribution of a list that contains each value ``weight`` times.
     """
-    rows = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
+    rows = grouped_by_value(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
     if rows.is_empty():
         return None
     us, passed = rows["us"].cast(pl.Float64), rows["passed"].to_numpy()
@@ -106,7 +106,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
     )
 
 
-def counted(values: pl.DataFrame) -> pl.DataFrame:
+def grouped_by_value(values: pl.DataFrame) -> pl.DataFrame:
     """Return each ``us`` once, with the sum of its weights."""
     return values.drop_nulls().filter(pl.col("weight") > 0).group_by("us").agg(pl.col("weight").sum())
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.diagnose.effective_settings import Use, use_of
 from schedtrace.diagnose.package_rules import package_findings
-from schedtrace.diagnose.root_causes import Judged, judged
+from schedtrace.diagnose.root_causes import Judged, ordered_findings
 from schedtrace.diagnose.rules import PACKAGES, RULES, slow_steps
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
@@ -167,7 +167,7 @@ def judge(timeline: Timeline) -> Judged:
     own = (rule for rule in RULES.values() if rule.code not in PACKAGES.rules)
     findings = [finding for rule in own if rule.needs <= timeline.facts for finding in rule(timeline)]
     more, problems = package_findings(timeline, PACKAGES)
-    result = judged(timeline, [allowed(timeline, finding) for finding in findings + more])
+    result = ordered_findings(timeline, [allowed(timeline, finding) for finding in findings + more])
     return replace(result, problems=problems)
 
 

@@ -34,7 +34,7 @@ class Judged:
     """Notices about rules of other packages that failed."""
 
 
-def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
+def ordered_findings(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
     """Return all findings of one engine in order."""
     roots = _folded(timeline, _specific_first(_roots(findings)))
     return Judged(timeline.requests_us, roots, _placed(roots, findings))

@@ -11,8 +11,8 @@ import polars as pl
 
 from schedtrace.diagnose.latencies import (
     FINISHED,
-    counted,
     distribution,
+    grouped_by_value,
     inter_token,
     request_latencies,
     single,
@@ -79,9 +79,9 @@ def engine_sums(timeline: Timeline) -> EngineSums:
         facts=facts,
         counts=_outcomes(timeline) | _work(timeline) | _prefix(timeline),
         requests=_requests(timeline) if lives else None,
-        device=counted(single(steps, pl.when(worked).then("busy_us"))),
-        apart=counted(single(steps, pl.when(worked & busy).then(following))),
-        inter_token=counted(inter_token(timeline))
+        device=grouped_by_value(single(steps, pl.when(worked).then("busy_us"))),
+        apart=grouped_by_value(single(steps, pl.when(worked & busy).then(following))),
+        inter_token=grouped_by_value(inter_token(timeline))
         if {Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts
         else None,
         kv_used=(float(kv_used.mean()), len(kv_used)) if len(kv_used) else None,  # type: ignore[arg-type]  # floats

@@ -78,10 +78,10 @@ def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
         engines: ``counted_spans`` of each engine.
     """
     spans = pl.concat(engines).partition_by("trial", as_dict=True)
-    return {trial: seconds(of_trial) for (trial,), of_trial in spans.items()}
+    return {trial: covered_seconds(of_trial) for (trial,), of_trial in spans.items()}
 
 
-def lives(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
+def request_presence(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
     """Return when each request was in the scheduler, cut to the time between two moments."""
     there = trace.present.select("request_id", queued_us="at_us")
     begun = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
@@ -128,7 +128,7 @@ def _busy_s(run: RunReport, rank: int) -> float:
     return sum(part.time_ms for part in states if part.state in BUSY) / 1e3
 
 
-def seconds(spans: pl.DataFrame) -> float:
+def covered_seconds(spans: pl.DataFrame) -> float:
     """Return the seconds that these spans cover, each moment once."""
     return int(united(spans).select(LENGTH_US.sum()).item()) / 1e6
 

@@ -70,7 +70,7 @@ CAUSE = str(Cause.RANK_BALANCE)
 """Cause of a wait while the gate of balance scheduling is closed."""
 
 
-def balanced(header: Header) -> bool:
+def has_balance_scheduler(header: Header) -> bool:
     """Return whether the scheduler balances ranks: schedtrace's, or vllm-ascend's."""
     names = (header.scheduler_class, str(header.scheduler_config.get("scheduler_cls")))
     return any("balance" in name.lower() for name in names)
@@ -163,10 +163,10 @@ class _Uneven:
 def rank_imbalance(ranks: RecordedRanks) -> RankImbalance | None:
     """Return the imbalance defined in ``docs/findings/rank-imbalance.md``; None if even or unknown."""
     loads = ranks.loads if len(ranks.each) > 1 else None
-    if loads is None or loads.loads.is_empty() or not ranks.requests_us:
+    if loads is None or loads.loads.is_empty() or not ranks.total_requests_us:
         return None
     avoidable_us = sum(loads.avoidable_us.values())
-    avoidable = avoidable_us / ranks.requests_us
+    avoidable = avoidable_us / ranks.total_requests_us
     held = max(loads.avoidable_us, key=lambda rank: loads.avoidable_us[rank])
     measure = "requests"
     uneven = _uneven(loads, REQUESTS, held if avoidable >= AVOIDABLE_FROM_FRAC else None)
@@ -222,7 +222,7 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
 
 def _lockstep_frac(ranks: RecordedRanks) -> float | None:
     """Return the share of the requests' time that even batches would save; the largest sets the pace."""
-    if not ranks.lockstep or ranks.missing:
+    if not ranks.lockstep or ranks.missing_ranks:
         return None
     size = len(ranks.each)
     plain = ranks.passes.filter((pl.col("prefilling") == 0) & (pl.col("requests") >= size)).with_columns(
@@ -233,7 +233,7 @@ def _lockstep_frac(ranks: RecordedRanks) -> float | None:
     if left is None or left >= 1:
         return None
     felt = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
-    return min(1.0, felt * (1 - left) / ranks.requests_us)
+    return min(1.0, felt * (1 - left) / ranks.total_requests_us)
 
 
 def _why(figures: list[RankFigures], rank: int) -> str:

@@ -57,7 +57,7 @@ def check_simulated(run: RunSpec) -> None:
     if any_given(run.engine_args, _SIZED):
         return
     # At least this much must fit; the engine itself knows the budget and the block size.
-    device.kv_blocks(
+    device.memory_blocks(
         model, pipeline_parallel_size=first_number(run.engine_args, "--pipeline-parallel-size", "-pp"),
         tensor_parallel_size=tensor_parallel_size, gpu_memory_utilization=1.0,
         max_num_batched_tokens=1, max_num_seqs=1,

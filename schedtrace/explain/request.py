@@ -6,7 +6,7 @@ from itertools import pairwise
 import polars as pl
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.request_events import RequestRows, life_events, request_rows, waits
+from schedtrace.explain.request_events import RequestRows, life_events, queue_stays, request_rows
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
 from schedtrace.model.story import MOST_GAPS, Gap, Life
 from schedtrace.model.trace_facts import Fact
@@ -102,7 +102,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
         e2e_ms=None if rows.end_us is None else rows.since_us(rows.end_us),
         ttft_ms=None if first_token is None else rows.since_us(first_token),
         states=states,
-        events=life_events(rows, waits(states)),
+        events=life_events(rows, queue_stays(states)),
         outputs=len(gaps) + 1 if first_token is not None or (rows.present and gaps) else 0,
         mean_gap_ms=sum(gap.gap_ms for gap in gaps) / len(gaps) if gaps else None,
         gaps=sorted(gaps, key=lambda gap: -gap.gap_ms)[:MOST_GAPS],

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.explain.step import MISSES, ending, entries, preempted_for
+from schedtrace.explain.step import MISSES, ending, fact_entries, preempted_for
 from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say
@@ -187,7 +187,7 @@ class Wait:
     """Causes of the rest of the wait, the longest first."""
 
 
-def waits(states: list[LifeState]) -> list[Wait]:
+def queue_stays(states: list[LifeState]) -> list[Wait]:
     """Return each stay in the queue, including that of a request that the first possible step schedules."""
     queue_waits = []
     for queued, group in groupby(
@@ -443,13 +443,13 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
         yield from _received(rows, rows.arrival)
     elif rows.present is not None:
         yield from _asks(rows, rows.present, rows.present["at_us"])
-    for grammar in entries(rows.timeline, "grammars", its):
+    for grammar in fact_entries(rows.timeline, "grammars", its):
         yield rows.event(grammar["compiled_us"], "grammar", _grammar(grammar))
-    for load in entries(rows.timeline, "kv_loads", its):
+    for load in fact_entries(rows.timeline, "kv_loads", its):
         held = Count(sum(load["blocks"]), "KV block") if load["blocks"] else None
         sentence = say("KV load from elsewhere {event}[, holding {held}]", event=load["event"], held=held)
         yield rows.event(load["at_us"], "kv_load", sentence)
-    for admitted in entries(rows.timeline, "admitted", its):
+    for admitted in fact_entries(rows.timeline, "admitted", its):
         if sentence := _cached(admitted):
             yield rows.event(admitted["start_us"], "cached", sentence, admitted["step"])
     if rows.finish is not None:

@@ -448,14 +448,14 @@ def step_facts(timeline: Timeline, row: Row) -> list[Message]:
     return [*_refusals(timeline, row), *_hits(timeline, row), *_step_columns(row)]
 
 
-def entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
+def fact_entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
     """Return the entries of one of the trace's lists of facts."""
     table = timeline.lists.get(name)
     return [] if table is None else table.filter(which).collect().to_dicts()
 
 
 def _refusals(timeline: Timeline, row: Row) -> Iterator[Message]:
-    for refusal in entries(timeline, "refusals", pl.col("step") == row["step"]):
+    for refusal in fact_entries(timeline, "refusals", pl.col("step") == row["step"]):
         needed, free = sum(refusal["blocks_needed"]), refusal["blocks_free"]
         if needed and free is not None:
             yield say(
@@ -508,7 +508,7 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
 
 
 def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
-    admitted = entries(timeline, "admitted", pl.col("step") == row["step"])
+    admitted = fact_entries(timeline, "admitted", pl.col("step") == row["step"])
     local = sum(request["local_tokens"] or 0 for request in admitted)
     external = sum(request["external_tokens"] or 0 for request in admitted)
     if local or external:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schedtrace.export.scene import ProcessTracks, TraceClock, Track, clock_of, processes
+from schedtrace.export.scene import ProcessTracks, TraceClock, Track, clock_of, process_tracks
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
@@ -35,7 +35,7 @@ def write_chrome(run: Run, file: Path) -> int:
         head = json_of(_head(run, clock))
         text.write(head[:-1] + b',"traceEvents":[\n')
         for number, event in enumerate(
-            event for process in processes(run) for event in _events(process, clock)
+            event for process in process_tracks(run) for event in _events(process, clock)
         ):
             text.write((b",\n" if number else b"") + json_of(event))
             count += event["ph"] in "XiC"

@@ -60,7 +60,7 @@ NEEDS = {
 """Facts that a trace must contain for a table of its own."""
 
 
-def tables(run: Run) -> dict[str, pl.LazyFrame]:
+def export_tables(run: Run) -> dict[str, pl.LazyFrame]:
     """Return tables by name, warm-up (trial 0) included; ``engine_rank`` tells engines apart.
 
     Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own, and
@@ -139,7 +139,7 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
     }
 
 
-def export(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> dict[Path, int]:
+def write_exports(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> dict[Path, int]:
     """Write one file per table, one per trace for ``ExportKind.JSONL``, or one for a viewer, into ``folder``.
 
     Args:
@@ -198,7 +198,8 @@ def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Pat
 
         return {folder / "trace.json.gz": partial(write_chrome, run)}
     return {
-        folder / f"{name}.{kind}": partial(stream_table, table, kind) for name, table in tables(run).items()
+        folder / f"{name}.{kind}": partial(stream_table, table, kind)
+        for name, table in export_tables(run).items()
     }
 
 

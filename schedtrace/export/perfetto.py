@@ -6,7 +6,15 @@ from typing import IO
 import polars as pl
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from schedtrace.export.scene import REQUESTS, Facts, Preempted, ProcessTracks, TraceClock, clock_of, processes
+from schedtrace.export.scene import (
+    REQUESTS,
+    Facts,
+    Preempted,
+    ProcessTracks,
+    TraceClock,
+    clock_of,
+    process_tracks,
+)
 from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
@@ -29,7 +37,7 @@ def write_perfetto(run: Run, file: Path) -> int:
     """
     with safe_files.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))
-        for process in processes(run):
+        for process in process_tracks(run):
             writer.process(process)
     return writer.events
 

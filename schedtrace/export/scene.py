@@ -208,7 +208,7 @@ class ProcessTracks:
     preemptions: list[Preempted]
 
 
-def processes(run: Run) -> Iterator[ProcessTracks]:
+def process_tracks(run: Run) -> Iterator[ProcessTracks]:
     """Yield the engines of a run, warm-up included."""
     for number, trace in enumerate(run.traces, 1):
         yield _process(run, trace, number)

@@ -196,7 +196,7 @@ EVENTS = {
 }
 
 
-def severity(word: str) -> Styled:
+def severity_word(word: str) -> Styled:
     """Return a severity with its mark."""
     return Styled(word, SEVERITIES[word])
 

@@ -112,7 +112,7 @@ class Field(Generic[_R]):
     of_steps: bool = False
 
 
-def figure(heading: str, cell: Callable[[_R], Cell], *, of_steps: bool = False) -> Field[_R]:
+def figure_field(heading: str, cell: Callable[[_R], Cell], *, of_steps: bool = False) -> Field[_R]:
     """Return a column of figures."""
     return Field(heading, cell, numeric=True, of_steps=of_steps)
 
@@ -136,10 +136,10 @@ def table(
     """
     columns = [Column(field.heading, field.numeric, field.of_steps) for field in fields]
     rows = [[field.cell(thing) for field in fields] for thing in things[:most]]
-    return Table(columns, rows, left_out(len(things), most, how) or more)
+    return Table(columns, rows, omission_note(len(things), most, how) or more)
 
 
-def left_out(count: int, most: int | None, how: str = "--format json lists them all") -> str:
+def omission_note(count: int, most: int | None, how: str = "--format json lists them all") -> str:
     """Return a note on how many of these things are not shown; nothing if all are."""
     return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 

@@ -25,8 +25,8 @@ from schedtrace.read.tables import (
     EndedStretches,
     Stretch,
     Values,
+    field_value,
     rebuilt,
-    value,
     values_of,
 )
 
@@ -104,7 +104,7 @@ def not_continued(before: Got, now: Got) -> list[int]:
     return sorted(places.union(compress(range(here), before.alone)))
 
 
-def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
+def removed_rows(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
     """Return the ascending indices of the rows to remove, so that the remaining rows come first."""
     places: list[int] = []
     left = tuple(before)
@@ -179,7 +179,7 @@ class Running:
         self._take_over()
         return sum(row.scheduled for row in self._rows)
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
+    def request_rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the fields of each request of the last step, in their order."""
         self._take_over()
         if self._at is not None:
@@ -299,7 +299,7 @@ class Running:
         The stretches of all others end; if the remaining requests changed their order, all stretches end.
         """
         before = self._line or got_by(self._rows, step - 1)
-        places = gone(before.ids, ids)
+        places = removed_rows(before.ids, ids)
         if not places:
             return before
         self._take_out(places)
@@ -440,8 +440,8 @@ class Chain:
             if not self._deltas:
                 self._adds_up = running.tokens == _used(self._before)
             used = _used(values) if self._adds_up else None
-            if running.can_follow(changes, value(values, "total_requests"), used):
-                running.follow(number, value(values, "trial"), changes)
+            if running.can_follow(changes, field_value(values, "total_requests"), used):
+                running.follow(number, field_value(values, "trial"), changes)
                 self._deltas += 1
                 return values
         running.lose()
@@ -450,7 +450,7 @@ class Chain:
 
 
 def _used(values: Values) -> int:
-    return int(value(values, "token_budget") - value(values, "remaining_budget"))
+    return int(field_value(values, "token_budget") - field_value(values, "remaining_budget"))
 
 
 _STEP: Any = AS_READ[Step]
@@ -497,5 +497,5 @@ def _full_line(values: dict[str, Any], read: Any, chain: Chain, outputs: dict[in
     if isinstance(read, _STEP):
         requests = read.requests
     else:
-        requests = [ScheduledRequest(*row) for row in chain.running.rows()]
+        requests = [ScheduledRequest(*row) for row in chain.running.request_rows()]
     return msgspec.json.encode(Step(**values, requests=requests))

@@ -41,10 +41,10 @@ from schedtrace.read.tables import (
     columns_of,
     cpu_times,
     entries_of,
+    field_value,
     frame_of,
     present_in,
     stalls_in,
-    value,
 )
 from schedtrace.read.trace import Trace
 
@@ -142,7 +142,7 @@ class Following:
         """Close the file or parts."""
         self._growing.close()
 
-    def modified_s(self) -> float:
+    def trace_modified_s(self) -> float:
         """Return the Unix time of the last write."""
         return self._growing.modified_s()
 
@@ -154,7 +154,7 @@ class Following:
     @property
     def lives(self) -> list[Live]:
         """Requests alive now, in the order of their arrival."""
-        return self._lives.snapshot()
+        return self._lives.alive_requests()
 
     @property
     def stalled(self) -> Any:
@@ -265,14 +265,14 @@ class Following:
         return True
 
     def _chunk(self, lines: list[bytes]) -> Chunk:
-        lives = self._lives.snapshot()
+        lives = self._lives.alive_requests()
         taken = _Taken()
         self._chain.forget()
         for place, line in enumerate(lines):
             if line:
                 self._take(line, place, taken)
         self._chain.running.cut()
-        columns = columns_of(sorted(taken.steps, key=lambda values: value(values, "step")))
+        columns = columns_of(sorted(taken.steps, key=lambda values: field_value(values, "step")))
         tables = {name: entries_of(columns, name) for name in LISTS}
         stretches = pl.concat(self._put)
         tables[STRETCHES] = stretches if self._chain.in_order else stretches.sort("step", "order")
@@ -339,9 +339,9 @@ class Following:
         self._lives.step(read.start_us, read.arrived, read.finished, read.preempted)
         rows = read.requests if hasattr(read, "requests") else read.changes.added if read.changes else ()
         self._lives.scheduled([row.request_id for row in rows])
-        self.newest_us = max(self.newest_us, read.start_us, value(values, "output_us") or 0)
+        self.newest_us = max(self.newest_us, read.start_us, field_value(values, "output_us") or 0)
         taken.steps.append(values)
         if taken.first is None:
-            rows = [ScheduledRequest(*row) for row in self._chain.running.rows()]
+            rows = [ScheduledRequest(*row) for row in self._chain.running.request_rows()]
             taken.first = Step(**dict(zip(FIELDS, values, strict=True)), requests=rows)
             taken.first_line = place

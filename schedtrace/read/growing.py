@@ -91,7 +91,7 @@ class LiveRequests:
             if live is not None and live.waits_since_us is not None:
                 self.alive[name] = replace(live, waits_since_us=None)
 
-    def snapshot(self) -> list[Live]:
+    def alive_requests(self) -> list[Live]:
         """Copy the requests alive now."""
         return list(self.alive.values())
 
@@ -453,7 +453,7 @@ class GrowingParts(Growing):
             if self._frames.oversized and note not in self.notes:
                 self.notes.append(note)
             if lines:
-                lines = self._joint.take(lines)
+                lines = self._joint.joint_lines(lines)
                 if self._joint.kept_head:
                     lines[0] = GAP
                 yield lines

@@ -179,7 +179,7 @@ class WholeLines:
             blocks = frames.blocks(self._blocks(path, beside), self.options.chunk_bytes)
             try:
                 for lines in self._whole_lines(path, frames, blocks):
-                    gathered += joint.take(lines)
+                    gathered += joint.joint_lines(lines)
                     size += sum(map(len, lines)) + len(lines)
                     if size >= self.options.chunk_bytes:
                         yield gathered
@@ -274,7 +274,7 @@ class Joint:
         """Note that the next lines belong to this part."""
         self._path, self._lines, self._blank, self._begins = path, 0, 0, None
 
-    def take(self, lines: list[bytes]) -> list[bytes]:
+    def joint_lines(self, lines: list[bytes]) -> list[bytes]:
         """Return lines of the part as they appear in the trace."""
         self.kept_head = False
         if not self._lines:

@@ -98,7 +98,7 @@ class Record(msgspec.Struct):
             return self.remaining_budget
         return self._put_together(-1, self.token_budget)
 
-    def key(self) -> bytes:
+    def repeat_key(self) -> bytes:
         """Return a key that all repeats of a record share, however they are wrapped."""
         return msgspec.json.encode(self)
 
@@ -244,7 +244,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
         record=RECORD,
         facts=frozenset({Fact.REQUESTS}) if steps.unlisted == 0 else frozenset(),
         problems=problems,
-        notices=steps.notices() + prose_notice("records", steps.rows.count, prose),
+        notices=steps.log_notices() + prose_notice("records", steps.rows.count, prose),
         token_budget=steps.token_budget,
         max_num_running_reqs=steps.max_num_running_reqs,
         attached=steps.begins_later,
@@ -289,7 +289,7 @@ class _Steps:
         self._computed: dict[str, int] = {}
 
     def add(self, logged_us: int | None, record: Record) -> None:
-        key = hash((logged_us, record.key()))
+        key = hash((logged_us, record.repeat_key()))
         if key in self._seen and (logged_us is not None or key == self._last):
             self._repeats += 1
             return
@@ -328,7 +328,7 @@ class _Steps:
             ],
         )
 
-    def notices(self) -> list[str]:
+    def log_notices(self) -> list[str]:
         """Return notices about the log for the user."""
         sentences = []
         if self._repeats:

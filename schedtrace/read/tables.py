@@ -380,7 +380,7 @@ def rebuilt(delta: Any, before: Values) -> Values:
     return values
 
 
-def value(values: Values, name: str) -> Any:
+def field_value(values: Values, name: str) -> Any:
     """Return the value of one field."""
     return values[_AT[name]]
 

@@ -154,7 +154,7 @@ class Assembler:
         self.progress = TraceProgress()
 
     @property
-    def latest_exits(self) -> list[Exit]:
+    def line_exits(self) -> list[Exit]:
         """Exits of the latest step, as its line lists them."""
         return self._exits.exits
 

@@ -146,7 +146,7 @@ class Writer:
     @property
     def latest_exits(self) -> list[Exit]:
         """Exits of the latest assembled step, which is about 0.2 s old."""
-        return one_by_one(self._assembler.latest_exits)
+        return one_by_one(self._assembler.line_exits)
 
     def put_present(self, were: PresentRequests) -> None:
         """Pass the requests present to the writer, before the first step (on the engine's thread)."""

@@ -61,7 +61,7 @@ class Player:
 
     def play(self) -> None:
         """Play to the end of the load: each request at its time or, if clients wait, after an answer."""
-        clients = self.load.closed
+        clients = self.load.replayed_clients
         if clients is not None:
             (self._play_rounds if clients.pattern == "barrier" else self._play_closed)(clients)
             return

@@ -185,7 +185,7 @@ class ServedExecutor(SimulatedExecutor):
         kv_bytes = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
         if kv_bytes and not (platform_is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
             return [kv_bytes] * len(self._specs)
-        blocks = cache.num_gpu_blocks_override or self._device.kv_blocks(
+        blocks = cache.num_gpu_blocks_override or self._device.memory_blocks(
             config.model_config.model,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
             tensor_parallel_size=parallel.tensor_parallel_size,

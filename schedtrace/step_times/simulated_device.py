@@ -135,7 +135,7 @@ class SimulatedDevice(
             times = Roofline(shape(model), self._required_gpu(), tensor_parallel_size, kv_dtype)
         return Noisy(times, self.noise, self.seed) if self.noise else times
 
-    def kv_blocks(
+    def memory_blocks(
         self, model: str, *, pipeline_parallel_size: int = 1, **options: Unpack[CacheOptions]
     ) -> int:
         """Return the number of KV cache blocks in the GPU's memory.

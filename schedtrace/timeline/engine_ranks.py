@@ -427,7 +427,7 @@ class RecordedRanks:
         return self.each[0].header
 
     @property
-    def seats(self) -> int:
+    def seats_per_rank(self) -> int:
         """Requests that may run at once on one rank."""
         return self.each[0].seats
 
@@ -459,14 +459,14 @@ class RecordedRanks:
         return len(self.each) > 1 and any(rank.in_lockstep for rank in self.each)
 
     @cached_property
-    def missing(self) -> int:
+    def missing_ranks(self) -> int:
         """Ranks of a lock-step run without a trace here, whose effect on the other ranks is unknown."""
         size = max(rank.header.data_parallel_size or 1 for rank in self.each)
         return max(0, size - len(self.each)) if self.lockstep else 0
 
     @cached_property
-    def requests_us(self) -> int:
-        """All requests' time on all ranks."""
+    def total_requests_us(self) -> int:
+        """Total time of all requests on all ranks, in microseconds."""
         return sum(rank.requests_us for rank in self.each)
 
     @property
@@ -574,7 +574,7 @@ class RecordedRanks:
     @cached_property
     def prefill_stalls(self) -> PrefillStalls | None:
         """Time that ranks in lock-step waited for prefills of other ranks; None if unknown."""
-        return None if self.missing else prefill_stalls(self.passes, self.turns)
+        return None if self.missing_ranks else prefill_stalls(self.passes, self.turns)
 
     @cached_property
     def loads(self) -> RankLoads | None:

@@ -230,7 +230,7 @@ def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
+def make_starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
     """Return the steps that lie mostly in starved periods, and whose times are therefore not typical.
 
     Args:

@@ -73,7 +73,7 @@ SCHEMA = {
 }
 
 
-def events(
+def make_events(
     frames: EngineFrames, engine: pl.DataFrame, starved: pl.DataFrame, starving: pl.Series
 ) -> pl.DataFrame:
     """Return one row per interruption, in order of time; only ``starved`` may overlap slow steps, by half.
@@ -187,7 +187,7 @@ def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]
     )
 
 
-def host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
+def make_host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     """Return the periods in which an interruption kept the engine's thread from making steps.
 
     Args:
@@ -363,7 +363,7 @@ def _period(at: list[int], shortest: float) -> float | None:
     return sum(distances) / sum(turns)
 
 
-def interrupted_states(
+def make_interrupted_states(
     frames: EngineFrames, states: pl.DataFrame, events: pl.DataFrame, host_spans: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the rows of ``request_states``, cut at the edges of interruptions.

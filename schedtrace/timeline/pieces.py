@@ -75,7 +75,7 @@ list of the requests present comes after everything else of the step before.
 """
 
 
-def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
+def piece_table(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
     """Return a table of pieces: columns by name; missing ones are null, and ``tokens`` 0."""
     missing = {name: pl.lit(None) for name in ("cause", "begin_step", "end_step")} | {"tokens": pl.lit(0)}
     values = missing | columns
@@ -184,7 +184,7 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
     named = frames.exits.filter(_skips()).select("step", "request_id", "cause")
     runs = cause_runs(queued, loop_ends(frames), named, steps)
     number = steps["step"]
-    return pieces(
+    return piece_table(
         runs.with_columns(
             since_us=steps["start_us"].gather(runs["place"]),
             begin_step=number.gather(runs["place"]),
@@ -207,14 +207,14 @@ def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
     through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
     return pl.concat(
         [
-            pieces(
+            piece_table(
                 through_front_end,
                 since_us=pl.col("arrived_us"),
                 rank=pl.lit(ARRIVES),
                 state=pl.lit("front_end"),
                 **first,
             ),
-            pieces(
+            piece_table(
                 arrivals,
                 since_us=pl.col("queued_us"),
                 rank=pl.lit(WAITS),
@@ -246,14 +246,14 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     state = pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits)
     return pl.concat(
         [
-            pieces(
+            piece_table(
                 there,
                 since_us=pl.col("at_us"),
                 state=pl.when(in_flight).then(pl.lit("prefill")).otherwise(state),
                 cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
                 **origin,
             ),
-            pieces(
+            piece_table(
                 there.filter(in_flight), since_us=pl.col("first_token_us"), state=pl.lit("decode"), **origin
             ),
         ]
@@ -352,7 +352,7 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     )
     return pl.concat(
         [
-            pieces(
+            piece_table(
                 runs,
                 rank=pl.when("decodes").then(pl.lit(DECODES)).otherwise(pl.lit(COMPUTES)),
                 begin_step=pl.col("step"),
@@ -360,8 +360,10 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
                 tokens=pl.col("tokens"),
             ),
             # A stall or a preemption may come between its first token and the step that decodes the next.
-            pieces(first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)),
-            pieces(
+            piece_table(
+                first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)
+            ),
+            piece_table(
                 stalled,
                 rank=pl.lit(WAITS),
                 state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),

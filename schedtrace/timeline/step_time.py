@@ -57,7 +57,7 @@ class StepTime:
         )
 
 
-def busy_us() -> pl.Expr:
+def device_busy_us() -> pl.Expr:
     """Return the microseconds from the moment at which a step could begin on the device to its output.
 
     With several steps in flight, a step can begin when the previous output is back, and otherwise when

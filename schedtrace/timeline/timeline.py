@@ -25,11 +25,11 @@ from schedtrace.timeline.engine_states import (
     engine_busy_us,
     make_engine_states,
     make_starved,
-    starved_steps,
+    make_starved_steps,
     thread_times,
     unstarved,
 )
-from schedtrace.timeline.events import events, host_spans, interrupted_states
+from schedtrace.timeline.events import make_events, make_host_spans, make_interrupted_states
 from schedtrace.timeline.frames import (
     EngineFrames,
     demand_of,
@@ -47,7 +47,7 @@ from schedtrace.timeline.queue_waits import (
 )
 from schedtrace.timeline.request_states import make_request_states
 from schedtrace.timeline.spans import LENGTH_US, at_steps, level
-from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
+from schedtrace.timeline.step_time import StepTime, device_busy_us, fit_step_time
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Timeline(EngineFrames):
     @cached_property
     def starved_steps(self) -> pl.Series:
         """Numbers of the steps for which processors were short."""
-        return starved_steps(self, self.starved)
+        return make_starved_steps(self, self.starved)
 
     @cached_property
     def step_time(self) -> StepTime | None:
@@ -159,17 +159,17 @@ class Timeline(EngineFrames):
     @cached_property
     def events(self) -> pl.DataFrame:
         """Interruptions (``timeline/events.py``)."""
-        return events(self, self.engine_states, self.starved, self.starved_steps)
+        return make_events(self, self.engine_states, self.starved, self.starved_steps)
 
     @cached_property
     def host_spans(self) -> pl.DataFrame:
         """Periods in which an interruption kept the engine's thread from running steps."""
-        return host_spans(self.events, self.engine_states)
+        return make_host_spans(self.events, self.engine_states)
 
     @cached_property
     def interrupted_states(self) -> pl.DataFrame:
         """``request_states`` with the interruptions cut out (``timeline/events.py``)."""
-        return interrupted_states(self, self.request_states, self.events, self.host_spans)
+        return make_interrupted_states(self, self.request_states, self.events, self.host_spans)
 
     @cached_property
     def refused_heads(self) -> pl.DataFrame:
@@ -221,12 +221,12 @@ def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
     @wraps(make)
-    def cached(timeline: Timeline) -> Made:
+    def computed(timeline: Timeline) -> Made:
         if timeline not in results:
             results[timeline] = make(timeline)
         return results[timeline]
 
-    return cached
+    return computed
 
 
 def make_timeline(
@@ -267,7 +267,7 @@ def make_timeline(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=_used(),
             use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
-            busy_us=busy_us(),
+            busy_us=device_busy_us(),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
         .join(_context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from schedtrace.diagnose.throughput import seconds, throughput
+from schedtrace.diagnose.throughput import covered_seconds, throughput
 from schedtrace.model.message import Message
 
 OLD_S = 20
@@ -52,7 +52,7 @@ class LiveFigures:
     @property
     def output_per_s(self) -> float | None:
         """Output tokens per second while there were requests; None without requests."""
-        time_s = seconds(self.present)
+        time_s = covered_seconds(self.present)
         return throughput(0, 0, self.output_tokens, time_s).output_tokens_per_s if time_s else None
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from schedtrace.diagnose.throughput import SPAN, lives
+from schedtrace.diagnose.throughput import SPAN, request_presence
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -80,7 +80,7 @@ class WatchedEngine:
             InputError: If the file was removed, replaced or truncated, or is no trace.
         """
         new = self.following.read()
-        self._modified_s = self.following.modified_s()
+        self._modified_s = self.following.trace_modified_s()
         if any(chunk.steps.height for chunk in new):
             self._take(new)
 
@@ -153,7 +153,7 @@ class WatchedEngine:
             return 0, pl.DataFrame(schema=SPAN)
         trace = self.following.trace(chunks)
         back = trace.steps.filter(pl.col("output_us").is_between(begin_us, edge_us, closed="right"))
-        there = lives(trace, begin_us, edge_us)
+        there = request_presence(trace, begin_us, edge_us)
         return int(back["output_tokens"].sum()), there.select(pl.all() + self.header.wall_anchor_us)
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:

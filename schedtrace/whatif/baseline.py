@@ -11,7 +11,7 @@ def usual_figure(base: RecordedLoad) -> str:
 
     One of ``figures.METRICS``.
     """
-    paced = any(load.closed is not None for load in base.loads)
+    paced = any(load.replayed_clients is not None for load in base.loads)
     return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
 
 

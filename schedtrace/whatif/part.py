@@ -170,7 +170,7 @@ def _choose(
         for timeline, later in zip(timelines, time.later_us, strict=True)
     ).sort("us")
     starts, spent = costs["us"].to_numpy(), costs["cost"].cum_sum().to_numpy()
-    paced = load.closed is not None or all(map(came_at_once, timelines))
+    paced = load.replayed_clients is not None or all(map(came_at_once, timelines))
     last = 0 if paced or lead is None else max(0, load.requests - FEWEST)
     firsts = np.unique(np.linspace(0, last, min(CANDIDATES, last + 1)).astype(int))
     places = np.where(firsts > 0, np.searchsorted(starts, arrived[firsts]), 0)

@@ -335,7 +335,7 @@ class Predictor:
             finished=sum(count for count in finished if count is not None),
             too_long=len(replayed.played.refused),
             steps=replayed.played.steps,
-            preemptions=replayed.preemptions,
+            preemptions=replayed.preemption_count,
             extrapolated_frac=replayed.counted.outside_frac if replayed.counted else None,
             folder=str(replayed.run.path) if self._output else None,
         )

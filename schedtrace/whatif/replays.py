@@ -176,7 +176,7 @@ class Replayed:
         return self.run.traces[0].header.kv_blocks_total
 
     @property
-    def preemptions(self) -> int | None:
+    def preemption_count(self) -> int | None:
         """Preemptions in ``schedule()`` on all engines; None if not recorded."""
         traces = self.run.traces
         if Fact.PREEMPTIONS not in traces[0].facts:

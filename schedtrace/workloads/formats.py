@@ -103,7 +103,7 @@ def format_of(
     if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
         units = units_of(path, time_unit, prefix_block)
         notes = [units.note] if units.note else []
-        return WorkloadFormat(units.source, units.rows, units.block, notes=notes)
+        return WorkloadFormat(units.source, units.trace_rows, units.block, notes=notes)
     _refuse_units(path, time_unit, prefix_block)
     if not keys.isdisjoint(_OwnLine.__struct_fields__):
         reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)

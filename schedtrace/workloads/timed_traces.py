@@ -58,7 +58,7 @@ class Units:
     note: Message | None = None
     """Message on what was inferred, and from what; None if it was stated, or changes nothing."""
 
-    def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
+    def trace_rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """Yield the rows of the file.
 
         Raises:

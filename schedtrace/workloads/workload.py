@@ -86,7 +86,7 @@ class Workload:
     """Pattern in which its requests follow answers; None if they have times of their own."""
 
     @property
-    def closed(self) -> Clients | None:
+    def replayed_clients(self) -> Clients | None:
         """Its clients, if a replay sends their requests after its own answers."""
         return self.clients if self.clients is not None and self.clients.is_replayed else None
 

@@ -235,7 +235,7 @@ class Decodes(NamedTuple):
     """Smallest ``--max-num-batched-tokens`` that holds a decode of each, with the slots kept for drafts."""
 
     @property
-    def tokens(self) -> int:
+    def total_tokens(self) -> int:
         """Tokens of all these decodes."""
         return self.seats * self.each
 
@@ -290,7 +290,7 @@ def threshold(timeline: Timeline) -> int:
     return int(timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0)
 
 
-def replayed(setting: Setting) -> Advice:
+def replay_advice(setting: Setting) -> Advice:
     """Return advice on a setting that moves waits between requests; only a replay shows a good value."""
     return advise(
         "{option}, if a replay of this load shows a value that helps: {command:code}",
@@ -299,7 +299,7 @@ def replayed(setting: Setting) -> Advice:
     )
 
 
-def now(timeline: Timeline, name: str) -> Message:
+def current_value_note(timeline: Timeline, name: str) -> Message:
     """Return `` (now 256)``; nothing if the header does not record this setting."""
     value = timeline.header.scheduler_config.get(name)
     return NOTHING if value is None else say(" (now {value:n})", value=value)

@@ -5,7 +5,7 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
-from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
+from schedtrace.diagnose.uneven_ranks import has_balance_scheduler, prefill_interval
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PASS, RecordedRanks
@@ -52,7 +52,7 @@ class BalanceCandidate(Evidence, kw_only=True):
 
 def _find(ranks: RecordedRanks) -> Findings:
     stalls, header = ranks.prefill_stalls, ranks.header
-    if stalls is None or balanced(header) or (prefill_interval(header) or 1) > 1:
+    if stalls is None or has_balance_scheduler(header) or (prefill_interval(header) or 1) > 1:
         return
     saved_us, prefill_us = stalls.saved_us(), float(stalls.passes["excess_us"].sum())
     frac = saved_us / ranks.passes_us
@@ -70,7 +70,7 @@ def _find(ranks: RecordedRanks) -> Findings:
         saved_ms=saved_us / 1e3,
         most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1,
         most_running=ranks.most_running,
-        seats=ranks.seats,
+        seats=ranks.seats_per_rank,
         examples=AlonePrefill.first(longest.with_columns(pl.col("excess_us").round().cast(pl.Int64))),
     )
     first = evidence.examples[0]

@@ -6,7 +6,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, finding_of
-from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
+from schedtrace.diagnose.uneven_ranks import CAUSE, has_balance_scheduler
 from schedtrace.model.report import MAX_STEPS, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -58,15 +58,15 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
 
 def _find(ranks: RecordedRanks) -> Findings:
     header = ranks.header
-    if not balanced(header) or ranks.lockstep or header.data_parallel_size != 1:
+    if not has_balance_scheduler(header) or ranks.lockstep or header.data_parallel_size != 1:
         return
     closed = [_closed(ranks.timeline(rank.number)) for rank in ranks.each]
     steps, waited_us = pl.concat([rows for rows, _ in closed]), sum(us for _, us in closed)
-    share = waited_us / ranks.requests_us if ranks.requests_us else None
+    share = waited_us / ranks.total_requests_us if ranks.total_requests_us else None
     evidence = BalanceWithoutEffect(
         scheduler_class=header.scheduler_class,
         ranks=len(ranks.each),
-        seats=ranks.seats,
+        seats=ranks.seats_per_rank,
         most_running=ranks.most_running,
         closed_steps=steps.height,
         waited_ms=waited_us / 1e3,

@@ -44,7 +44,7 @@ class Resets(Evidence, kw_only=True):
     """Resets that cost most tokens; the step is the first one afterwards."""
 
     @property
-    def repeated(self) -> bool:
+    def preempted_again(self) -> bool:
         """True if some request was preempted by several resets."""
         return self.most_times > 1
 
@@ -84,7 +84,7 @@ def _find(timeline: Timeline) -> Findings:
         share_frac=share,
         tokens=evidence.lost_tokens,
         message="{resets:n reset} preempted {requests:n request}"
-        "[{repeated:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks and "
+        "[{preempted_again:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks and "
         "computing again took them {wait_ms:ms}." + ("" if evidence.prefix_keys is None else KEYS),
         advice=[
             advise(

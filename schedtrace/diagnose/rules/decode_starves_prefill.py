@@ -45,7 +45,7 @@ class StarvedPrefills(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    starved = starved_steps(timeline)
+    starved = decode_filled_steps(timeline)
     if starved.is_empty():
         return
     spent_us = int(starved.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0)
@@ -82,7 +82,7 @@ def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
     return round(sum(end) - sum(begin))
 
 
-def starved_steps(timeline: Timeline) -> pl.DataFrame:
+def decode_filled_steps(timeline: Timeline) -> pl.DataFrame:
     """Return steps whose budget was spent, at least half of it on decodes, while a prefill wanted more."""
     cut = timeline.caps.filter(pl.col("cap") == str(Cap.TOKEN_BUDGET))["step"].unique()
     wanted = (pl.col("waiting_cause") == str(Cause.TOKEN_BUDGET)) & (pl.col("eligible_after") > 0)

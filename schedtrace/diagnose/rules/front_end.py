@@ -270,7 +270,7 @@ def _parts(evidence: FrontEndTime) -> str:
 
 def _holder(evidence: FrontEndTime) -> Message:
     """Return what occupied the front end's threads or, if unknown, what the engine's process cannot see."""
-    threads = joined([saturated(evidence.threads), starved(evidence.threads)])
+    threads = joined([saturated(evidence.threads), starved_thread_names(evidence.threads)])
     return threads or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
         "engine's process; a profile of the front end's process would show it."
@@ -280,7 +280,7 @@ def _holder(evidence: FrontEndTime) -> Message:
 def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
     """Return advice: a processor if one was missing, more front ends for a server, tokens for text."""
     pieces = []
-    short = bool(starved(evidence.threads))
+    short = bool(starved_thread_names(evidence.threads))
     if short:
         pieces.append(advise("Give engine, workers and front end a processor core each."))
     configured = timeline.front_end.configured if timeline.front_end else None
@@ -340,7 +340,7 @@ def thread_shares(timeline: Timeline) -> list[ThreadShare]:
     return [ThreadShare(**share) for share in shares.to_dicts()]
 
 
-def starved(shares: list[ThreadShare]) -> Message:
+def starved_thread_names(shares: list[ThreadShare]) -> Message:
     """Return the names of the threads that waited long for a processor, the longest wait first."""
     short = [share for share in shares if share.waited_frac >= STARVED_FRAC]
     if not short:

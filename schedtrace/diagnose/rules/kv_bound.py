@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import RAN, with_more_running
-from schedtrace.diagnose.kv_blocks import GroupUse, Need, group_use, kv_need
+from schedtrace.diagnose.kv_blocks import GroupUse, Need, group_use, need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, longest_wait_figures
@@ -117,7 +117,7 @@ def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
-    need = kv_need(timeline)
+    need = need_at_refusals(timeline)
     refused = timeline.exits.filter((pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal"))
     computed = int(timeline.steps["used_tokens"].sum() or 0)
     recomputed = int(timeline.steps["recomputed_tokens"].sum() or 0)

@@ -4,7 +4,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed_settings import kv_space, now
+from schedtrace.diagnose.rules.allowed_settings import current_value_note, kv_space
 from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,
@@ -238,7 +238,7 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
         advices.append(
             advise(
                 "Lower {option} to {value:n}{now}: so many ran after a preemption.",
-                now=now(timeline, "max_num_seqs"),
+                now=current_value_note(timeline, "max_num_seqs"),
                 setting="max_num_seqs",
                 value=fewest,
                 costs="Fewer requests run at once, also while the KV cache has room.",

@@ -109,7 +109,7 @@ def _padded_decodes(timeline: Timeline) -> Message:
     """Return how many seats a step's budget lets decode; nothing if it lets all of them."""
     decodes: Decodes = decodes_of_all(timeline)
     budget = timeline.token_budget
-    if decodes.tokens <= budget:
+    if decodes.total_tokens <= budget:
         return NOTHING
     return say(
         "A decode takes {each:n token}, so {budget:n token} hold those of {held:n} of {seats:n seat}.",

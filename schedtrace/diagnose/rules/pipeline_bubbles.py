@@ -36,7 +36,7 @@ class Cycle(StepExample, kw_only=True):
     """Time of the cycle."""
 
     @property
-    def span(self) -> Steps:
+    def cycle_span(self) -> Steps:
         """Range of the cycle's steps."""
         return Steps(self.step, self.step + len(self.sizes) - 1, self.trial)
 
@@ -148,7 +148,7 @@ def _find(timeline: Timeline) -> Findings:
             "counts": listed([say("{size:n}", size=size) for size in examples[0].sizes]),
         },
         advice=_advice(timeline, depth),
-        example="{span} held {counts} requests and took {cycle_us:us}.",
+        example="{cycle_span} held {counts} requests and took {cycle_us:us}.",
     )
 
 

@@ -5,7 +5,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
-from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
+from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, has_balance_scheduler, prefill_interval
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
@@ -168,15 +168,15 @@ def _examples(stalls: PrefillStalls, blamed: pl.DataFrame) -> list[StallExample]
 
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
     """Return the share of the requests' time; each request of a stalled rank waits."""
-    if not ranks.requests_us:
+    if not ranks.total_requests_us:
         return None
     felt = float(stalls.stalled.select((pl.col("excess_us") * pl.col("requests")).sum()).item())
-    return min(1.0, max(0.0, felt / ranks.requests_us))
+    return min(1.0, max(0.0, felt / ranks.total_requests_us))
 
 
 def _advice(ranks: RecordedRanks) -> list[Advice]:
     header = ranks.header
-    if balanced(header) or (prefill_interval(header) or 1) > 1:
+    if has_balance_scheduler(header) or (prefill_interval(header) or 1) > 1:
         return []
     advice = []
     if prefill_interval(header) is not None:
@@ -189,7 +189,7 @@ def _advice(ranks: RecordedRanks) -> list[Advice]:
                 command="schedtrace analyze --predict",
             )
         )
-    if 1 < ranks.seats <= ranks.most_running + 1:  # else the gate would never have closed
+    if 1 < ranks.seats_per_rank <= ranks.most_running + 1:  # else the gate would never have closed
         advice.append(
             advise(
                 "{option:setting} {name}, an experiment of schedtrace: no rank admits a request while one "

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
-from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
+from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import Fields, StepExample, share_of_requests, step_finding
 from schedtrace.model.message import NOTHING, Message
@@ -88,7 +88,7 @@ def _find(timeline: Timeline) -> Findings:
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
             "holder": _holder(timeline, mixed),
             "share_frac": share_of_requests(timeline, stretch_us),
-            "advice": [replayed(LONG_PREFILL)],
+            "advice": [replay_advice(LONG_PREFILL)],
         }
     else:
         fields["severity"] = severity

@@ -70,7 +70,7 @@ class SlowRank(Evidence, kw_only=True):
 
 
 def _find(ranks: RecordedRanks) -> Findings:
-    if len(ranks.each) < 2 or not ranks.requests_us:  # noqa: PLR2004  # one has none to compare with
+    if len(ranks.each) < 2 or not ranks.total_requests_us:  # noqa: PLR2004  # one has none to compare with
         return
     result = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
     if result is None:
@@ -150,7 +150,7 @@ def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         others_us=others_us,
         ranks=[RankPace(rank=number, factor=factors[number]) for number in factors],
     )
-    return evidence, lost / ranks.requests_us
+    return evidence, lost / ranks.total_requests_us
 
 
 def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
@@ -168,7 +168,7 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     )
     numbers = [number for number in numbers if str(number) in tokens.columns]
     base = tokens.filter(pl.col("most") == 0).select(pl.col("length_us").median()).item()
-    if ranks.missing or base is None or len(numbers) < 2:  # noqa: PLR2004  # likewise
+    if ranks.missing_ranks or base is None or len(numbers) < 2:  # noqa: PLR2004  # likewise
         return None
     tokens = tokens.filter(
         pl.col("most") > 0, pl.col("own_requests") >= ABOUT * pl.col("largest")
@@ -197,7 +197,7 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         others_us=1000 * peers,
         ranks=[],
     )
-    return evidence, min(1.0, lost_us / ranks.requests_us)
+    return evidence, min(1.0, lost_us / ranks.total_requests_us)
 
 
 def _most_prefilling(ranks: RecordedRanks) -> pl.DataFrame:

@@ -8,7 +8,7 @@ from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
     batched_tokens,
     decodes_of_all,
-    replayed,
+    replay_advice,
 )
 from schedtrace.diagnose.rules.common import (
     LongestWaited,
@@ -189,7 +189,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
         tokens_per_decode=wanted_decodes.each,
         seats_decoding=wanted_decodes.seats,
         proposed=wanted_decodes.batched_tokens
-        if wanted_decodes.tokens > timeline.token_budget
+        if wanted_decodes.total_tokens > timeline.token_budget
         else _proposed(batched_tokens(timeline), wanted),
     )
 
@@ -222,7 +222,7 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
 
 def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: bool) -> list[Advice]:
     """Return a value only if the engine sets the pace: larger steps do more, but delay decodes."""
-    larger = more_batched_tokens(timeline, evidence.proposed) if paced else replayed(BATCHED_TOKENS)
+    larger = more_batched_tokens(timeline, evidence.proposed) if paced else replay_advice(BATCHED_TOKENS)
     fewer = advise(
         "fewer drafts ({drafts:setting})",
         drafts="num_speculative_tokens",

@@ -29,7 +29,7 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
-    figure,
+    figure_field,
     table,
 )
 
@@ -70,9 +70,9 @@ def _end(fraction: float) -> str:
 
 METRICS: list[Field[MetricChange]] = [
     Field("mean (range)\nof trials", lambda metric: f"{metric.name} {metric.unit}".strip()),
-    figure("base", lambda metric: sample_text(metric.base)),
-    figure("new", lambda metric: sample_text(metric.new)),
-    figure("change\n(95 %)", change_text),
+    figure_field("base", lambda metric: sample_text(metric.base)),
+    figure_field("new", lambda metric: sample_text(metric.new)),
+    figure_field("change\n(95 %)", change_text),
     Field("result", lambda metric: Styled(str(metric.outcome), _style(metric))),
 ]
 """Table with a row per metric: means with the ranges of the trials."""
@@ -245,8 +245,8 @@ CAUSES: list[Field[CauseChange]] = [
         "refused or skipped, share of steps",
         lambda change: say("{loop}: {cause:cause}{detail}", change, detail=in_brackets(change.detail)),
     ),
-    figure("base", lambda change: percent(change.base_steps_frac)),
-    figure("new", lambda change: percent(change.new_steps_frac)),
+    figure_field("base", lambda change: percent(change.base_steps_frac)),
+    figure_field("new", lambda change: percent(change.new_steps_frac)),
     Field("times", lambda change: Styled(say("{base_exits:n} -> {new_exits:n}", change), Style.DIM)),
 ]
 

@@ -26,7 +26,7 @@ from schedtrace.present.pages.report_details import (
     trials_table,
 )
 from schedtrace.present.pages.run_header import header, log_figures, noteworthy
-from schedtrace.present.phrases import GAINS, plain, severity, tail_sentence, time_part, whose_figures
+from schedtrace.present.phrases import GAINS, plain, severity_word, tail_sentence, time_part, whose_figures
 from schedtrace.present.sections import (
     Commands,
     Content,
@@ -71,11 +71,11 @@ def report_page(report: Report, *, full: bool = False, replays: bool = False) ->
             used.
     """
 
-    def sections(shown: Report) -> Iterator[Section]:
+    def run_sections(shown: Report) -> Iterator[Section]:
         for run in shown.runs:
             yield from _run(run, full=full, replays=replays and not run.not_judged and bool(run.time_split))
 
-    return Page(report, sections)
+    return Page(report, run_sections)
 
 
 def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
@@ -230,7 +230,7 @@ def _cause(place: int, root: Found, engines: int) -> RootCauseSection:
     paragraphs += root.refuted[:1]
     return RootCauseSection(
         place,
-        Styled(root.title, severity(root.severity).style),
+        Styled(root.title, severity_word(root.severity).style),
         _gain(root),
         paragraphs,
         [action(advice) for advice in root.advice[:2]],

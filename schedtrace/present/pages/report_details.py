@@ -25,7 +25,15 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
-from schedtrace.present.phrases import ENGINE_STATES, in_brackets, on_engines, plain, series, severity, state
+from schedtrace.present.phrases import (
+    ENGINE_STATES,
+    in_brackets,
+    on_engines,
+    plain,
+    series,
+    severity_word,
+    state,
+)
 from schedtrace.present.sections import (
     Band,
     Bars,
@@ -41,8 +49,8 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
-    figure,
-    left_out,
+    figure_field,
+    omission_note,
     table,
 )
 
@@ -55,15 +63,15 @@ LEAST_STATE_FRAC = 0.01
 
 
 TRIAL: list[Field[TrialReport]] = [
-    figure("steps", lambda trial: integer(trial.steps)),
-    figure("use while\nwaiting", lambda trial: percent(trial.budget_use_waiting_frac)),
-    figure("preempted", lambda trial: integer(trial.preemptions)),
-    figure("output\ntok/s", lambda trial: integer(trial.output_tokens_per_s)),
-    figure("TTFT ms\np50 / p99", lambda trial: p50_p99(trial.ttft_ms)),
-    figure("TPOT\np50 ms", lambda trial: p50(trial.tpot_ms)),
+    figure_field("steps", lambda trial: integer(trial.steps)),
+    figure_field("use while\nwaiting", lambda trial: percent(trial.budget_use_waiting_frac)),
+    figure_field("preempted", lambda trial: integer(trial.preemptions)),
+    figure_field("output\ntok/s", lambda trial: integer(trial.output_tokens_per_s)),
+    figure_field("TTFT ms\np50 / p99", lambda trial: p50_p99(trial.ttft_ms)),
+    figure_field("TPOT\np50 ms", lambda trial: p50(trial.tpot_ms)),
 ]
 FIRST_STEP: list[Field[TrialReport]] = [
-    figure(
+    figure_field(
         "first step\nreq / tok",
         lambda trial: f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
     ),
@@ -83,9 +91,9 @@ def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
     """
     of_trials = log or any(trial.trial is not None for trial in trials)
     several = len({trial.engine_rank for trial in trials}) > 1
-    engine: Field[TrialReport] = figure("engine", lambda trial: str(trial.engine_rank))
+    engine: Field[TrialReport] = figure_field("engine", lambda trial: str(trial.engine_rank))
     begin = FIRST_STEP if of_trials else []
-    fields = [figure("trial" if of_trials else "", _trial), TRIAL[0], *begin, *TRIAL[1:]]
+    fields = [figure_field("trial" if of_trials else "", _trial), TRIAL[0], *begin, *TRIAL[1:]]
     return table(trials, [engine, *fields] if several else fields, most=MOST_TRIALS if several else None)
 
 
@@ -111,9 +119,9 @@ def request_time_table(run: RunReport) -> Table:
     shown = [share for share in run.request_time if share.share_frac >= LEAST_STATE_FRAC][:MOST_ROWS]
     fields: list[Field[RequestTime]] = [
         Field("requests' time", lambda share: _state(share, several=several)),
-        figure("share", lambda share: percent(share.share_frac)),
-        figure("ms", lambda share: integer(share.time_ms)),
-        figure("requests", lambda share: integer(share.requests)),
+        figure_field("share", lambda share: percent(share.share_frac)),
+        figure_field("ms", lambda share: integer(share.time_ms)),
+        figure_field("requests", lambda share: integer(share.requests)),
         Field("", lambda share: Bars(share.strip, Style.WARNING if share.cause else Style.GOOD)),
     ]
     less = len(run.request_time) - len(shown)
@@ -150,7 +158,7 @@ def _state(share: RequestTime, *, several: bool) -> Message:
     return say("{state}[: {cause:cause}]{engine}", share, state=state(share.state).word, engine=engine)
 
 
-def engine_time(run: RunReport) -> Facts:
+def engine_time_table(run: RunReport) -> Facts:
     """Return the table of where the engines' time went, as shares of busy time."""
     several = run.config["engines"] > 1
     facts = []
@@ -175,26 +183,26 @@ def engine_time(run: RunReport) -> Facts:
         )
         facts.append(FactRow(f"engine {rank}" if several else "engine", [text]))
     if len(ranks) > MOST_ENGINES:
-        facts.append(FactRow("others", [left_out(len(ranks), MOST_ENGINES)]))
+        facts.append(FactRow("others", [omission_note(len(ranks), MOST_ENGINES)]))
     return Facts(facts)
 
 
 CAUSES: list[Field[CauseRow]] = [
     Field("stopped or skipped", lambda row: Styled(_exit(row), None if row.refusal else Style.DIM)),
-    figure("times", lambda row: integer(row.exits)),
-    figure("steps", lambda row: integer(row.steps)),
-    figure("requests", lambda row: integer(row.requests or None)),
-    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    figure_field("times", lambda row: integer(row.exits)),
+    figure_field("steps", lambda row: integer(row.steps)),
+    figure_field("requests", lambda row: integer(row.requests or None)),
+    figure_field("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: "inferred" if row.via == "inferred" else _line(row.location)),
 ]
 """Table of the exits: where ``schedule()`` stopped or skipped, and which requests."""
 CAPS: list[Field[CapRow]] = [
     Field("chunks made smaller by", lambda row: say("{cap:cause}", row)),
-    figure("times", lambda row: integer(row.chunks)),
-    figure("steps", lambda row: integer(row.steps)),
-    figure("requests", lambda row: integer(row.requests)),
-    figure("withheld\ntok", lambda row: integer(row.withheld_tokens)),
-    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    figure_field("times", lambda row: integer(row.chunks)),
+    figure_field("steps", lambda row: integer(row.steps)),
+    figure_field("requests", lambda row: integer(row.requests)),
+    figure_field("withheld\ntok", lambda row: integer(row.withheld_tokens)),
+    figure_field("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: _line(row.location)),
 ]
 """Table of the limits that reduced chunks."""
@@ -221,35 +229,35 @@ def _class(row: ClassLatency) -> str:
 
 LATENCY: list[Field[ClassLatency]] = [
     Field("latency", _class),
-    figure("done", lambda row: integer(row.finished)),
-    figure("queued", lambda row: percent(row.waiting_frac)),
-    figure("queue ms\np50 / p99", lambda row: p50_p99(row.queue_ms)),
-    figure("TTFT ms\np50 / p99", lambda row: p50_p99(row.ttft_ms)),
-    figure("TPOT ms\np50 / p99", lambda row: p50_p99(row.tpot_ms)),
-    figure("E2E ms\np50", lambda row: p50(row.e2e_ms)),
+    figure_field("done", lambda row: integer(row.finished)),
+    figure_field("queued", lambda row: percent(row.waiting_frac)),
+    figure_field("queue ms\np50 / p99", lambda row: p50_p99(row.queue_ms)),
+    figure_field("TTFT ms\np50 / p99", lambda row: p50_p99(row.ttft_ms)),
+    figure_field("TPOT ms\np50 / p99", lambda row: p50_p99(row.tpot_ms)),
+    figure_field("E2E ms\np50", lambda row: p50(row.e2e_ms)),
 ]
 """Table with a row per class of requests."""
 DURATIONS: list[Field[tuple[str, Distribution]]] = [
     Field("ms", lambda row: row[0]),
-    figure("count", lambda row: integer(row[1].count)),
-    figure("mean", lambda row: number(row[1].mean)),
-    figure("p50", lambda row: number(row[1].p50)),
-    figure("p90", lambda row: number(row[1].p90)),
-    figure("p99", lambda row: number(row[1].p99)),
-    figure("max", lambda row: number(row[1].max)),
+    figure_field("count", lambda row: integer(row[1].count)),
+    figure_field("mean", lambda row: number(row[1].mean)),
+    figure_field("p50", lambda row: number(row[1].p50)),
+    figure_field("p90", lambda row: number(row[1].p90)),
+    figure_field("p99", lambda row: number(row[1].p99)),
+    figure_field("max", lambda row: number(row[1].max)),
 ]
 """Table of step durations and times between tokens, each with its name."""
 ENGINES: list[Field[EngineFigures]] = [
     Field("engine", lambda row: "all" if row.engine_rank is None else str(row.engine_rank)),
-    figure("done", lambda row: integer(row.requests_finished)),
-    figure("steps", lambda row: integer(row.steps)),
-    figure("running\nmean", lambda row: number(row.mean_running, 1)),
-    figure("waiting\nmean", lambda row: number(row.mean_waiting, 1)),
-    figure("output\ntok/s", lambda row: integer(row.output_tokens_per_s)),
-    figure("KV\nused", lambda row: percent(row.kv_used_frac)),
-    figure("preempted", lambda row: integer(row.preemptions)),
-    figure("dummy\nbatches", lambda row: integer(row.dummy_batches)),
-    figure("stalled\nms", lambda row: number(row.stalled_ms)),
+    figure_field("done", lambda row: integer(row.requests_finished)),
+    figure_field("steps", lambda row: integer(row.steps)),
+    figure_field("running\nmean", lambda row: number(row.mean_running, 1)),
+    figure_field("waiting\nmean", lambda row: number(row.mean_waiting, 1)),
+    figure_field("output\ntok/s", lambda row: integer(row.output_tokens_per_s)),
+    figure_field("KV\nused", lambda row: percent(row.kv_used_frac)),
+    figure_field("preempted", lambda row: integer(row.preemptions)),
+    figure_field("dummy\nbatches", lambda row: integer(row.dummy_batches)),
+    figure_field("stalled\nms", lambda row: number(row.stalled_ms)),
 ]
 MOST_SIDE_BY_SIDE = 16
 """Maximum number of engines shown; with more, those with the most and the fewest requests."""
@@ -347,7 +355,7 @@ def details(run: RunReport) -> Iterator[Section]:
     if run.request_time:
         yield request_time_table(run)
     if run.engine_time:
-        yield engine_time(run)
+        yield engine_time_table(run)
     if run.step_excess:
         yield step_excess(run)
     if run.causes:
@@ -395,7 +403,7 @@ def _finding(finding: Finding, engines: int) -> FindingSection:
     if finding.steps:
         paragraphs.append(Styled(_where(finding, engines), Style.DIM))
     return FindingSection(
-        severity(finding.severity),
+        severity_word(finding.severity),
         finding.code,
         joined(about, "  "),
         paragraphs,

@@ -20,7 +20,7 @@ from schedtrace.present.sections import (
     States,
     Strip,
     Styled,
-    figure,
+    figure_field,
     table,
 )
 
@@ -91,8 +91,8 @@ def _steps(event: LifeEvent) -> str:
 
 
 EVENT: list[Field[LifeEvent]] = [
-    figure("ms", lambda event: f"{event.at_ms:,.1f}"),
-    figure("step", _steps, of_steps=True),
+    figure_field("ms", lambda event: f"{event.at_ms:,.1f}"),
+    figure_field("step", _steps, of_steps=True),
     Field(
         "what happened (times since its arrival)",
         lambda event: Styled(event.message, EVENTS.get(event.what)),

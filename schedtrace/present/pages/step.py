@@ -20,7 +20,7 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
-    figure,
+    figure_field,
     table,
 )
 
@@ -60,14 +60,16 @@ def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
         Field("request", lambda share: say("{request_id:id}", share)),
         Field("phase", lambda share: share.phase),
         Field("work", lambda share: share.work or "-"),
-        figure("computed\nbefore", lambda share: integer(share.computed_tokens)),
-        figure("tokens\nnow", lambda share: integer(share.scheduled_tokens)),
-        figure("prompt", lambda share: integer(share.prompt_tokens)),
+        figure_field("computed\nbefore", lambda share: integer(share.computed_tokens)),
+        figure_field("tokens\nnow", lambda share: integer(share.scheduled_tokens)),
+        figure_field("prompt", lambda share: integer(share.prompt_tokens)),
     ]
     if any(share.draft_tokens for share in scheduled):
-        fields.append(figure("draft", lambda share: integer(share.draft_tokens)))
+        fields.append(figure_field("draft", lambda share: integer(share.draft_tokens)))
     if any(share.caps for share in scheduled):
-        fields.append(figure("wanted", lambda share: integer(share.wanted_tokens) if share.caps else ""))
+        fields.append(
+            figure_field("wanted", lambda share: integer(share.wanted_tokens) if share.caps else "")
+        )
         fields.append(Field("", lambda share: "cut" if share.caps else ""))
     return table(scheduled, fields, most=None if everything else MOST_LISTED, how=LISTED_BY)
 
@@ -167,13 +169,13 @@ def _after(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
 
 RANK: list[Field[RankTurn]] = [
     Field("engine", lambda turn: str(turn.engine_rank)),
-    figure("step", lambda turn: "-" if turn.step is None else str(turn.step)),
-    figure("requests", lambda turn: integer(turn.requests)),
-    figure("prefill\ntok", lambda turn: integer(turn.prefill_tokens)),
-    figure("decode\ntok", lambda turn: integer(turn.decode_tokens)),
-    figure("running", lambda turn: integer(turn.num_running)),
-    figure("waiting", lambda turn: integer(turn.num_waiting)),
-    figure("back after\nms", lambda turn: number(None if turn.back_us is None else turn.back_us / 1e3)),
+    figure_field("step", lambda turn: "-" if turn.step is None else str(turn.step)),
+    figure_field("requests", lambda turn: integer(turn.requests)),
+    figure_field("prefill\ntok", lambda turn: integer(turn.prefill_tokens)),
+    figure_field("decode\ntok", lambda turn: integer(turn.decode_tokens)),
+    figure_field("running", lambda turn: integer(turn.num_running)),
+    figure_field("waiting", lambda turn: integer(turn.num_waiting)),
+    figure_field("back after\nms", lambda turn: number(None if turn.back_us is None else turn.back_us / 1e3)),
     Field("", lambda turn: {True: "dummy batch", False: "", None: "not recorded"}[turn.dummy]),
 ]
 
@@ -274,9 +276,9 @@ def _late(story: StepStory, *, everything: bool) -> Message:
 
 QUEUE: list[Field[Waiter]] = [
     Field("next in line", lambda waiter: say("{request_id:id}", waiter)),
-    figure("tokens\nwanted", lambda waiter: integer(waiter.wanted_tokens)),
-    figure("waits since\nstep", lambda waiter: str(waiter.since_step), of_steps=True),
-    figure("for ms", lambda waiter: number(waiter.waited_ms)),
+    figure_field("tokens\nwanted", lambda waiter: integer(waiter.wanted_tokens)),
+    figure_field("waits since\nstep", lambda waiter: str(waiter.since_step), of_steps=True),
+    figure_field("for ms", lambda waiter: number(waiter.waited_ms)),
     Field("", lambda waiter: "was preempted" if waiter.preempted else ""),
 ]
 

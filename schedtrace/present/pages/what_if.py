@@ -21,7 +21,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
-    figure,
+    figure_field,
     table,
 )
 
@@ -152,12 +152,12 @@ def _figures_table(heading: str, base: Configuration, shown: Configuration, *, d
         rows.append(_Row(recorded, each.value if shown is base else each.before, each))
     fields: list[Field[_Row]] = [
         Field(heading, lambda row: f"{row.shown.name} {row.shown.unit}".strip()),
-        figure("recorded", lambda row: number(row.recorded)),
-        figure("replayed", lambda row: number(row.replayed)),
+        figure_field("recorded", lambda row: number(row.recorded)),
+        figure_field("replayed", lambda row: number(row.replayed)),
     ]
     if shown is not base:
-        fields.append(figure("with it", lambda row: number(row.shown.value)))
-        fields.append(figure("change", lambda row: Styled(_change(row.shown), _style(row.shown))))
+        fields.append(figure_field("with it", lambda row: number(row.shown.value)))
+        fields.append(figure_field("change", lambda row: Styled(_change(row.shown), _style(row.shown))))
     return table([row for row in rows if row.recorded or row.replayed or row.shown.value], fields)
 
 
@@ -255,7 +255,10 @@ def _sweep(replays: Replays) -> Iterator[Section]:
     varying, alike = _split(settings + _columns(replays.slo), shown)
     yield _sweep_headline(replays, shown, alike)
     if shown:
-        fields = [Field("", _mark), *(figure(column.heading, partial(_cell, column)) for column in varying)]
+        fields = [
+            Field("", _mark),
+            *(figure_field(column.heading, partial(_cell, column)) for column in varying),
+        ]
         yield table(shown, fields)
         yield Note(Styled(_legend(replays), Style.DIM))
     if refused:
