@@ -1,7 +1,7 @@
 """Balance scheduling, an experiment: ranks in lock-step admit requests together.
 
 ``closed`` is the gate, ``balanced`` puts it before a scheduler class of vLLM, ``BalanceScheduler`` is for
-``--scheduler-cls``. ``docs/balance.md`` is their page.
+``--scheduler-cls``. See ``docs/balance.md``.
 """
 
 from schedtrace.balance.engine import SCHEDULER_CLS, BalanceScheduler

@@ -1,4 +1,4 @@
-"""The policy in vLLM's engine: which class it builds on, and where ranks gather each other's counts.
+"""Policy in vLLM's engine: the class that it builds on, and the place where ranks gather counts.
 
 Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every loop of a running wave,
 on the thread that schedules. vLLM itself relies on their equal number of calls. So the counts are gathered
@@ -19,7 +19,7 @@ SCHEDULER_CLS = "schedtrace.balance.BalanceScheduler"
 
 
 class BalanceScheduler:
-    """Stand-in for the class that ``--scheduler-cls`` names; builds on vLLM's own choice.
+    """Stand-in for the class that ``--scheduler-cls`` names; it builds on vLLM's own choice.
 
     Whether scheduling is asynchronous is known when the configuration is complete. Then this chooses between
     ``AsyncScheduler`` and ``Scheduler``, as vLLM does without ``--scheduler-cls``.
@@ -40,14 +40,14 @@ class BalanceScheduler:
 
 
 class _InEngine:
-    """A balanced scheduler that has its engine gather the counts.
+    """A balanced scheduler that makes its engine gather the counts.
 
     Raises:
         ValueError: A diffusion model needs a class of its own, whose place this one would take.
     """
 
     counts_gathered: bool
-    """Whether the engine gathers them; the same on all ranks, which have the same configuration."""
+    """Whether the engine gathers the counts; equal on all ranks, which have the same configuration."""
 
     def __init__(self, *, vllm_config: Any, **kwargs: object) -> None:
         if getattr(vllm_config, "diffusion_config", None) is not None:
@@ -80,7 +80,7 @@ def _no_ranks(parallel: Any) -> str | None:
 
 
 def gather_in_every_loop() -> None:
-    """Have this process's engine tell its scheduler the counts of all ranks; a second call does nothing."""
+    """Make this process's engine pass all ranks' counts to its scheduler; a second call does nothing."""
     from vllm.v1.engine.core import DPEngineCoreProc
 
     wrap(DPEngineCoreProc, "_has_global_unfinished_reqs", _gathers)
@@ -98,7 +98,7 @@ def _gathered(own: int, group: Any) -> list[int]:
     """Return the numbers of all ranks of ``group``, in rank order; every rank has to call this.
 
     Raises:
-        RuntimeError: A rank is gone, as vLLM's own collectives of the group raise.
+        RuntimeError: If a rank is gone; vLLM's own collectives of the group raise the same.
     """
     import torch
 

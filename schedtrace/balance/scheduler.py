@@ -18,9 +18,9 @@ def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
     always admit: so each rank with requests has one to run, and the ranks cannot wait for each other.
 
     Args:
-        own: Requests that run on this rank now.
+        own: Number of requests that run on this rank now.
         ranks: Requests that ran on each rank, this one included, when they were gathered last. With fewer
-            than two ranks there is nobody to wait for, and the gate is open.
+            than two ranks, the gate is open.
         max_num_seqs: Seats of each rank.
     """
     return own > 0 and len(ranks) > 1 and max(ranks) >= max_num_seqs - 1
@@ -34,11 +34,11 @@ class _Gate:
     _ranks: tuple[int, ...] = ()
 
     def observe_ranks(self, running: Sequence[int]) -> None:
-        """Take over how many requests run on each rank, this one included, as gathered after a step."""
+        """Store how many requests run on each rank, this rank included, as gathered after a step."""
         self._ranks = tuple(running)
 
     def schedule(self, *args: object, **kwargs: object) -> Any:
-        """Call vLLM's own, without a free seat while the gate is closed."""
+        """Call vLLM's own ``schedule()``, without a free seat while the gate is closed."""
         scheduler: Any = self
         name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
         seats: int = getattr(scheduler, name)

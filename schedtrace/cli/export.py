@@ -39,8 +39,8 @@ def export(
     Mooncake trace has each request's arrival, lengths and shared prefix. Exits with 3 if the trace lacks
     steps: the files are written, and a message says what they lack.
     """
-    from schedtrace.export.exports import export as write_files
     from schedtrace.export.exports import gap_sentences
+    from schedtrace.export.exports import write_exports as write_files
     from schedtrace.export.mooncake import mooncake_loads, mooncake_notes
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar

@@ -1,4 +1,4 @@
-"""Loads of commands: options of one that is not recorded, and what is made of them; recorded ones."""
+"""Loads of commands: options of unrecorded loads, the loads that they describe, and recorded loads."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
 
 MAX_SEED = 2**32 - 1
-"""NumPy's largest seed: vLLM seeds NumPy, too."""
+"""Largest seed, which is NumPy's; vLLM seeds NumPy, too."""
 Dataset = Annotated[
     str, typer.Option(help="'random' or a file: ShareGPT, JSON Lines, Mooncake, Azure or BurstGPT.")
 ]
@@ -68,12 +68,12 @@ def load_options(
         typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload; run hands it to vLLM, too."),
     ] = 0,
 ) -> None:
-    """Declare the options of a load that is not recorded, for ``with_load_options``."""
+    """Declare the options of an unrecorded load, for ``with_load_options``."""
 
 
 _LOAD_PARAMETERS = inspect.signature(load_options).parameters
 OPTIONS = tuple(_LOAD_PARAMETERS)
-"""Options of a load that is not recorded."""
+"""Names of the options of an unrecorded load."""
 OF_RANDOM = ("input_len", "range_ratio")
 OF_FILES = ("speedup", "time_unit", "prefix_block")
 
@@ -82,7 +82,7 @@ def with_load_options(*, after: str) -> Callable[[Callable[..., None]], Callable
     """Give a command the options of ``load_options``, which it reads from its context (``load_of``).
 
     Args:
-        after: The command's own parameter after which they stand in its help.
+        after: The command's own parameter after which they appear in its help.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -104,7 +104,7 @@ def with_load_options(*, after: str) -> Callable[[Callable[..., None]], Callable
 
 
 def print_notes(notes: "Iterable[str]") -> None:
-    """Print what is to be said of a workload, before anything is made of it."""
+    """Print the notes on a workload before it is used."""
     for note in notes:
         print_line(f"schedtrace: {note}", err=True)
 
@@ -142,8 +142,8 @@ def recorded_load(path: Path, step_times: Path | None, clients: int | None) -> "
 
     Args:
         path: Run folder or trace file.
-        step_times: Saved step times; None: fitted to the run.
-        clients: As ``whatif.prediction.recorded``.
+        step_times: Saved step times; None to fit them to the run.
+        clients: As for ``whatif.prediction.recorded``.
     """
     from schedtrace.step_times.fitted import load
     from schedtrace.whatif.prediction import recorded

@@ -36,7 +36,7 @@ from schedtrace.model.printable import capped, shortened
 from schedtrace.version import __version__
 
 LONGEST_ARGUMENT = 1000
-"""Characters of an argument that is quoted whole: paths may be long."""
+"""Maximum characters of an argument that is quoted in full; paths may be long."""
 LONGEST_MESSAGE = 4000
 
 
@@ -80,7 +80,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     ASK: (replay.replay, advise.advise, sweep.sweep, simulate.simulate),
     LIVE: (engines.engines, queue.queue, watch.watch),
 }
-"""Commands below their heading in ``--help``; each is called as its function is."""
+"""Commands by their heading in ``--help``; each is called like its function."""
 PASSES_OPTIONS_TO_VLLM = (run.run, simulate.simulate, diff.diff)
 for _heading, _functions in COMMANDS.items():
     for _function in _functions:
@@ -103,11 +103,11 @@ def global_options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Accept the options of all commands."""
+    """Accept the options that all commands share."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code; every error on purpose is a line on stderr."""
+    """Run the command line and return the exit code; every deliberate error is a line on stderr."""
     forget_absurd_terminal()
     command = typer.main.get_command(app)
     command_line = sys.argv[1:] if arguments is None else arguments
@@ -140,7 +140,7 @@ def _drop_output() -> None:
 
 
 def _cut(message: str, command_line: list[str]) -> str:
-    """Return the message with long arguments that it quotes, and their values, cut as ids are."""
+    """Return the message with the long arguments that it quotes, and their values, shortened as ids are."""
     parts = {part for argument in command_line for part in (argument, *argument.split("="))}
     for part in sorted(parts, key=len, reverse=True):
         if len(part) > LONGEST_ARGUMENT:
@@ -157,7 +157,7 @@ def _tell(message: str, code: int, *details: str) -> int:
 def open_closed_streams() -> None:
     """Put the null device in place of stdin, stdout and stderr that were closed (``>&-``).
 
-    A file that is opened later would get their number, and our output.
+    Otherwise a file that is opened later would get their number, and schedtrace's output.
     """
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  # stderr
         os.set_inheritable(file, True)

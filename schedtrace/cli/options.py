@@ -1,7 +1,7 @@
 """Shared parts of commands: options, reading runs, and printing.
 
-Data come from strangers: a page makes its sections from a printable copy of its document, a line is made
-visible before it is printed, and rich is never asked to read markup or emoji names in either.
+Data are untrusted: a page makes its sections from a printable copy of its document, a line is escaped before
+it is printed, and rich never interprets markup or emoji names in either.
 """
 
 import os
@@ -94,11 +94,11 @@ Label = Annotated[str | None, typer.Option(help="Name of the run folder (default
 ReplaceRun = Annotated[bool, typer.Option(help="Replace a run folder of the same name.")]
 
 WITH_OPTIONS_OF_VLLM = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that hands other options on to vLLM."""
+"""Settings of a command that passes other options on to vLLM."""
 
 
 LONGEST_PATH = 4096
-"""Bytes: Linux's ``PATH_MAX``."""
+"""Maximum bytes of a path: Linux's ``PATH_MAX``."""
 LARGEST_INT, LARGEST_FLOAT = 2**53, 1e15
 """Largest values of an option without a smaller bound of its own."""
 WIDEST = 10_000
@@ -106,7 +106,7 @@ WIDEST = 10_000
 
 
 class Command(TyperCommand):
-    """A command that sees only values within bounds, whatever is typed."""
+    """Command whose values are always within bounds, whatever the user types."""
 
     def invoke(self, ctx: Any) -> Any:
         """Check all values, then run the command."""
@@ -118,14 +118,14 @@ class Command(TyperCommand):
 
 
 def checked(name: str, value: Any) -> Any:
-    """Return the value of an option or argument, of paths with the home in place of ``~``.
+    """Return the value of an option or argument; in paths, the home replaces ``~``.
 
     Args:
-        name: Option or argument, for a person.
+        name: Name of the option or argument, for the user.
         value: As parsed from the command line or a configuration file.
 
     Raises:
-        UsageError: If it is out of all bounds.
+        UsageError: If it is out of bounds.
         InputError: If a path is below the home of a user who does not exist.
     """
     if isinstance(value, list | tuple):
@@ -148,7 +148,7 @@ def checked(name: str, value: Any) -> Any:
 
 
 def forget_absurd_terminal() -> None:
-    """Have everybody find out the terminal's size where the environment has none that can be."""
+    """Remove an impossible terminal size from the environment, so that it is determined anew."""
     for name in ("COLUMNS", "LINES"):
         text = os.environ.get(name, "")
         if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) <= WIDEST:
@@ -159,10 +159,10 @@ SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Window | None":
-    """Return the part of a trace that ``--from``, ``--to`` and ``--last`` select; None: all of it.
+    """Return the part of a trace that ``--from``, ``--to`` and ``--last`` select; None for all of it.
 
     Raises:
-        UsageError: If a time is none.
+        UsageError: If a time is invalid.
     """
     from schedtrace.timeline.timeline import Window
 
@@ -181,7 +181,7 @@ def seconds(option: str, text: str | None) -> float | None:
     """Return the time of an option, in seconds; None if the option is not set.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not a time.
     """
     us = _microseconds(option, text)
     return None if us is None else us / 1e6
@@ -215,7 +215,7 @@ def trace_bounds(text: str | None) -> str | None:
     """Return ``--trace`` unchanged after checking it.
 
     Raises:
-        UsageError: If it is not.
+        UsageError: If it is invalid.
     """
     from schedtrace.model.trace_bounds import bounds
 
@@ -255,11 +255,11 @@ def read_runs(paths: list[Path], *, cache: bool = True, window: "Window | None" 
 
     Args:
         paths: Run folders or trace files.
-        cache: Whether what was read of large traces may be kept in the user's cache, and used again.
-        window: What is looked at of them; None: all.
+        cache: Whether to use the user's cache for large traces.
+        window: Window to analyze; None for all.
 
     Raises:
-        InputError: If one cannot be read.
+        InputError: If a run cannot be read.
     """
     from schedtrace.present.progress import ReadingBar
     from schedtrace.read.lines import ReadOptions
@@ -275,11 +275,11 @@ def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -
     """Return the run at each path: a folder of one, one of its traces, or a folder that holds no other run.
 
     Args:
-        paths: Each is a run's.
-        several: Raised where a path holds several.
+        paths: Paths, each of a single run.
+        several: Error to raise if a path contains several runs.
 
     Raises:
-        InputError: If there is none, or it cannot be read.
+        InputError: If there is no run, or it cannot be read.
     """
     from schedtrace.read.run import find_runs
 
@@ -309,14 +309,14 @@ def stderr_console() -> "Console":
 def show(page: "Page[Any]", output_format: str = Format.TEXT) -> None:
     """Print a page on stdout, as wide as the terminal; a pipe gets text 100 columns wide.
 
-    It is written by ourselves: rich would turn a closed pipe into exit code 1.
+    The text is not written by rich, which would turn a closed pipe into exit code 1.
     """
     width = None if sys.stdout.isatty() else _pipe_width()
     put(renderer(output_format)(page, width=width))
 
 
 def show_trials(folder: Path) -> "RunReport":
-    """Print the figures of a run's trials; gives its report."""
+    """Print the figures of a run's trials; return its report."""
     from schedtrace.diagnose.analyze import analyze_run
     from schedtrace.present.pages.report_details import trials_page
     from schedtrace.read.run import read_run
@@ -327,7 +327,7 @@ def show_trials(folder: Path) -> "RunReport":
 
 
 def put(text: str) -> None:
-    """Print text whose parts are visible already, on stdout."""
+    """Print text on stdout whose parts are already escaped."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -338,10 +338,10 @@ def is_terminal() -> bool:
 
 
 def require_vllm() -> None:
-    """Make ready for vLLM in this process, whose log lines are not the command's output.
+    """Prepare this process for vLLM, whose log lines are not part of the command's output.
 
     Raises:
-        UsageError: If it is not installed.
+        UsageError: If vLLM is not installed.
     """
     from importlib.util import find_spec
 

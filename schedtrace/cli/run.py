@@ -95,7 +95,7 @@ def as_command() -> Any:
 
 
 def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any], list[Given]]":
-    """Return the options in force and vLLM's arguments: command line over file over defaults."""
+    """Return the effective options and vLLM's arguments: command line over file over defaults."""
     from schedtrace.engine.plan import Given
 
     from_file = read_yaml(config) if config else {}
@@ -116,8 +116,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return a ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
 
     Raises:
-        InputError: If it cannot be read.
-        UsageError: If it is no such mapping.
+        InputError: If the file cannot be read.
+        UsageError: If it is not such a mapping.
     """
     import yaml
 
@@ -136,7 +136,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def as_arguments(options: dict[str, Any]) -> list[str]:
-    """Convert YAML options to arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
+    """Return YAML options as arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
     import json
 
     arguments = []
@@ -153,13 +153,13 @@ def as_arguments(options: dict[str, Any]) -> list[str]:
 def make_plan(
     options: dict[str, Any], engine_args: "list[Given]", command: list[str], also: Iterable[str] = ()
 ) -> Any:
-    """Check the options; nothing is written yet.
+    """Check the options and return the plan; nothing is written yet.
 
     Args:
-        options: Ours.
+        options: Options of schedtrace.
         engine_args: vLLM's arguments.
-        command: As it was typed.
-        also: Options of the command that are not those of ``run``, one of which may have been meant.
+        command: Command line as typed.
+        also: Further options of the command, for suggestions.
     """
     import msgspec
 
@@ -189,7 +189,7 @@ def make_plan(
 
 
 def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
-    """Make the runs, telling on stderr what happens."""
+    """Execute the runs and report progress on stderr."""
     from schedtrace.engine.execute import execute_plans
     from schedtrace.engine.plan import check_arguments
     from schedtrace.engine.recording_check import begun_traces
@@ -216,7 +216,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
 
 
 def _end_when_the_terminal_hangs_up() -> None:
-    """End in order when the terminal hangs up; writing to it would raise."""
+    """Shut down in order when the terminal hangs up, because writing to it would raise."""
     to_terminal = [file for file in (1, 2) if os.isatty(file)]
 
     def hung_up(_signal: int, _frame: Any) -> NoReturn:
@@ -244,7 +244,7 @@ def _show_outcome(plan: Any) -> None:
 
 
 def _show_device(manifest: Any) -> None:
-    """Print a simulated device's step times and the defaults that vLLM took for it."""
+    """Print a simulated device's step times, and the defaults that vLLM used for it."""
     chosen = dict(manifest.engine_args_chosen)
     times = chosen.pop("simulated_step_times", None)
     if times is None:

@@ -123,7 +123,7 @@ def _varied(vary: list[str]) -> dict[str, list[Any]]:
 
 
 class _Swept(NamedTuple):
-    """A load, its engine, and how near a replay comes to its recording."""
+    """Load with its engine, and how near a replay comes to the recording."""
 
     label: str
     work: "Work"

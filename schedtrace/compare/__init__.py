@@ -1,1 +1,1 @@
-"""Two runs compared: ``compare.py`` is the way in."""
+"""Comparison of two runs; ``compare.py`` is the entry point."""

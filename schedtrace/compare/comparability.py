@@ -1,4 +1,4 @@
-"""Whether two runs can be compared: the machine, the load, and the work that it made."""
+"""Check whether two runs can be compared: the machine, the load, and the resulting work."""
 
 from dataclasses import astuple, dataclass
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
-    """Return whether the trials of both runs ran in the same period; None where that is unknown."""
+    """Return whether the trials of both runs alternated in the same period; None if unknown."""
     if not (Fact.TIMES in base.facts & new.facts and base.steps.height and new.steps.height):
         return None
     spans = [_span_us(timeline) for timeline in (base, new)]
@@ -60,22 +60,23 @@ def _span_us(timeline: Timeline) -> tuple[int, int]:
 
 
 ALIKE_FRAC = 0.05
-"""Loads differ if one of their figures differs by more: sampling lets outputs vary by less."""
+"""Relative difference of a figure from which loads differ; sampling makes outputs vary by less."""
 
 
 @dataclass(frozen=True)
 class Load:
     """Load of a run. None if not recorded.
 
-    The rate of arrivals is none of it: clients that wait for their answers send faster to a faster engine.
+    The arrival rate is not part of it, because clients that wait for answers send faster to a faster engine.
     """
 
     requests: float | None
     """Requests that arrived, per trial, on all engines."""
     prompt_tokens: float | None
     output_tokens: float | None
-    """Means, of a run of one engine: which requests one of several gets is chance. Outputs are of those that
-    finished."""
+    """Mean tokens, for a run of one engine only, because the router distributes requests by chance.
+    Outputs are those of finished requests.
+    """
 
     @classmethod
     def from_report(cls, report: RunReport, timeline: Timeline) -> Self:
@@ -91,7 +92,7 @@ class Load:
         return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]  # means of integers
 
     def differs(self, counterpart: Self) -> bool:
-        """Return whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
+        """Return whether a figure of both loads differs by more than ``ALIKE_FRAC`` of the larger one."""
         return any(
             abs(mine - theirs) > ALIKE_FRAC * max(mine, theirs)
             for mine, theirs in zip(astuple(self), astuple(counterpart), strict=True)
@@ -112,7 +113,7 @@ def _number(value: float | None) -> Number | None:
     return None if value is None else Number(round(value))
 
 
-def load_notes(*, base: Load, new: Load) -> list[Message]:
+def load_difference_notes(*, base: Load, new: Load) -> list[Message]:
     """Return a note that the loads differ, if they do."""
     if not base.differs(new):
         return []
@@ -129,9 +130,9 @@ WORK = (
     *("dataset", "num_prompts", "input_tokens", "output_tokens"),
     *("request_rate", "burstiness", "own_times", "speedup"),
 )
-"""Fields that identify a workload: its amount and its arrivals."""
+"""Fields that identify a workload: its size and its arrivals."""
 NAMED_WORK = ("batch_size", "input_len", "output_len")
-"""The same for a log that has it in its name."""
+"""The same fields for a log whose name contains the workload."""
 
 
 def same_work(*, base: RunReport, new: RunReport) -> bool:

@@ -1,11 +1,11 @@
-"""Two runs to a comparison."""
+"""Comparison of two runs, as a document."""
 
 from collections import defaultdict
 
 from schedtrace.compare.comparability import (
     Load,
     fairness_notes,
-    load_notes,
+    load_difference_notes,
     records_work,
     same_work,
     taken_in_turn,
@@ -41,7 +41,7 @@ _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]
 
 FELL = 2.0
-"""Factor by which a finding's share must change for it to have gone or appeared."""
+"""Factor by which a finding's share must change for the finding to count as gone or appeared."""
 
 
 def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
@@ -81,7 +81,7 @@ def _threshold(code: str) -> Threshold | None:
 
 
 def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
-    """Return the largest share of these findings; None: unknown, or there is no finding."""
+    """Return the largest share of these findings; None if unknown, or if there is no finding."""
     if threshold is None:
         return None
     fracs = [threshold.share(finding) for finding in findings]
@@ -89,7 +89,7 @@ def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
 
 
 def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
-    """Return whether a finding that only one run has is more than a share that crossed its threshold.
+    """Return whether a finding of only one run is more than a share that crossed its threshold.
 
     A share that is not known on the side without the finding is at most the threshold.
     """
@@ -100,7 +100,7 @@ def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
 
 
 def _unjudged(base: RunReport, new: RunReport) -> set[str]:
-    """Return the findings that one side could not have."""
+    """Return the findings that one side could not have, because its record lacks facts."""
     codes = {rule.code for report in (base, new) for rule in report.not_judged}
     differ = bool(base.not_judged) != bool(new.not_judged)
     only_without_queue = {budget_underused.RULE.code} if differ else set()
@@ -136,7 +136,7 @@ def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
 
 
 def _refusals(report: RunReport) -> defaultdict[_Refusal, tuple[int, int]]:
-    """Count exits and steps of each kind of refusal, regardless of the line."""
+    """Return the exits and steps of each kind of refusal, regardless of the line."""
     totals: defaultdict[_Refusal, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in report.causes:
         if row.refusal:
@@ -156,7 +156,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
     """Compare two runs.
 
     Raises:
-        InputError: If they have nothing in common that could be compared.
+        InputError: If they have no common figures to compare.
     """
     reports = {"base": analyze_run(base), "new": analyze_run(new)}
     alike = same_work(**reports)
@@ -170,7 +170,9 @@ def compare(*, base: Run, new: Run) -> Comparison:
     }
     loads = []
     if not all(records_work(report) for report in reports.values()):
-        loads = load_notes(**{side: Load.from_report(reports[side], timelines[side]) for side in reports})
+        loads = load_difference_notes(
+            **{side: Load.from_report(reports[side], timelines[side]) for side in reports}
+        )
     served, new_served = (Served.from_server_run(reports[side], timelines[side]) for side in reports)
     by_requests = served is not None and new_served is not None
     if served is not None and new_served is not None:
@@ -248,7 +250,7 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
 
 
 def _number_notes(*, base: RunReport, new: RunReport, least: int) -> list[Message]:
-    """Return a note that a side has a single trial, and how many are needed."""
+    """Return a note if a side has a single trial, with the number of trials needed."""
     if min(len(trials_used(report)) for report in (base, new)) > 1:
         return []
     return [
@@ -273,7 +275,7 @@ def _require_common_ground(*, base: RunReport, new: RunReport, alike: bool) -> N
 
 
 def _not_compared(sides: dict[str, RunReport]) -> list[Message]:
-    """Return the findings that a side could not be judged for, and why; one message where both are alike."""
+    """Return the findings that could not be judged for a side, and why; one message if both are equal."""
     sides_by_reason: dict[tuple[str, str, int], list[str]] = {}
     for side, run in sides.items():
         if run.not_judged:

@@ -1,4 +1,4 @@
-"""The first lines of a comparison: what changed, in the order of what matters, in three lines at most."""
+"""First lines of a comparison: what changed, by importance, in at most three lines."""
 
 from schedtrace.compare.significance import fewest_trials, trials_for
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
@@ -7,7 +7,7 @@ from schedtrace.model.say import say
 
 MOST_METRICS = 3
 MOST_FINDINGS = 2
-"""Findings that are named among those that went or appeared; one of each if there are both."""
+"""Maximum number of named findings that went or appeared; one of each if there are both."""
 SAME = "no difference found"
 
 
@@ -23,10 +23,10 @@ def comparison_verdict(
     """Return findings that disappeared or appeared, then the largest changes beyond chance, if any.
 
     Args:
-        metrics: With their outcomes.
+        metrics: Metric changes with their outcomes.
         findings: Findings of both runs.
-        same_work: Whether both runs had the same to do.
-        most_tests: Metrics that may vary once there are more trials.
+        same_work: Whether both runs had the same work.
+        most_tests: Number of metrics that may vary with more trials.
         in_turn: Whether the machine was the same for both; None if unknown.
         whole: Whether both records show all that is compared.
     """
@@ -70,7 +70,7 @@ def _finding(change: FindingChange) -> Message:
 def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
     """Return the largest changes beyond chance.
 
-    Figures without a unit, such as the number of steps, count only where nothing else is to be said.
+    Figures without a unit, such as the number of steps, are listed only if there are no others.
     """
     certain = sorted((metric for metric in metrics if metric.significant), key=_size, reverse=True)
     in_other_units = {(_size(m), m.new.mean > m.base.mean, m.p): m for m in reversed(certain) if m.unit}
@@ -91,7 +91,7 @@ def _shape(metric: MetricChange) -> Message:
 
 
 def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes: bool) -> list[Message]:
-    """Say that no figure differs for certain, and what could not be seen; nothing if all are equal."""
+    """Return a sentence if no figure certainly differs, with what could not be detected."""
     untold = {Outcome.NONE_FOUND, Outcome.TOO_FEW, Outcome.ONE_EACH}
     changed = [m for m in metrics if m.outcome in untold]
     if not changed:
@@ -114,7 +114,7 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, has_changes:
 
 
 def _too_few(metric: MetricChange, most_tests: int) -> Message:
-    """Say how many trials would show this change at this spread, with as many tests as there may be."""
+    """Return a sentence on how many trials would show this change at this spread, with all possible tests."""
     least = fewest_trials(most_tests)
     if metric.change_frac:
         wanted = abs(metric.change_frac)
@@ -136,7 +136,7 @@ def _size(metric: MetricChange) -> float:
 
 
 def _steadied(metric: MetricChange) -> Message:
-    """Say that trials no longer vary, or now vary; nothing if neither, or if it may be chance."""
+    """Return a sentence if trials no longer vary, or now vary; nothing if it may be chance."""
     steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
     if not metric.significant or steady[0] == steady[1]:
         return NOTHING

@@ -1,4 +1,4 @@
-"""The first different decision of two runs' schedulers, trial by trial.
+"""First different decision of two runs' schedulers, trial by trial.
 
 Request ids differ between runs, so requests are compared by their number within the trial: that of
 ``schedtrace run``'s ids (``t<trial>-<number>-...``), else their place in the order of arrival.
@@ -34,7 +34,7 @@ _Row = dict[str, Any]
 
 
 def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
-    """Align the steps of each trial that both runs have, from its first, and find the first that differs.
+    """Return the first step that differs, after aligning the steps of each common trial from its first.
 
     Compared are the requests scheduled with their tokens, those preempted, and the causes of the exits where
     both traces know these in the same way.
@@ -58,7 +58,7 @@ def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
 
 
 def _common_steps(base: pl.DataFrame, new: pl.DataFrame, compared: list[str]) -> int:
-    """Count the rows that are alike from the first on."""
+    """Return the number of equal rows from the first on."""
     pairs = zip(base.select(compared).iter_rows(), new.select(compared).iter_rows(), strict=False)
     return next((at for at, (here, there) in enumerate(pairs) if here != there), min(base.height, new.height))
 

@@ -19,7 +19,7 @@ def _mean(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a trial, and how it is combined over the engines of a run."""
+    """Figure of a trial, and how it is combined over the engines of a run."""
 
     name: str
     unit: str
@@ -94,14 +94,14 @@ def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
 
 
 def number_of_tests(changes: Sequence[MetricChange]) -> int:
-    """Count the tests that p-values are corrected for."""
+    """Return the number of tests for which p-values are corrected."""
     return len(_families(changes))
 
 
 def most_tests(changes: Sequence[MetricChange]) -> int:
-    """Count the tests if all metrics varied, each figure once whatever its units.
+    """Return the number of tests if all metrics varied, counting each figure once for all its units.
 
-    More trials may show that a metric varies which did not before: what is said of their number stays true.
+    With more trials, more metrics may vary; statements about the number of trials then stay true.
     """
     rates = {_shape(change) for change in changes if change.unit.endswith("/s")}
     return len(rates) + sum(not change.unit.endswith("/s") for change in changes)
@@ -154,7 +154,7 @@ def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
 def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
     """Group metrics that vary; figures of one quantity in several units share a group and a test.
 
-    Tokens and requests per second are such where every trial had the same work.
+    Tokens and requests per second are such figures if every trial had the same work.
     """
     families: dict[tuple[float, ...], list[MetricChange]] = {}
     for change in changes:
@@ -165,7 +165,7 @@ def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
 
 
 def _shape(change: MetricChange) -> tuple[float, ...]:
-    """Return a name shared by one figure in several units."""
+    """Return a key that is equal for one figure in several units."""
     values = [*change.base.values, *change.new.values]
     largest = max(values, key=abs) or 1.0
     return (change.base.count, *(round(value / largest, 9) for value in values))
@@ -190,7 +190,7 @@ def _judge(change: MetricChange, *, tests: int) -> None:
 
 
 def _without_test(change: MetricChange) -> tuple[Outcome, bool | None]:
-    """Judge a metric without a test: it does not vary, or whether it varies is unknown."""
+    """Set the outcome of a metric without a test: it does not vary, or this is unknown."""
     several = min(change.base.count, change.new.count) > 1
     if change.base.same_figures(change.new):
         return Outcome.SAME, False if several else None
@@ -213,7 +213,7 @@ NAMES = [metric.name for metric in METRICS if metric.higher_is_better is not Non
 
 
 def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
-    """Return a predicate for metrics that became worse as ``--fail-on`` asks; without it, none does.
+    """Return a predicate for metrics that became worse in the sense of ``--fail-on``; none does without it.
 
     Args:
         asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
@@ -228,7 +228,7 @@ def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
 
 
 def require_compared(asked: Sequence[str], comparison: Comparison) -> None:
-    """Refuse an answer about what the two records do not both have.
+    """Raise InputError if a condition is about a metric that one of the records lacks.
 
     Args:
         asked: As for ``regressed``.
@@ -260,7 +260,7 @@ def _condition(asked: str) -> Callable[[MetricChange], bool]:
 
 
 def _parsed(asked: str) -> tuple[list[str], float]:
-    """Return the metrics that a condition is about, and the least change."""
+    """Return the metrics of a condition, and the least change."""
     kind, *rest = asked.split(":")
     if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
         msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"

@@ -26,10 +26,13 @@ from schedtrace.timeline.timeline import Timeline
 Series = NDArray[np.float64]
 RESAMPLES = 999
 BLOCKS = 5
-"""Few, and so as long as they can be. Shorter ones, also of the length that Politis and White (2004) compute,
-find differences between two servers that are alike: a queue outlasts them."""
+"""Number of blocks; few, so that each is as long as possible. With shorter blocks, including the length
+that Politis and White (2004) compute, equal servers differ, because a queue outlasts the blocks.
+"""
 FREEDOM = BLOCKS - 2
-"""Degrees of freedom of Student's t; one more and too many are found (``tools/bench/server_rates.py``)."""
+"""Degrees of freedom of Student's t; with one more, too many differences are found
+(``tools/bench/server_rates.py``).
+"""
 FEWEST_VALUES = 30
 MOST_WINDOWS, STEPS_A_WINDOW = 120, 5
 STATISTICS: dict[str, Callable[..., Series]] = {
@@ -38,7 +41,7 @@ STATISTICS: dict[str, Callable[..., Series]] = {
     "TPOT p50": np.median,
     "E2E p50": np.median,
 }
-"""Metrics that are compared, and the statistic of their series; no tails of a few hundred requests."""
+"""Compared metrics, with the statistic of their series; no tails, for lack of requests."""
 LATENCIES = {"TTFT p50": "ttft_us", "TPOT p50": "tpot_us", "E2E p50": "e2e_us"}
 """Latencies of requests, by their columns."""
 
@@ -51,7 +54,7 @@ class Served:
 
     @classmethod
     def from_server_run(cls, report: RunReport, timeline: Timeline) -> Self | None:
-        """Return a server's figures; None with trials or several engines, or without requests or times."""
+        """Return a server's figures; None with trials, several engines, or without requests or times."""
         if not {Fact.LIVES, Fact.TIMES} <= timeline.facts:
             return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
@@ -71,7 +74,7 @@ class Change:
 
     @property
     def p(self) -> float:
-        """Two-sided, by Student's t."""
+        """Two-sided p-value, by Student's t."""
         return float(2 * t.sf(abs(self.change) / self.error, FREEDOM))
 
     @property
@@ -81,7 +84,7 @@ class Change:
         return expm1(self.change - width), expm1(self.change + width)
 
     def detectable_change(self, tests: int) -> float:
-        """Return the smallest change that would have been called in ``POWER`` of all cases."""
+        """Return the smallest change that would be detected with a probability of ``POWER``."""
         level = float(t.isf(ALPHA / max(1, tests) / 2, FREEDOM))
         return expm1((level + float(norm.isf(1 - POWER))) * self.error)
 
@@ -98,7 +101,7 @@ def server_changes(base: Served, new: Served) -> dict[str, tuple[Change, float]]
 
 
 def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, float] | None:
-    """Return the logarithm of the statistic and its standard error; None: too few values, or none above 0."""
+    """Return the logarithm of the statistic and its standard error; None if values are too few or all 0."""
     if len(values) < FEWEST_VALUES:
         return None
     length = len(values) // BLOCKS
@@ -113,7 +116,7 @@ def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, 
 
 
 def _output(timeline: Timeline) -> Series:
-    """Return output tokens a second in equal windows of the time with requests."""
+    """Return output tokens per second in equal windows of the time with requests."""
     spans = counted_spans(timeline).select(
         pl.col("begin_us", "end_us") - timeline.header.wall_anchor_us,
         before_us=LENGTH_US.cum_sum() - LENGTH_US,
@@ -133,7 +136,7 @@ def _output(timeline: Timeline) -> Series:
 
 
 def in_windows(at_us: NDArray[Any], tokens: NDArray[Any], lasted_us: int) -> Series:
-    """Return tokens a second in equal windows of a time, from steps' times and tokens."""
+    """Return tokens per second in equal windows of a time, from steps' times and tokens."""
     windows = min(MOST_WINDOWS, len(at_us) // STEPS_A_WINDOW)
     if not windows:
         return np.array([])

@@ -13,11 +13,11 @@ from schedtrace.read.foreign import UNKNOWN
 from schedtrace.read.run import Run
 
 OWN = "SCHEDTRACE_"
-"""Begins the names of variables that say where and how to record, and nothing about vLLM."""
+"""Prefix of the variables that control recording and do not affect vLLM."""
 OF_A_START = "_port"
-"""Ends the names of fields that every start of data-parallel ranks draws anew."""
+"""Suffixes of the fields that every start of data-parallel ranks draws anew."""
 ADDRESS = {"port", "host", "uds"}
-"""Options that say where a server listens."""
+"""Options that state where a server listens."""
 OPTION = re.compile(r"--?[A-Za-z]")
 NAMES = {
     "policy": "scheduling_policy",
@@ -25,7 +25,7 @@ NAMES = {
     "kv_blocks_total": "num_gpu_blocks",
     "token_budget": "max_num_scheduled_tokens",
 }
-"""Fields of vLLM's configuration and of the header whose setting has another name."""
+"""Names of settings for fields of vLLM's configuration and of the header that have another name."""
 
 
 def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
@@ -54,7 +54,7 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
 
 
 def _group(change: ConfigChange) -> int:
-    """Return the place in the list: options, the workload, the environment, what vLLM resolved."""
+    """Return the group in the list: options, the workload, the environment, what vLLM resolved."""
     if not change.given:
         return 3
     return {"workload": 1, "environment": 2}.get(change.name.partition(".")[0], 0)
@@ -89,7 +89,7 @@ def _options(base: Run, new: Run, compared: set[str]) -> list[ConfigChange]:
 
 
 def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
-    """Name to value of the options in a server's command; None: it is no server, or its command is not known.
+    """Return the options of a server's command by name; None for no server, or an unknown command.
 
     The arguments of ``schedtrace run`` are in ``engine_args_given``, and its own options in the workload.
     """

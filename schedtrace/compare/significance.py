@@ -1,8 +1,8 @@
 """Statistics of two sets of trials: the change of a figure, and the smallest change they could detect.
 
-Nothing here assumes that the figures are distributed normally. Only how many trials it takes is planned
-with the normal approximation: of figures with heavy tails it is an estimate, and the spread itself is known
-only as well as so few trials tell it.
+Nothing here assumes that the figures are distributed normally. Only the number of trials is planned with the
+normal approximation. For figures with heavy tails it is an estimate, and few trials show the spread itself
+only roughly.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import PermutationMethod, bootstrap, mannwhitneyu, norm, rankdata
 
 ALPHA = 0.05
-"""Chance of calling anything different in a whole comparison although nothing is."""
+"""Probability that a whole comparison reports any difference although there is none."""
 CONFIDENCE = 0.95
 RESAMPLES = 9999
 FEWEST_TO_CORRELATE = 6
@@ -26,25 +26,25 @@ Figures = NDArray[np.float64]
 
 
 def change(base: Values, new: Values) -> float | None:
-    """Return ``new / base - 1`` of the means; None where the base is 0."""
+    """Return ``new / base - 1`` of the means; None if the base is 0."""
     return float(np.mean(new) / np.mean(base) - 1) if any(base) else None
 
 
 def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
     """Return the 95 % percentile bootstrap interval of ``change``, from a fixed seed.
 
-    Trials are taken as independent. Of four a side it holds the truth in about 84 of 100 cases, of eight in
-    94. None under four, without spread on either side, or with 0 in a base trial: it may be all drawn.
+    Trials are assumed to be independent. With four per side it contains the truth in about 84 of 100 cases,
+    with eight in 94. None with fewer than four, without spread on either side, or with a base trial of 0.
     """
     if min(base) <= 0 or not (spreads(base) or spreads(new)) or smallest_p(len(base), len(new)) > ALPHA:
         return None
 
-    def changes(now: Figures, before: Figures, axis: int = -1) -> Figures:
+    def mean_change(now: Figures, before: Figures, axis: int = -1) -> Figures:
         return np.asarray(now.mean(axis=axis) / before.mean(axis=axis) - 1)
 
     interval = bootstrap(
         (new, base),
-        changes,
+        mean_change,
         n_resamples=RESAMPLES,
         confidence_level=CONFIDENCE,
         method="percentile",
@@ -74,7 +74,7 @@ def rank_test(base: Values, new: Values) -> tuple[float, float]:
 
 
 def effective_count(values: Values) -> float:
-    """Return how many independent trials these are worth, in their order.
+    """Return how many independent trials these are worth, given their order.
 
     A machine has slow phases, which hit several trials in a row; two such sides differ without any difference
     between the configurations. With a correlation r of the ranks of neighbouring trials, n of them are worth
@@ -104,7 +104,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def spreads(values: Values) -> bool:
-    """Return whether the figure varies at all."""
+    """Return whether the figure varies."""
     return min(values) != max(values)
 
 

@@ -1,4 +1,4 @@
-"""Runs to a report."""
+"""Analysis of runs: from recorded runs to a report."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,21 +29,22 @@ from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import Timeline, Window, make_timeline, windowed
 
 Test = Callable[[Run, list[Finding]], tuple[list[Finding], Replays | str]]
-"""Puts the advice of a run's findings to a test: gives them in their new order, and the replays that tested
-it, or why there are none."""
+"""Function that tests the advice of a run's findings. It returns the findings in their new order, and the
+replays that tested them or the reason why there are none.
+"""
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
-    """Return the figures and findings of each run, or of this window of each trace."""
+    """Return the figures and findings of each run, or of a window of each trace."""
     return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
 class Timelines:
-    """The timelines of a run's engines, of which only the last one that was asked for is kept.
+    """Timelines of a run's engines, of which only the last requested one is kept.
 
     Args:
-        run: Its traces are read again where need be.
-        window: What is looked at; None: all.
+        run: The run; its traces are read again if needed.
+        window: Window to analyze; None for the whole run.
     """
 
     def __init__(self, run: Run, window: Window | None = None) -> None:
@@ -58,7 +59,7 @@ class Timelines:
         """Begin and end of each engine's recording, on the first trace's clock."""
 
     def at(self, place: int) -> Timeline:
-        """Return the timeline of the trace at this place."""
+        """Return the timeline of the trace at this index."""
         if self._last is None or self._place != place:
             self._last = None  # before the next one is made
             self._place, self._last = place, self._made(self._run.traces.once(place))
@@ -94,7 +95,7 @@ class Timelines:
 
 
 def _trace_problems(trace: Trace) -> list[Message]:
-    """Return what is wrong with the file, and the recorder's notices."""
+    """Return the problems of the file, and the recorder's notices."""
     notices = [f"{trace.path}: {notice}" for notice in trace.notices]
     return [say("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
 
@@ -102,16 +103,16 @@ def _trace_problems(trace: Trace) -> list[Message]:
 def analyze_run(
     run: Run, window: Window | None = None, test: Test | None = None, timelines: Timelines | None = None
 ) -> RunReport:
-    """Return figures and findings of one run; its engines one after the other, one in memory at a time.
+    """Return the figures and findings of one run; only one of its engines is in memory at a time.
 
     Args:
         run: A run.
-        window: Only this part of each trace.
-        test: Of the advice.
-        timelines: The run's in that window, for who needs them afterwards.
+        window: Part of each trace to analyze; None for all of it.
+        test: Test of the advice.
+        timelines: Timelines of the run in that window, if the caller needs them afterwards.
 
     Raises:
-        UsageError: no step began in the window, or the record has no times.
+        UsageError: If no step began in the window, or the record has no times.
     """
     timelines = timelines or Timelines(run, window)
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
@@ -167,9 +168,9 @@ def all_findings(engines: list[Judged], ranks: RecordedRanks, facts: frozenset[F
     """Return the findings of all engines and those about their ranks, ranked.
 
     Args:
-        engines: What was found in each.
-        ranks: The same engines.
-        facts: What the records of all of them hold.
+        engines: Findings of each engine.
+        ranks: Ranks of the same engines.
+        facts: Facts that the records of all engines contain.
     """
     return ranked(
         engines,
@@ -187,7 +188,7 @@ LIMITS = (
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """Return the configuration: from the trace's header, and from the manifest where there is one."""
+    """Return the configuration from the trace's header and, if there is one, from the manifest."""
     first, manifest = run.traces[0], run.manifest
     header = first.header
     config: dict[str, Any] = {
@@ -209,10 +210,10 @@ def config_of(run: Run) -> dict[str, Any]:
 
 
 def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
-    """Return a test for findings at least this severe; for None, one that no finding passes.
+    """Return a test for findings of at least this severity; for None, a test that no finding passes.
 
     Raises:
-        UsageError: there is no such severity.
+        UsageError: If there is no such severity.
     """
     if severity is None:
         return lambda _: False
@@ -225,11 +226,11 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 
 
 def _rank_problems(ranks: RecordedRanks) -> list[Message]:
-    """Return notices of lock-step ranks that have no trace here, and of clocks of several hosts."""
+    """Return notices about lock-step ranks without a trace, and about the clocks of several hosts."""
     problems, recorded, off_us = [], len(ranks.each), ranks.uncertainty_us
-    if ranks.missing:
+    if ranks.missing_ranks:
         sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."
-        problems.append(say(sentence, found=recorded, size=recorded + ranks.missing))
+        problems.append(say(sentence, found=recorded, size=recorded + ranks.missing_ranks))
     if ranks.hosts > 1:
         difference = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
         problems.append(
@@ -244,7 +245,7 @@ def _rank_problems(ranks: RecordedRanks) -> list[Message]:
 
 
 def _run_problems(manifest: Manifest | None) -> list[Message]:
-    """Return how the run ended, and trials that did not begin with an empty prefix cache."""
+    """Return notices about how the run ended, and about trials that began with a filled prefix cache."""
     problems: list[Message] = []
     if manifest is None:
         return problems

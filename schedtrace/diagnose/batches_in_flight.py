@@ -1,4 +1,4 @@
-"""The batches that a pipeline has in flight: vLLM schedules one after the other, each anew when it is back.
+"""Batches that a pipeline has in flight: vLLM schedules them in turn, each again when its output is back.
 
 With ``depth`` batches in flight a request is in every ``depth``-th step until it ends: the step's number
 modulo ``depth`` is its batch. ``tests/contract/facts/test_pipeline.py`` shows it on vLLM's scheduler.
@@ -11,9 +11,9 @@ from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_CYCLES = 20
-"""Fewest cycles that show how a cycle's length depends on its largest batch."""
+"""Fewest cycles that show how the length of a cycle depends on its largest batch."""
 NAMED = 10
-"""Requests of a batch that are named."""
+"""Maximum number of a batch's requests that are named."""
 
 
 class Cohort(msgspec.Struct, kw_only=True):
@@ -60,7 +60,7 @@ def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:
 
 
 def executed_batches(timeline: Timeline) -> pl.DataFrame:
-    """Return the steps that scheduled something and whose execution is recorded, in their order.
+    """Return the steps that scheduled something and whose execution is recorded, in order.
 
     Columns: ``step``, ``trial``, ``start_us``, ``total_requests``, ``num_running_after``, ``execute_us`` and
     ``in_flight``: batches whose execution had not ended when this one was scheduled, this one included.
@@ -79,11 +79,11 @@ def executed_batches(timeline: Timeline) -> pl.DataFrame:
 
 
 def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
-    """Estimate how long uneven cycles would take with even batches, as a share of what they take.
+    """Estimate how long uneven cycles would take with even batches, as a share of their actual time.
 
-    A stage takes longer for a larger batch, and no batch comes back before it went through all stages: so a
-    cycle is as long as its largest batch takes. A line through the lengths of cycles over their largest
-    batches shows what a smaller one takes. None where too few cycles differ for that.
+    A stage takes longer for a larger batch, and a batch comes back only after all stages. So a cycle takes as
+    long as its largest batch. A line through the lengths of cycles over the sizes of their largest batches
+    shows how long a cycle with a smaller batch takes. None if too few cycles differ.
     """
     if every.height < FEWEST_CYCLES or every["largest"].n_unique() < 2:  # noqa: PLR2004  # a line
         return None
@@ -98,7 +98,7 @@ def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
 
 
 def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort]:
-    """Return the batches in flight in these cycles; requests only if nearly all of them stay in one batch."""
+    """Return the batches in flight in these cycles; name requests only if nearly all stay in one batch."""
     members = (
         timeline.stretches.group_by("request_id", maintain_order=True)
         .agg(

@@ -1,7 +1,8 @@
-"""Requests that waited behind others: they would have been served at once, had another kind not been there.
+"""Requests that waited behind other requests and would have been served at once without them.
 
-Kinds differ by what is known of requests: whether they came at once, their adapter, priority, API server,
-prefix or size. A load of one kind has no such split, and neither has one whose kinds ask for about as much.
+Kinds of requests differ by a recorded property: whether they came at once, their adapter, priority, API
+server, prefix or size. A load of a single kind has no such split. Neither has a load whose kinds need about
+as much.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +25,9 @@ from schedtrace.timeline.timeline import Timeline
 
 FEWEST_AT_ONCE = 8
 DENSER = 10
-"""Factor by which requests come closer together than all arrivals: of a Poisson stream, eight never do."""
+"""Factor by which requests arrive closer together than all arrivals; in a Poisson stream, eight never do."""
 LEAST_FRAC = 0.1
-"""A group with an adapter, a priority, ... is a kind if a tenth of the requests has it."""
+"""Least share of the requests with the same adapter, priority, ... that makes them a kind."""
 MOST_FRAC = 0.8
 """Least share of the waiters' waiting time that they spent behind the holders."""
 HALF = 0.5
@@ -37,7 +38,7 @@ ROOM: dict[str, Callable[[Timeline], int]] = {
     str(Cause.TOKEN_BUDGET): lambda timeline: timeline.token_budget,
     str(Cause.KV_BLOCKS): lambda timeline: (timeline.header.kv_blocks_total or 0) - 1,
 }
-"""Limits that requests share, and how much of each there is."""
+"""Total amount of each limit that requests share, by cause."""
 OF_KIND = ("lora", "priority", "client_index", "prefix")
 OF_SIZE = ("prompt_tokens", "output_tokens")
 
@@ -64,11 +65,11 @@ class Behind:
 
 
 def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
-    """Return the split by which one kind's presence explains most waiting of the other; None: there is none.
+    """Return the split into kinds of which one explains most of the other's waiting; None if there is none.
 
     The waiters are few or small enough that they would have been served at once without the holders: when
-    each came, those of its kind that came before it and had not had their time yet left room for it. The
-    holders came at once, or each asks for at least four times as much.
+    each arrived, the earlier waiters that would still have run left room for it. The holders came at once, or
+    each needs at least four times as much.
     """
     limits = waits.rows.filter(pl.col("charge").is_in([*ROOM]))["charge"]
     if limits.is_empty():
@@ -100,9 +101,10 @@ def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
 
 
 def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFrame:
-    """Return requests: their traits, ``us`` (arrival), ``wait_us``, ``life_us``, ``runs_us``, ``demand``.
+    """Return requests: traits, ``us`` (arrival), ``wait_us``, ``life_us``, ``runs_us``, ``demand``, ``work``.
 
-    ``demand`` is what it takes of the limit for ``runs_us``, ``work`` what it asks for as a whole.
+    ``demand`` is the amount of the limit that a request occupies for ``runs_us``; ``work`` is its need in
+    total.
     """
     computes = pl.col("state").is_in(
         ["prefill", "recompute"] if limit == Cause.TOKEN_BUDGET else ["prefill", "recompute", "decode"]
@@ -143,7 +145,7 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
 
 
 def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.Series]]:
-    """Yield the trait, value, and which requests have it."""
+    """Yield each trait and value, with the requests that have it."""
     yield "at_once", None, _came_at_once(requests)
     for trait in OF_KIND:
         counts = requests[trait].value_counts().sort("count", trait, descending=[True, False])
@@ -161,7 +163,7 @@ def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.S
 
 
 def _came_at_once(requests: pl.DataFrame) -> pl.Series:
-    """Return requests that one step saw first, and that came far closer together than on average."""
+    """Return requests that the same step saw first, and that arrived far closer together than on average."""
     us = pl.col("us").max() - pl.col("us").min()
     usual_us = requests.select(us / pl.len()).item()
     groups = requests.group_by("seen").agg(
@@ -171,7 +173,7 @@ def _came_at_once(requests: pl.DataFrame) -> pl.Series:
 
 
 def _long_from(tokens: pl.Series) -> int | None:
-    """Return the smallest of the large ones, where sizes are of two kinds; None where they are not."""
+    """Return the smallest large size, if the sizes form two groups; None otherwise."""
     values = tokens.drop_nulls().sort()
     logs = values.cast(pl.Float64).clip(1).log()
     cuts = pl.DataFrame({"at": pl.int_range(1, values.len(), eager=True), "value": values[1:]}).filter(
@@ -190,7 +192,7 @@ def _long_from(tokens: pl.Series) -> int | None:
 
 
 def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame, int] | None:
-    """Return the waiters behind the requests that hold, and how long they waited in all."""
+    """Return the waiters behind the requests that hold the resource, and their total waiting time."""
     held, rest = requests.filter("holds"), requests.filter(~pl.col("holds"))
     waited_us = int(rest["wait_us"].sum())
     if held.is_empty() or not waited_us:
@@ -209,10 +211,10 @@ def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame
 
 
 def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Finding:
-    """Add who waited behind whom to the finding: as its holder, or as its verdict if it is most of the wait.
+    """Add who waited behind whom to the finding: as its holder, or as its verdict if that explains most.
 
-    Its advice comes first where it concerns more of the requests' time than the limit's own would gain; no
-    gain can be stated for it.
+    Its advice comes first if it concerns more of the requests' time than the limit's own advice would gain.
+    It has no gain.
     """
     who_waited = sentence(behind)
     leads = behind.of_wait_frac >= MOST_FRAC

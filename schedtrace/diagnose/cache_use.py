@@ -1,4 +1,4 @@
-"""Use of the prefix cache: by new requests, beside what a boundless cache has, and by preempted ones."""
+"""Use of the prefix cache: by new requests, compared with an unlimited cache, and by preempted requests."""
 
 from functools import partial
 from itertools import pairwise
@@ -17,12 +17,12 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
 
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
-    * ``cached_tokens``: found then, in this engine's cache where that is recorded,
+    * ``cached_tokens``: found at the admission, in this engine's cache if that is recorded,
     * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, up to
       the last common mark (``model.prefix_marks``), but for the prompt's last token, which vLLM always
-      computes; null where prompts' beginnings are not recorded,
-    * ``missed_tokens``: shareable and not found,
-    * ``miss``, ``salted``, ``longest_tokens``: of ``Admission``; null where not recorded.
+      computes; null if prefix hashes are not recorded,
+    * ``missed_tokens``: shareable but not found,
+    * ``miss``, ``salted``, ``longest_tokens``: as in ``Admission``; null if not recorded.
     """
     arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size or 1
@@ -64,16 +64,16 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
 
 
 class SharedBeginnings(NamedTuple):
-    """Beginnings that two prompts of a trial or more have, each counted once."""
+    """Beginnings that at least two prompts of a trial share, each counted once."""
 
     tokens: int
-    """Tokens of their full blocks."""
+    """Tokens of the full blocks of these beginnings."""
     ends: int
-    """Number of those that no other one continues."""
+    """Number of these beginnings that no longer shared beginning continues."""
 
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
-    """Return the shared beginnings of the trial that has most of them; None: hashes are not recorded."""
+    """Return the shared beginnings of the trial with the most of them; None if hashes are not recorded."""
     arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
     hashed = arrivals.select("trial", "prefix_hashes").drop_nulls("prefix_hashes")
@@ -85,7 +85,7 @@ def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
 
 
 def _shared_nodes(texts: list[str]) -> tuple[int, int]:
-    """Count the blocks of all beginnings that two prompts share, and the beginnings that end there."""
+    """Return the number of blocks in shared beginnings, and the number of beginnings that end there."""
     ordered = sorted(texts)
     alike = [0, *(_alike(first, second) for first, second in pairwise(ordered)), 0]
     most_alike = (max(neighbours) for neighbours in pairwise(alike))
@@ -109,10 +109,10 @@ def _admissions(timeline: Timeline) -> pl.DataFrame:
 
 
 def shared_blocks(hashes: list[str]) -> list[int]:
-    """Count, for each prompt, the most leading blocks that it shares with an earlier one, up to a mark.
+    """Return, for each prompt, the most leading blocks that it shares with an earlier one, up to a mark.
 
-    In alphabetical order, a prompt shares most with one of its neighbours. Those of the earlier prompts alone
-    are its neighbours once all later ones are taken out, so they are taken out from the last to the first.
+    In sorted order, a prompt shares most with one of its neighbours. To find the neighbours among earlier
+    prompts only, prompts are removed from the last to the first.
     """
     order = sorted(range(len(hashes)), key=hashes.__getitem__)
     alike = [0, *(_alike(hashes[prompt], hashes[neighbour]) for prompt, neighbour in pairwise(order)), 0]
@@ -130,7 +130,7 @@ def shared_blocks(hashes: list[str]) -> list[int]:
 
 
 def _alike(first: str, second: str) -> int:
-    """Return the leading marks that two prompts share."""
+    """Return the number of leading marks that two prompts share."""
     least, most = 0, min(len(first), len(second)) // CHARACTERS
     while least < most:
         middle = (least + most + 1) // 2
@@ -142,7 +142,7 @@ def _alike(first: str, second: str) -> int:
 
 
 STEPS_PER_BLOCK = 16
-"""vLLM's block size on GPUs, where the trace does not tell it."""
+"""Assumed block size (vLLM's on GPUs) if the trace does not record it."""
 
 
 def steps_per_block(timeline: Timeline) -> int:
@@ -152,7 +152,7 @@ def steps_per_block(timeline: Timeline) -> int:
 
 @made_once
 def resumptions(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per preemption in ``schedule()``, in their order.
+    """Return one row per preemption in ``schedule()``, in order.
 
     Columns: those of ``model.trace.Preemption``, ``step``, ``trial`` and
 

@@ -1,4 +1,4 @@
-"""The kinds of findings, and how to choose among them."""
+"""Catalogue of the kinds of findings, and the selection among them."""
 
 from collections.abc import Iterator
 
@@ -19,18 +19,20 @@ FORMER = {
 
 
 class FindingKind(msgspec.Struct, kw_only=True):
-    """Rule, as a list of the rules shows it."""
+    """Kind of finding, as the catalogue lists it."""
 
     code: str
-    """Name in a report; takes ``analyze --only`` and ``--ignore``."""
+    """Code of the finding in a report, and value of ``analyze --only`` and ``--ignore``."""
     summary: str
     """Meaning of the finding."""
     needs: list[str]
-    """Facts a record must hold for it to be judged; a trace of vLLM's own scheduler holds all of them."""
+    """Facts that a record must contain for this rule to judge it; a trace of vLLM's own scheduler contains
+    all.
+    """
 
 
 class Catalogue(msgspec.Struct, kw_only=True):
-    """The answer of ``schedtrace findings``."""
+    """Document that ``schedtrace findings`` prints."""
 
     schema_version: int = CATALOGUE_SCHEMA_VERSION
     findings: list[FindingKind]
@@ -45,10 +47,10 @@ def catalogue() -> Catalogue:
 
 
 def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
-    """Return the codes to report: those of ``only`` (all, if there are none) without those of ``ignore``.
+    """Return the codes to report: those of ``only`` (all codes if it is empty) without those of ``ignore``.
 
     Raises:
-        UsageError: there is no such code, or no longer.
+        UsageError: If there is no such code, or no longer.
     """
     for option, codes in (("--only", only), ("--ignore", ignore)):
         for code in codes:
@@ -63,7 +65,7 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
 
 
 def keep(report: Report, codes: frozenset[str]) -> Report:
-    """Leave the other findings out of a report; its figures and its verdict stay."""
+    """Keep only the findings with these codes in a report; its figures and its verdict stay."""
     for run in report.runs:
         run.findings = [*_kept(run.findings, codes)]
         run.not_judged = [rule for rule in run.not_judged if rule.code in codes]
@@ -71,14 +73,14 @@ def keep(report: Report, codes: frozenset[str]) -> Report:
 
 
 def require_judged(report: Report, what: str) -> None:
-    """Refuse an answer where a finding could not have been found.
+    """Raise InputError if a finding could not be judged.
 
     Args:
-        report: Without what its reader left out.
-        what: Needs the answer.
+        report: Report, after the user's selection of findings.
+        what: Purpose for which the answer is needed.
 
     Raises:
-        InputError: a run has no step, or its record lacks facts.
+        InputError: If a run has no step, or its record lacks facts.
     """
     for run in report.runs:
         if not any(trial.steps for trial in run.trials):
@@ -88,7 +90,7 @@ def require_judged(report: Report, what: str) -> None:
             missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
             msg = (
                 f"{what} cannot be judged: {run.path} does not record {', '.join(missing)}, which "
-                f"{listed(codes)} need; leave them out (--ignore) or record the engine with schedtrace"
+                f"{first_codes(codes)} need; leave them out (--ignore) or record the engine with schedtrace"
             )
             raise InputError(msg)
 
@@ -96,14 +98,14 @@ def require_judged(report: Report, what: str) -> None:
 MOST_CODES = 3
 
 
-def listed(codes: list[str]) -> str:
-    """Return the first codes, and how many more there are."""
+def first_codes(codes: list[str]) -> str:
+    """Return the first codes as text, and the number of further codes."""
     more = len(codes) - MOST_CODES
     return ", ".join(codes[:MOST_CODES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _kept(findings: list[Finding], codes: frozenset[str]) -> Iterator[Finding]:
-    """Yield the findings with these codes; the symptoms of one that is left out stand in its place."""
+    """Yield the findings with these codes; symptoms replace a root cause that is left out."""
     for finding in findings:
         symptoms = [*_kept(finding.symptoms, codes)]
         if finding.code in codes:

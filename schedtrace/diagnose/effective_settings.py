@@ -1,4 +1,4 @@
-"""The settings that decided scheduling: what ran is not always what was given, and some do nothing."""
+"""Settings that decided scheduling: a value may differ from the user's, and some values have no effect."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline
 
 LOCAL_INTERVAL_SINCE = (0, 33)
-"""First release in which ranks outside lock-step, too, read ``prefill_schedule_interval``."""
+"""First release in which ranks outside lock-step also read ``prefill_schedule_interval``."""
 
 
 def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:
-    """Return why it has no effect; nothing where it has one, is at its default, or is switched off."""
+    """Return why a setting has no effect; nothing if it has one, is at its default, or is switched off."""
     check = _CHECKS.get(setting.name)
     return check(setting, header, configured) if check and setting.origin != "overridden" else NOTHING
 
 
 def _partial_prefills(setting: EffectiveSetting, _: Header, __: Configured | None) -> Message:
-    """Explain that no release's V1 scheduler reads them, and that vLLM 0.27 removed them."""
+    """Explain that no release's V1 scheduler reads these settings, and that vLLM 0.27 removed them."""
     return NOTHING if setting.value == 1 else say("vLLM's V1 scheduler does not read it")
 
 
@@ -48,7 +48,7 @@ def _adaptive(setting: EffectiveSetting, header: Header, _: Configured | None) -
 
 
 def _active(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
-    """Explain that ``max_num_active_seqs`` replaces ``max_num_seqs`` only where it is smaller."""
+    """Explain that ``max_num_active_seqs`` replaces ``max_num_seqs`` only if it is smaller."""
     if setting.value != header.scheduler_config.get("max_num_seqs"):
         return NOTHING
     return say("no effect: {setting:setting} is the same", setting="max_num_seqs")
@@ -72,7 +72,7 @@ def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -
 
 
 def _queued(_: EffectiveSetting, __: Header, configured: Configured | None) -> Message:
-    """Explain why ``LLM`` is not limited by it: it never asks ``AsyncLLM.check_admission``."""
+    """Explain why this setting does not limit ``LLM``, which never calls ``AsyncLLM.check_admission``."""
     if configured is None or configured.usage_context != OFFLINE_CONTEXT:
         return NOTHING
     return say("no effect offline: only a server's front end checks it")
@@ -85,7 +85,7 @@ def _utilization(setting: EffectiveSetting, header: Header, __: Configured | Non
 
 
 def _release(version: str) -> tuple[int, int] | None:
-    """Return (0, 32) of ``0.32.0+cpu``; None for what is no version."""
+    """Return (0, 32) for ``0.32.0+cpu``; None for a text that is no version."""
     try:
         major, minor = version.split(".")[:2]
         return int(major), int(minor)
@@ -108,11 +108,11 @@ _CHECKS: dict[str, Callable[[EffectiveSetting, Header, Configured | None], Messa
 
 
 LITTLE_USED = 0.5
-"""A limit of which never more than half was used limits nothing."""
+"""Share of a limit that must be used at some time for the limit to matter."""
 FEWEST_STEPS = 100
-"""Working steps before "never" says anything about a limit."""
+"""Fewest working steps from which "never" is a statement about a limit."""
 FEWEST_REQUESTS = 10
-"""Prompts that must have come before "no hit in the prefix cache" says anything."""
+"""Fewest prompts from which "no hit in the prefix cache" is a statement."""
 
 
 class CappedSteps(NamedTuple):
@@ -128,14 +128,14 @@ class CappedSteps(NamedTuple):
 
 @dataclass(frozen=True)
 class Use:
-    """The most that one engine used, and how long one looked."""
+    """Peak use of one engine, and the number of observed steps."""
 
     steps: int
-    """Steps that scheduled something."""
+    """Number of steps that scheduled something."""
     most_tokens: int
     """Most tokens in one step."""
     most_running: int
-    """Most requests at once."""
+    """Most requests that ran at once."""
     admitted: int
     cached_tokens: int
     capped: CappedSteps
@@ -161,7 +161,7 @@ def capped_steps(timeline: Timeline) -> CappedSteps:
 
 
 def use_of(timeline: Timeline) -> Use | None:
-    """Return what the engine used; None where the record does not tell."""
+    """Return the peak use of an engine; values that are not recorded are None."""
     if not {Fact.QUEUE, Fact.CONFIG} <= timeline.facts:
         return None
     steps = timeline.steps
@@ -181,7 +181,7 @@ def use_of(timeline: Timeline) -> Use | None:
 
 
 def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    """Return what the run used of this setting, over all engines; nothing where too little is recorded."""
+    """Return what the run used of this setting, over all engines; nothing if too little is recorded."""
     if not engines or setting.value is False:
         return NOTHING
     if setting.name == "max_num_batched_tokens":
@@ -204,7 +204,7 @@ def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
 
 
 def _capped(engines: Sequence[CappedSteps]) -> Message:
-    """Say what the capped chunks left unused; nothing where none was capped."""
+    """Describe the budget that capped chunks left unused; nothing if no chunk was capped."""
     steps = sum(engine.steps for engine in engines)
     if not steps:
         return NOTHING
@@ -218,7 +218,7 @@ def _capped(engines: Sequence[CappedSteps]) -> Message:
 
 
 def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:
-    """Return the share of a limit that was used at most, if little and the run long enough to say so."""
+    """Return the largest used share of a limit, if it is small and the run long enough; None otherwise."""
     limit = setting.value
     if not isinstance(limit, int) or not limit or sum(engine.steps for engine in engines) < FEWEST_STEPS:
         return None
@@ -229,9 +229,8 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
     """Return the settings of a run's engines, which are the same for all ranks, in the order of ``VALUES``.
 
     Args:
-        run: With the front end's record, or without: then the origin is known only of what the manifest says
-            was given.
-        engines: What each used, to say it of a limit; none: only where it comes from.
+        run: Run; without a record of its front end, only the origin of values in the manifest is known.
+        engines: Peak use of each engine; if empty, only the origin of each value is described.
     """
     header = run.traces[0].header
     settings = []
@@ -249,14 +248,14 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a header's value is known, and one that vLLM can have written."""
+    """Return whether a header's value is known, and is one that vLLM can have written."""
     if isinstance(value, list):
         return all(type(size) is int for size in value)
     return isinstance(value, bool | int | float | str)
 
 
 def _says_something(setting: EffectiveSetting, header: Header) -> bool:
-    """Return False for an empty list, a limit's second name, and what another setting has replaced."""
+    """Return whether a value is worth listing: no empty list, second name of a limit, or replaced setting."""
     if setting.value == []:
         return False
     if setting.origin not in {"default", "derived", "unknown"}:
@@ -267,14 +266,14 @@ def _says_something(setting: EffectiveSetting, header: Header) -> bool:
 
 
 def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
-    """Take out the advice to set what was set and overridden; return the findings ranked anew.
+    """Remove the advice to set what was set and overridden; return the findings ranked anew.
 
-    A finding whose first advice goes loses its gain with it, since that is what this advice would gain; its
-    ``refuted`` says why if no advice is left.
+    A finding that loses its first advice also loses its gain, which belongs to that advice. If no advice is
+    left, its ``refuted`` gives the reason.
 
     Args:
         findings: Ranked.
-        settings: The run's.
+        settings: Settings of the run.
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
     changed = [_without(finding, overridden) for finding in findings]

@@ -131,7 +131,7 @@ class Explanation:
             product = product * term.mask(column)
         return product
 
-    def column(self, usual: Array) -> Array:
+    def effect_column(self, usual: Array) -> Array:
         """Return what the effect adds to each step's time, but for a factor.
 
         Args:
@@ -196,7 +196,8 @@ def search(fit: WorkFit, features: Sequence[Feature]) -> list[Explanation]:
             break
         best = best if best.slope else _multiplied(fit, best)
         explanations.append(best)
-        fit = fit_work(fit.times_us, independent(np.column_stack([fit.columns, best.column(fit.usual)])))
+        added = np.column_stack([fit.columns, best.effect_column(fit.usual)])
+        fit = fit_work(fit.times_us, independent(added))
         features = [feature for feature in features if feature.family_name not in best.feature_families]
     return explanations
 

@@ -1,8 +1,9 @@
-"""Gains of another setting on this load, as far as its trace bounds them.
+"""Gains of another setting on this load, as far as the trace bounds them.
 
-Work is conserved: a wider limit saves no token's time. It makes fewer steps of those in which somebody
-waited, and so saves what a step costs whatever it computes. Who was there bounds how many fewer, the steps
-that were seen bound what one costs. Where the bounds are far apart there is no gain: a replay measures it.
+Work is conserved: a higher limit saves no token's time. It reduces the number of steps in which requests
+waited, and so saves the fixed cost of a step. The waiting requests bound how many steps are saved, and the
+recorded steps bound the cost of a step. If the bounds are far apart, no gain is stated, and a replay must
+measure it.
 """
 
 import polars as pl
@@ -17,17 +18,19 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import AT_ONCE_FRAC
 
 WIDEST_FRAC = 0.25
-"""Bounds further apart tell less than no gain: what is stated, their middle, is off by half of it at most."""
+"""Largest distance of the bounds for which a gain is stated; their midpoint is off by at most half of it."""
 IDLE_FRAC = 0.05
-"""An engine that is idle for more than a twentieth of the time could have taken more work."""
+"""Largest share of idle time of an engine that sets the pace; a more idle engine could have taken more
+work.
+"""
 
 RAN = pl.col("total_requests")
 THERE = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-"""Requests of a step that got tokens, and those that could have."""
+"""Requests of a step that got tokens, and requests that could have."""
 
 
 def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
-    """Return the gain in output tokens per second if this much of the engine's busy time is saved."""
+    """Return the gain in output tokens per second if this busy time, in microseconds, is saved."""
     busy_us = timeline.busy_us
     if not 0 < most_us < busy_us:
         return None
@@ -36,7 +39,7 @@ def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain
 
 
 def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | None:
-    """Return the gain; None where the bounds are further apart than ``WIDEST_FRAC``, or it may be none."""
+    """Return the gain; None if the bounds are further apart than ``WIDEST_FRAC``, or there may be no gain."""
     if high - low > WIDEST_FRAC or low <= 0 <= high:
         return None
     return Gain(
@@ -50,10 +53,10 @@ def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | 
 
 
 def host_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
-    """Estimate the gain if between these two times that the device waits for the host were hidden.
+    """Estimate the gain if this much of the time in which the device waits for the host were hidden.
 
-    Where the engine does not set the pace, that is a shorter time per output token. At most, steps get
-    shorter once more: requests that leave sooner are fewer at once (Little's law).
+    If the engine does not set the pace, the gain is a shorter time per output token. The upper bound counts a
+    second effect: requests that leave sooner make later steps smaller (Little's law).
     """
     busy_us, fixed_us = timeline.busy_us, most_step_us(timeline)
     if sets_pace(timeline):
@@ -68,13 +71,13 @@ def host_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | Non
 def with_more_running(
     timeline: Timeline, waits: Charged, most: pl.Expr, *, recomputed_tokens: int = 0
 ) -> Gain | None:
-    """Estimate the gain if as many of the waiting requests had run, too, as a wider limit allows.
+    """Estimate the gain if more of the waiting requests had run, up to a higher limit.
 
     Args:
         timeline: The engine's trace.
-        waits: For the limit.
-        most: Requests that could run at once, of a step of ``waits``.
-        recomputed_tokens: That nobody might have to compute again.
+        waits: Waits for the limit.
+        most: Expression with the number of requests that could run at once, for a step of ``waits``.
+        recomputed_tokens: Recomputed tokens that a higher limit may save.
     """
     model, steps, fixed_us = timeline.step_time, waits.steps.filter(RAN > 0), most_step_us(timeline)
     if model is None or fixed_us is None or steps.is_empty() or not sets_pace(timeline):
@@ -99,7 +102,7 @@ def with_more_running(
 
 
 def _longest(timeline: Timeline) -> int:
-    """Return the steps of the request that had most of them, added up over the trials."""
+    """Return the steps of the request with the most steps, summed over the trials."""
     of_trial = timeline.known_requests.select("request_id", "trial")
     each = timeline.stretches.group_by("request_id").agg(
         (pl.col("last_step") - pl.col("step") + 1).sum().alias("steps")
@@ -109,9 +112,9 @@ def _longest(timeline: Timeline) -> int:
 
 
 def _least_step_us(model: StepTime) -> pl.Expr:
-    """Return what a step took besides its requests, at most the model's base.
+    """Return what a step took in addition to its requests, at most the model's base.
 
-    A device may hide the work of few decodes: each is taken to cost what a prefill token costs.
+    A device may hide the work of few decodes, so each is assumed to cost as much as a prefill token.
     """
     decode_us = max(model.per_prefill_token_us, model.per_decode_token_us)
     requests_us = (
@@ -123,21 +126,21 @@ def _least_step_us(model: StepTime) -> pl.Expr:
 
 
 def most_step_us(timeline: Timeline) -> float | None:
-    """Return what a step costs at most, whatever it computes: the largest base, and all host time."""
+    """Return the maximum fixed cost of a step: the largest base, and all host time."""
     model, steps = timeline.step_time, timeline.steps.filter(RAN > 0).height
     return model.most_base_us + host_us(timeline) / steps if model is not None and steps else None
 
 
 def host_us(timeline: Timeline) -> int:
-    """Return the engine's time in which its device did not work although somebody was there."""
+    """Return the time in which the device did not work although a request was present, in microseconds."""
     host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle", NOT_RECORDED]))
     return total_us(host)
 
 
 def sets_pace(timeline: Timeline) -> bool:
-    """Return whether the engine decides when a load is done: all came at once, or each right after an answer.
+    """Return whether the engine sets the pace: requests all came at once, or each right after an answer.
 
-    Else a client's times decide how much is produced, and a wider limit brings answers sooner, not more.
+    Otherwise the clients' timing decides the throughput, and a higher limit only brings answers sooner.
     """
     load = offered_load(timeline)
     if len(timeline.trials()) <= 1 and load.working_frac < 1 - IDLE_FRAC:  # between trials it is usual

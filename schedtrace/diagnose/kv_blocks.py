@@ -1,4 +1,4 @@
-"""KV blocks: how many a request needs, how many the running ones held, by KV cache group."""
+"""KV blocks that a request needs, and that running requests held, by KV cache group."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def usable_blocks(header: Header) -> int | None:
-    """Return the blocks that requests can hold, less vLLM's null block; None where the total is unknown."""
+    """Return the blocks that requests can hold, without vLLM's null block; None if the total is unknown."""
     return None if header.kv_blocks_total is None else header.kv_blocks_total - 1
 
 
 def blocks_needed(header: Header, tokens: int) -> list[int] | None:
-    """Return the blocks that a request of this length needs to run, by cache group; None: not known."""
+    """Return the blocks that a request of this length needs to run, by cache group; None if unknown."""
     need = need_of_engine(header)
     return need.sequence(tokens) if header.cache_groups and need and need.is_bounded else None
 
 
 def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
-    """Return the most KV blocks that sequences of so many tokens ever hold, in all cache groups together.
+    """Return the most KV blocks that sequences of this length ever hold, in all cache groups together.
 
-    Null where they cannot be counted.
+    Null if they cannot be counted.
     """
     need = need_of_engine(header)
     if need is None or not need.is_bounded or need.most(1) is None:
@@ -39,7 +39,7 @@ def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
 
 
 def longest_sequence(header: Header) -> int | None:
-    """Return the most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
+    """Return the most tokens that one request can have in the whole KV cache, minus draft slots."""
     usable, length = usable_blocks(header), header.max_model_len
     need = need_of_engine(header)
     if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
@@ -51,7 +51,7 @@ def longest_sequence(header: Header) -> int | None:
 
 @dataclass(frozen=True)
 class Need:
-    """KV blocks at one refusal: all of one step, so that they add up. None: not recorded."""
+    """KV blocks at one refusal; all values are of one step, so that they add up. None: not recorded."""
 
     held_step: int | None
     """Step of the refusal that lasted longest, where holders are recorded; else one that holds as many
@@ -74,12 +74,12 @@ class Need:
         return vars(self)
 
 
-def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
-    """Return the need for KV blocks from refusals in the waiting loop; without any, from all steps.
+def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
+    """Return the need for KV blocks at refusals of the waiting loop or, without refusals, at all steps.
 
     Args:
-        timeline: The engine's.
-        request_id: Only of this request, as far as it is recorded whose they are; None: of all.
+        timeline: Timeline of the engine.
+        request_id: Request whose refusals count, as far as recorded; None for all requests.
     """
     refused = timeline.exits.filter(
         (pl.col("loop") == "waiting") & (pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal")
@@ -118,13 +118,13 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
 
 
 def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps with how many requests were ``set_aside`` after each."""
+    """Add to each step the number of requests that were ``set_aside`` after it."""
     aside = timeline.waits.filter(pl.col("set_aside"))
     return at_steps(level(aside, "since_step", "left_step", set_aside=1), steps)
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
-    """Return the blocks for all requests at once: each as long as it got, else as long as the mean."""
+    """Return the blocks for all requests at once, each with its recorded length or else the mean length."""
     peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
     each = timeline.demand.blocks_each or held_each
@@ -135,7 +135,7 @@ def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
 
 
 def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:
-    """Return the refusal of these steps that lasted longest: its step, who held the most blocks, how many."""
+    """Return the longest refusal of these steps: its step, the largest holder, and that holder's blocks."""
     if "refusals" not in timeline.lists:
         return None, None, None
     rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
@@ -167,9 +167,9 @@ class GroupUse(msgspec.Struct, kw_only=True):
 
 
 def group_use(timeline: Timeline) -> list[GroupUse]:
-    """Return one entry per KV cache group, in vLLM's order; none where no refusal tells who holds what.
+    """Return one entry per KV cache group, in vLLM's order; none if no refusal lists the holders.
 
-    A group of which vLLM had too many blocks to look at is left out.
+    A group with too many blocks to examine is left out.
     """
     refusals = timeline.lists.get("refusals", pl.LazyFrame()).collect()
     if refusals.is_empty():
@@ -206,7 +206,7 @@ def group_use(timeline: Timeline) -> list[GroupUse]:
 
 
 def _holders(timeline: Timeline, refusals: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per refusal and named holder: ``held``, its ``place``, and ``tokens`` when refused."""
+    """Return one row per refusal and named holder: ``held``, its ``place``, and its ``tokens`` then."""
     rows = (
         refusals.select("refusal", "step", "held", request_id="holders")
         .with_columns(place=pl.int_ranges(pl.col("request_id").list.len()))

@@ -1,4 +1,4 @@
-"""Latencies of requests: the one home of TTFT, TPOT, E2E and inter-token latencies, and of distributions."""
+"""Latencies of requests: the definitions of TTFT, TPOT, E2E and inter-token latencies, and distributions."""
 
 import polars as pl
 
@@ -8,20 +8,20 @@ from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline, made_once
 
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
-"""``RequestStatus`` names of requests that got what they asked for."""
+"""``RequestStatus`` names of requests that finished with the requested output."""
 _DONE = pl.col("status").is_in(FINISHED).fill_null(value=False)
 _DECODE_US = pl.col("last_token_us") - pl.col("first_token_us")
 ENDS = ("arrived_us", "first_token_us", "last_token_us", "output_tokens")
-"""Columns of ``Finish`` that latencies are made of."""
+"""Columns of ``Finish`` from which latencies are computed."""
 
 
 def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
-    """Add latencies to rows with the columns of ``Finish``; null where one has none, or it is not known.
+    """Add latencies to rows with the columns of ``Finish``; null if a request has none, or it is unknown.
 
-    * ``done``: it ended with what it asked for,
-    * ``ttft_us``: from the arrival at the front end to the first token, of whoever had one, however it ended,
+    * ``done``: whether it finished with the requested output,
+    * ``ttft_us``: from the arrival at the front end to the first token, however the request ended,
     * ``tpot_us``: time per output token after the first, and
-    * ``e2e_us``: from the arrival to the last token, both of those that are ``done``.
+    * ``e2e_us``: from the arrival to the last token, both only if ``done``.
     """
     tokens = pl.col("output_tokens")
     return requests.with_columns(
@@ -34,7 +34,7 @@ def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
 
 @made_once
 def request_latencies(timeline: Timeline) -> pl.DataFrame:
-    """Return a row per request that ended or is still there, in order of arrival at the front end.
+    """Return a row per request that ended or is still present, in order of arrival at the front end.
 
     Columns: ``request_id``, ``trial``, those of ``ENDS``, ``has_token`` (it had a first token, if only before
     what the trace shows) and those of ``with_latencies``.
@@ -55,7 +55,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
 
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
-    """Return ``request_id`` and ``first_token_us`` of requests that have not ended, if they have one."""
+    """Return ``request_id`` and ``first_token_us`` of requests with a first token that have not ended."""
     if ids.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
@@ -80,11 +80,11 @@ def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
 
 
 def distribution(values: pl.DataFrame) -> Distribution | None:
-    """Return the distribution of ``us``, in ms, each ``weight`` times; None where there are none.
+    """Return the distribution of ``us``, in ms, each value counted ``weight`` times; None without values.
 
-    The same as of a list in which each value stands ``weight`` times, without a row for each.
+    It equals the distribution of a list that contains each value ``weight`` times.
     """
-    rows = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
+    rows = grouped_by_value(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
     if rows.is_empty():
         return None
     us, passed = rows["us"].cast(pl.Float64), rows["passed"].to_numpy()
@@ -106,21 +106,21 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
     )
 
 
-def counted(values: pl.DataFrame) -> pl.DataFrame:
-    """Return each ``us`` once, with its whole ``weight``."""
+def grouped_by_value(values: pl.DataFrame) -> pl.DataFrame:
+    """Return each ``us`` once, with the sum of its weights."""
     return values.drop_nulls().filter(pl.col("weight") > 0).group_by("us").agg(pl.col("weight").sum())
 
 
 def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
-    """Return a value a row, for ``distribution``."""
+    """Return the values with weight 1, for ``distribution``."""
     return frame.select(us=us.cast(pl.Float64), weight=pl.lit(1, pl.Int64))
 
 
 def inter_token(timeline: Timeline) -> pl.DataFrame:
-    """Return the times between two outputs of a request, and how many had each: ``us`` and ``weight``.
+    """Return the times between two outputs of a request, with the number of requests: ``us`` and ``weight``.
 
-    Within a stretch of decodes an output follows that of the step before, so the time is the step's and the
-    weight the number of such requests: the rows are those of steps and stretches, not of their product.
+    Within a stretch of decodes, every output follows that of the step before. So there is one row per step,
+    whose weight is the number of such requests, and not one row per step and request.
     """
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
     output_us = steps["output_us"]
@@ -142,13 +142,13 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
 def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
     """Return ``request_id``, and the places ``first`` and ``last`` of a stretch's steps with a token.
 
-    A step gives one if it computes the last token that the request had: of its prompt or, after a preemption,
-    the one that it had sampled last. ``opens``: the first of them is the request's first token.
+    A step yields a token if it computes the last existing token of the request: that of its prompt or, after
+    a preemption, the last sampled token. ``opens``: the first of them is the request's first token.
 
     Args:
-        timeline: Of one engine.
-        steps: Its steps, with ``output_us``.
-        ids: Only of these requests.
+        timeline: Timeline of one engine.
+        steps: Steps of the timeline, with ``output_us``.
+        ids: Ids of the requests.
     """
     stretches = timeline.stretches.join(
         timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
@@ -182,9 +182,9 @@ def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = No
 
 
 def _last_outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return ``request_id`` and ``end``, the place of the step with its last token, which is kept.
+    """Return ``request_id`` and ``end``, the place of the step with the request's last token.
 
-    With steps in flight one more may be scheduled before the token that ends the request is known.
+    With steps in flight, another step may be scheduled before the last token is known.
     """
     ended = timeline.finishes.drop_nulls("last_token_us").unique("request_id", keep="last")
     back = steps["output_us"].fill_null(strategy="forward").fill_null(0).cum_max()

@@ -1,4 +1,4 @@
-"""Load that an engine is offered and the part that it serves: rates, the backlog, and who sets the pace."""
+"""Load that an engine is offered and the part that it serves: rates, the backlog, and what sets the pace."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,64 +16,69 @@ from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.workloads.clients import Clients, clients_of
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1
-"""Nine tenths of a trial's requests came before a tenth of its steps was done: all of them at once."""
+"""Share of a trial's requests, and share of its steps before which these must come, to count as all at
+once.
+"""
 FEWEST = 8
-"""Requests of a trial: fewer show no rate."""
+"""Fewest requests of a trial that show a rate."""
 BEYOND_FRAC = 0.10
-"""An engine that does a tenth less than is offered has a growing backlog; less may be chance."""
+"""Share by which the offered load exceeds the served load if the backlog grows; less may be chance."""
 PARTS = 3
-"""Parts of the time in which requests came: the backlog grows from each to the next."""
+"""Number of parts of the arrival period; a growing backlog grows from each part to the next."""
 GROWS_FRAC = 0.2
-"""Least growth from the second to the last; from an empty engine it grows in the first anyway."""
+"""Least growth from the second to the last part; from an empty engine it always grows in the first part."""
 BURST = 2
-"""Requests in a busy period, on average, that make it worth a word."""
+"""Mean number of requests in a busy period from which busy periods are reported."""
 IDLE_FRAC = 0.5
-"""Idle for half of the time or more, an engine waits for its clients."""
+"""Share of idle time from which an engine waits for its clients."""
 THINKS_MS = 1.0
 ROOM_FRAC = 0.9
-"""A tenth of the working time that fuller steps would save, likewise."""
+"""Share of the working time that fuller steps would save from which an engine waits for its clients."""
 
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """Rates a second: offered from the first arrival to the last, served from the first answer to the last.
+    """Rates per second: offered from the first arrival to the last, served from the first answer to the last.
 
-    A run's throughput is lower: it is over all of its time, in which the first answer is still awaited.
+    A run's throughput is lower, because it also covers the time until the first answer.
     """
 
     pace: Literal["at_once", "answers", "clock", "unknown"]
-    """Event that decides when a request comes: its trial's begin, the answers before it, or its own time.
+    """Event that triggers requests: the start of the trial, earlier answers, or a time of their own.
+    ``unknown``: too few requests, or not all of them are in the trace.
 
     ``unknown``: too few requests, or not all of them are in the trace.
     """
     working_frac: float
     """Share of the time in which the engine had work."""
     clients: Clients | None = None
-    """Pattern in which requests follow answers; None: they come at times of their own, or all at once."""
+    """Pattern in which requests follow answers; None if they have times of their own, or come all at once."""
     latency_ms: float | None = None
-    """Median time from a request to its answer, where requests follow answers."""
+    """Median time from a request to its answer, if requests follow answers."""
     rounds: "Rounds | None" = None
-    """Rounds of a barrier."""
+    """Figures about rounds, for a barrier."""
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
-    """Prompts without cached tokens, and output."""
+    """Offered tokens per second: prompts without cached tokens, and output."""
     served_requests_per_s: float | None = None
     served_tokens_per_s: float | None = None
     grows: bool = False
-    """Whether more came than was done, and the backlog grew all the time."""
+    """Whether more load was offered than served, and the backlog grew throughout."""
     backlog: int = 0
-    """Requests in the scheduler when the last one came."""
+    """Number of requests in the scheduler when the last request came."""
     busy_periods: int = 0
-    """Times without a request lie between them."""
+    """Number of periods with requests, separated by periods without any."""
     requests_per_busy_period: float = 0.0
     fullest: int = 0
-    """Requests in the fullest step."""
+    """Number of requests in the fullest step."""
     at_fullest_frac: float | None = None
-    """The share of the time that the same work would take in steps as full as that; None without a model."""
+    """Share of the time that the same work would take in steps as full as the fullest; None without a
+    model.
+    """
 
     @property
     def beyond_frac(self) -> float:
-        """Excess of the offered load over what the engine does; 0 where it keeps up."""
+        """Excess of the offered load over the served load; 0 if the engine keeps up."""
         if not self.grows or not self.requests_per_s or not self.served_requests_per_s:
             return 0.0
         return self.requests_per_s / self.served_requests_per_s - 1
@@ -87,12 +92,12 @@ class OfferedLoad:
 
     @property
     def thinks_frac(self) -> float:
-        """Think time over latency; infinite where requests follow no answers."""
+        """Think time divided by latency; infinite if requests follow no answers."""
         return (self.think_ms or 0.0) / self.latency_ms if self.latency_ms else math.inf
 
     @property
     def summary(self) -> Message:
-        """Sentence about the pattern of the load; nothing where there is no pattern."""
+        """Sentence about the pattern of the load; empty if there is no pattern."""
         if self.pace == "answers":
             return say("{client_words}; the engine {works}.", self)
         if self.pace != "clock":
@@ -136,7 +141,7 @@ class OfferedLoad:
 
 @made_once
 def offered_load(timeline: Timeline) -> OfferedLoad:
-    """Return the load of one engine, as far as its trace shows it."""
+    """Return the load of one engine, as far as its trace shows the load."""
     spent = timeline.engine_states.select(
         LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"),
         LENGTH_US.filter(pl.col("state") != NOT_RECORDED).sum().alias("all"),
@@ -183,7 +188,7 @@ CLIENT_WORDS = {
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of requests, each sent when the one before is done."""
+    """Rounds of requests, each of which starts when the previous round is done."""
 
     rounds: int
     empty_frac: float
@@ -195,8 +200,8 @@ def rounds_of(requests: pl.DataFrame, places: int) -> Rounds:
     """Return how far rounds fill the engine.
 
     Args:
-        requests: When each came and went: ``came_us``, ``gone_us``.
-        places: Requests of a round, or seats if there are fewer.
+        requests: Times at which each request came and left: ``came_us``, ``gone_us``.
+        places: Number of requests in a round, or number of seats if that is smaller.
     """
     open_us = requests.select(begin_us="came_us", end_us="gone_us", requests=1).drop_nulls().cast(pl.Int64)
     times = level(open_us, requests="requests").filter(pl.col("requests") > 0)
@@ -213,7 +218,7 @@ def rounds_of(requests: pl.DataFrame, places: int) -> Rounds:
 def came_at_once(timeline: Timeline) -> bool:
     """Return whether nearly all requests of each trial came before its work had really begun.
 
-    Of a trace that begins with requests nobody knows when its work began.
+    False for a trace that begins with requests, because the start of its work is unknown.
     """
     if timeline.present.height:
         return False
@@ -229,9 +234,10 @@ def came_at_once(timeline: Timeline) -> bool:
 
 
 def _requests(timeline: Timeline) -> pl.DataFrame:
-    """Return when each request came and went, by trial, and the tokens that it took.
+    """Return when each request came and left, by trial, and the tokens that it took.
 
-    ``came``: in this trace; ``answered``: not aborted or failed; ``gave_up``: its client went away.
+    ``came``: the request arrived in this trace; ``answered``: it was not aborted and did not fail;
+    ``gave_up``: its client went away.
     """
     ends = timeline.finishes.unique("request_id", keep="last").select(
         "request_id",
@@ -291,14 +297,14 @@ def _by_clock(
 
 
 def _per_s(requests: pl.DataFrame, column: str) -> float | None:
-    """Return how many came or went a second, from the first of each trial to its last."""
+    """Return how many events there were per second, from the first of each trial to its last."""
     spans = requests.group_by("trial").agg(us=pl.col(column).max() - pl.col(column).min(), more=pl.len() - 1)
     us, more = (int(spans[name].sum()) for name in ("us", "more"))
     return 1e6 * more / us if us and more else None
 
 
 def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
-    """Return requests of the fullest step, and the share of the time that such steps need for the work."""
+    """Return the number of requests in the fullest step, and the share of time that such steps would need."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)["total_requests"]
     fullest = int(steps.max() or 0)  # type: ignore[arg-type]  # a column of integers
     if timeline.step_time is None or not fullest:
@@ -308,9 +314,10 @@ def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
 
 
 def _backlogs(timeline: Timeline, arrived: pl.DataFrame) -> tuple[list[float], int]:
-    """Return the backlog: its mean in each part of the time in which requests came, and the last count.
+    """Return the backlog: its mean in each part of the arrival period, and its last value.
 
-    Of the first trial: each begins anew. Without a step in one of the parts the means show no growth.
+    Only the first trial counts, because each trial begins anew. If a part has no step, the means show no
+    growth.
     """
     first = arrived.filter(pl.col("trial").eq_missing(pl.lit(arrived["trial"][0])))
     begin, end = int(first["came_us"].min()), int(first["came_us"].max())  # type: ignore[arg-type]  # integers

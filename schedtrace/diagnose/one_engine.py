@@ -1,4 +1,4 @@
-"""Facts that a report needs of one engine of a run: taken from its timeline, which need not be kept."""
+"""Facts that a report needs about one engine of a run, so that its timeline can be released."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.diagnose.effective_settings import Use, use_of
 from schedtrace.diagnose.package_rules import package_findings
-from schedtrace.diagnose.root_causes import Judged, judged
+from schedtrace.diagnose.root_causes import Judged, ordered_findings
 from schedtrace.diagnose.rules import PACKAGES, RULES, slow_steps
 from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
@@ -49,7 +49,7 @@ def exit_counts(timeline: Timeline) -> pl.DataFrame:
 
 
 def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
-    """Return one row per kind of exit over all engines: refusals first, the most frequent first.
+    """Return one row per kind of exit over all engines: refusals first, then by frequency.
 
     Args:
         engines: ``exit_counts`` of each engine.
@@ -68,7 +68,8 @@ def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
 def cap_counts(timeline: Timeline) -> pl.DataFrame:
     """Return a row per kind of cap of an engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
 
-    And of their steps the budget that was ``left`` in all, and in how many it is ``known``.
+    For the steps of each kind, ``left`` is the sum of the unused budget, and ``known`` the number of steps
+    with a known budget.
     """
     of_steps = pl.struct("step", "remaining_budget").unique().struct.field("remaining_budget")
     return timeline.caps.group_by(_CAP).agg(
@@ -82,7 +83,7 @@ def cap_counts(timeline: Timeline) -> pl.DataFrame:
 
 
 def cap_table(engines: Sequence[pl.DataFrame]) -> list[CapRow]:
-    """Return one row per kind of cap over all engines, that which withheld most first.
+    """Return one row per kind of cap over all engines, the kind that withheld the most tokens first.
 
     Args:
         engines: ``cap_counts`` of each engine.
@@ -115,7 +116,7 @@ class OneEngine:
     strip: list[StripCell]
     tails: list[LatencyTail]
     split: pl.DataFrame | None
-    """Split of the requests' time; None: the record does not show where it went."""
+    """Split of the requests' time; None if the record does not show it."""
     exits: pl.DataFrame
     caps: pl.DataFrame
     sums: EngineSums
@@ -162,16 +163,16 @@ def _step_excess(timeline: Timeline) -> list[StepExcess]:
 
 
 def judge(timeline: Timeline) -> Judged:
-    """Return what all rules find in one engine."""
+    """Return the findings of all rules on one engine."""
     own = (rule for rule in RULES.values() if rule.code not in PACKAGES.rules)
     findings = [finding for rule in own if rule.needs <= timeline.facts for finding in rule(timeline)]
     more, problems = package_findings(timeline, PACKAGES)
-    result = judged(timeline, [allowed(timeline, finding) for finding in findings + more])
+    result = ordered_findings(timeline, [allowed(timeline, finding) for finding in findings + more])
     return replace(result, problems=problems)
 
 
 def _begin_problems(timeline: Timeline) -> list[Message]:
-    """Return requests that were there when the trace began."""
+    """Return a notice about requests that were present when the trace began."""
     if timeline.there_first.is_empty():
         return []
     return [
@@ -185,7 +186,7 @@ def _begin_problems(timeline: Timeline) -> list[Message]:
 
 
 def _queue_problems(timeline: Timeline) -> list[Message]:
-    """Return a queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
+    """Return notices about a queue that is not vLLM's, and about a rebuilt queue of another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
     problems, wrong = [], timeline.mismatches

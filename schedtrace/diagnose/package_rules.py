@@ -1,8 +1,8 @@
-"""Rules of other packages, named below the entry point group ``schedtrace.findings``.
+"""Rules of other packages, registered in the entry point group ``schedtrace.findings``.
 
-Such a rule judges one engine's timeline as a rule of ``rules/`` does. Its findings stand in the report and in
-``schedtrace findings``, and are chosen by ``--only`` and ``--ignore``, like any other. An exception of its
-does not end the report: a problem of the report names it.
+Such a rule judges one engine's timeline as a rule of ``rules/`` does. Its findings appear in the report and
+in ``schedtrace findings``, and ``--only`` and ``--ignore`` select them like any others. If it raises an
+exception, the report continues and lists the exception among its problems.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ ENTRY_POINTS = "schedtrace.findings"
 
 
 class PackageRules(NamedTuple):
-    """Rules of other packages by their code, and why others could not be loaded."""
+    """Rules of other packages by code, and the reasons why some could not be loaded."""
 
     rules: dict[str, Rule[Timeline]]
     failed: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Findings in order: root causes by gain, each with its symptoms beneath it."""
+"""Order of findings: root causes by gain, each with its symptoms beneath it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from schedtrace.timeline.timeline import Timeline
 
 NEARLY = 0.8
 SMALL_FRAC = 0.5
-"""A root cause is folded only under one at least twice as large."""
+"""Least ratio of sizes for folding: a root cause is folded only under one at least twice as large."""
 MOST_OF_IT = 0.5
 
 
@@ -25,23 +25,23 @@ class Judged:
     """Findings of the rules on one engine."""
 
     requests_us: int
-    """All its requests' time: what its shares are of."""
+    """Time of all the engine's requests in microseconds, to which its shares refer."""
     roots: list[Finding]
     """Root causes with their symptoms; smaller ones are folded under larger ones."""
     symptoms: list[Finding]
-    """Symptoms of none of these."""
+    """Symptoms of none of these root causes."""
     problems: list[Message] = field(default_factory=list)
-    """Rules of other packages that failed."""
+    """Notices about rules of other packages that failed."""
 
 
-def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
-    """Put all findings of one engine in order."""
+def ordered_findings(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
+    """Return all findings of one engine in order."""
     roots = _folded(timeline, _specific_first(_roots(findings)))
     return Judged(timeline.requests_us, roots, _placed(roots, findings))
 
 
 def _roots(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the root causes among these, those that lead first, then by weight."""
+    """Return the root causes among these: findings that lead come first, the others by weight."""
     roots = [finding for finding in findings if finding.is_root]
     return sorted(roots, key=lambda root: (root.place, -_share(root), root.code))
 
@@ -51,15 +51,15 @@ def ranked(
     of_ranks: Sequence[Finding] = (),
     stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Return the root causes, those that lead first and then by weight, then symptoms of none.
+    """Return the root causes (those that lead first, then by weight), then symptoms without one.
 
-    What several engines show is one finding, with the ranks of all. Its shares are of all requests' time on
-    all engines; its other figures are of the engine that has most of it.
+    Several engines with the same finding yield one finding with the ranks of all. Its shares refer to all
+    requests' time on all engines; its other figures describe the engine with the largest part of it.
 
     Args:
-        engines: What was found on each.
+        engines: Findings of each engine.
         of_ranks: Findings about all ranks together.
-        stalled: Rank to its steps that waited for another rank's prefill.
+        stalled: Steps that waited for another rank's prefill, by rank.
     """
     for finding in of_ranks:
         finding.of_ranks = True
@@ -78,7 +78,7 @@ def ranked(
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
-    """Move a wait beneath uneven ranks if most of it was while another rank had room."""
+    """Move a wait beneath the imbalance of ranks if most of it occurred while another rank had room."""
     ranks = getattr(uneven.evidence, "ranks", [])
     own = next((figures for figures in ranks if figures.rank == root.engine_rank), None)
     if own is None or root.leads or not RULES[root.code].charges:
@@ -90,7 +90,7 @@ def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
 
 
 def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozenset[int]]) -> bool:
-    """Move slow steps beneath the stall if most of them waited for another rank."""
+    """Move slow steps beneath the prefill stall if most of them waited for another rank."""
     waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
     if root.code != slow_steps.RULE.code or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
         return False
@@ -99,14 +99,14 @@ def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozen
 
 
 def _put_beneath(cause: Finding, root: Finding) -> None:
-    """Make a root cause, with its symptoms, a symptom of another; what it advises would treat an effect."""
+    """Make a root cause, with its symptoms, a symptom of another; its advice would treat an effect."""
     cause.symptoms = _distinct([*cause.symptoms, *root.symptoms, _symptom(root)])
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
-    """Return what several engines show once: the first of it, with the ranks and the symptoms of the others.
+    """Merge equal findings of several engines into the first one, with the ranks and symptoms of the others.
 
-    A second one of the same engine is a symptom of the first if it is a root cause.
+    A second such root cause of the same engine becomes a symptom of the first.
     """
     distinct: list[Finding] = []
     for finding in findings:
@@ -125,9 +125,9 @@ def _distinct(findings: list[Finding]) -> list[Finding]:
 
 
 def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
-    """Return the root causes and the other symptoms of all engines, with shares of all requests' time.
+    """Return the root causes and remaining symptoms of all engines, with shares of all requests' time.
 
-    Clients are judged by the requests of all engines together.
+    Findings about clients are judged by the requests of all engines together.
     """
     if len(engines) == 1:
         return engines[0].roots, engines[0].symptoms
@@ -143,7 +143,7 @@ def _pooled_findings(engines: Sequence[Judged]) -> tuple[list[Finding], list[Fin
 
 
 def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
-    """Put each symptom among these beneath the first of its root causes; returns those without one."""
+    """Put each symptom beneath the first of its root causes; return the symptoms without one."""
     unplaced = []
     for symptom in (finding for finding in findings if not finding.is_root):
         causes = {*KINDS[symptom.code].symptom_of}
@@ -198,9 +198,9 @@ def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
 
 
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
-    """Return whether both concern the same resource, or the same requests waited longer for the larger.
+    """Return whether both concern the same resource, or the same requests waited longer for the larger one.
 
-    A wait for seats is explained by steps that more requests at once make slow.
+    Steps that become slow with more requests at once explain a wait for seats.
     """
     if slow_steps.contradicts(larger, smaller):
         return True
@@ -221,19 +221,19 @@ def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
 
 
 def _symptom(root: Finding) -> Finding:
-    """Return a root cause as it stands beneath another."""
+    """Return a root cause in the form that it has beneath another."""
     return msgspec.structs.replace(root, advice=[], symptoms=[])
 
 
 QUOTED = "share"
-"""The argument of a verdict that is the finding's ``share_frac``."""
+"""Name of the verdict's argument that is the finding's ``share_frac``."""
 
 
 def share_scaled(finding: Finding, part: float) -> Finding:
     """Return the finding with its shares rescaled from this engine to the whole run.
 
-    The verdict quotes the new share; clauses of it with another share are about one engine, and are left out.
-    A verdict that quotes none is about one engine, and names it.
+    The verdict quotes the new share. Its clauses with another share describe one engine, and are left out. A
+    verdict that quotes no share describes one engine, and names it.
     """
     share, gain = finding.share_frac, finding.gain
     scaled = msgspec.structs.replace(
@@ -250,7 +250,7 @@ def share_scaled(finding: Finding, part: float) -> Finding:
 
 
 def add_shares(finding: Finding, counterpart: Finding) -> None:
-    """Add the shares of the same finding on another engine; both are of the whole."""
+    """Add the shares of the same finding on another engine; both refer to the whole run."""
     if finding.share_frac is not None and counterpart.share_frac is not None:
         _set_share(finding, min(1.0, finding.share_frac + counterpart.share_frac))
     if finding.gain is not None and counterpart.gain is not None:
@@ -259,13 +259,13 @@ def add_shares(finding: Finding, counterpart: Finding) -> None:
 
 
 def quotes_share(finding: Finding) -> bool:
-    """Return whether its verdict says what share of the requests' time it explains."""
+    """Return whether the verdict states the share of the requests' time that it explains."""
     share = finding.share_frac
     return share is not None and finding.verdict.arguments.get(QUOTED) == Share(share)
 
 
 def on_engine(rank: int, sentence: Message) -> Message:
-    """Return a sentence about one of several engines; nothing if it says nothing."""
+    """Return a sentence with the engine that it is about; nothing for an empty sentence."""
     return say("[{sentence:?}Engine {rank}: {sentence}]", rank=Number(rank), sentence=sentence)
 
 

@@ -1,6 +1,6 @@
-"""Figures beside the findings: latency by class, caches, drafts, outcomes, durations, sums over engines.
+"""Statistics of a run: latency by class, caches, drafts, outcomes, durations, and sums over engines.
 
-Of each engine stay counts and frames, which ``statistics`` puts together over the engines of a run.
+Counts and frames of each engine are kept, and ``statistics`` combines them over the engines of a run.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ import polars as pl
 
 from schedtrace.diagnose.latencies import (
     FINISHED,
-    counted,
     distribution,
+    grouped_by_value,
     inter_token,
     request_latencies,
     single,
@@ -37,7 +37,7 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 MANY_FRAC = 0.05
-"""Share of the requests: as many without a first token make TTFT a figure of the others only."""
+"""Share of requests without a first token from which TTFT is marked as a figure of the others only."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class EngineSums:
     inter_token: pl.DataFrame | None
     """Times between two outputs of a request, likewise; None: not recorded."""
     kv_used: tuple[float, int] | None
-    """Mean share of KV blocks in use after its steps, and in how many it is known."""
+    """Mean share of KV blocks in use after the steps, and the number of steps that record it."""
     spans: pl.DataFrame
-    """``throughput.counted_spans``."""
+    """Result of ``throughput.counted_spans``."""
 
 
 def engine_sums(timeline: Timeline) -> EngineSums:
-    """Count one engine."""
+    """Return the sums over one engine."""
     steps, facts = timeline.steps, timeline.facts
     lives = Fact.LIVES in facts
     worked = pl.col("total_requests") > 0
@@ -79,9 +79,9 @@ def engine_sums(timeline: Timeline) -> EngineSums:
         facts=facts,
         counts=_outcomes(timeline) | _work(timeline) | _prefix(timeline),
         requests=_requests(timeline) if lives else None,
-        device=counted(single(steps, pl.when(worked).then("busy_us"))),
-        apart=counted(single(steps, pl.when(worked & busy).then(following))),
-        inter_token=counted(inter_token(timeline))
+        device=grouped_by_value(single(steps, pl.when(worked).then("busy_us"))),
+        apart=grouped_by_value(single(steps, pl.when(worked & busy).then(following))),
+        inter_token=grouped_by_value(inter_token(timeline))
         if {Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts
         else None,
         kv_used=(float(kv_used.mean()), len(kv_used)) if len(kv_used) else None,  # type: ignore[arg-type]  # floats
@@ -90,7 +90,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
 
 
 def _outcomes(timeline: Timeline) -> dict[str, int | None]:
-    """Return the fields of ``Outcomes``: requests by how they ended for the last time."""
+    """Return the fields of ``Outcomes``: the number of requests by their final status."""
     arrived = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
     requests = pl.concat([timeline.present.select("request_id"), arrived]).unique()
     last = timeline.finishes.unique("request_id", keep="last")
@@ -113,7 +113,7 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _work(timeline: Timeline) -> dict[str, int | None]:
-    """Sum up its steps, and requests each time that they ended: what they had, and for how long."""
+    """Return sums over the engine's steps, and over requests at their ends: tokens and times."""
     steps, finishes = timeline.steps, timeline.finishes
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     in_queue = pl.col("state").is_in(QUEUED)
@@ -142,9 +142,9 @@ def _work(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _prefix(timeline: Timeline) -> dict[str, int | None]:
-    """Return the counts of ``PrefixCacheUse``, over requests' first schedulings; none: not recorded.
+    """Return the counts of ``PrefixCacheUse`` over requests' first schedulings; none if not recorded.
 
-    ``enabled``: whether prefix caching was.
+    ``enabled``: whether prefix caching was on.
     """
     if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
         return {}
@@ -167,7 +167,7 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
 
 
 def _recorded(frame: pl.DataFrame, column: str) -> int | None:
-    """Return the sum of a column; None where no row has a value."""
+    """Return the sum of a column; None if no row has a value."""
     if column not in frame.columns or frame[column].null_count() == frame.height:
         return None
     return int(frame[column].sum())
@@ -196,8 +196,8 @@ def statistics(engines: Sequence[EngineSums], ranks: RecordedRanks) -> Statistic
     """Return the statistics of all engines of a run together.
 
     Args:
-        engines: What was counted of each, in the order of ranks.
-        ranks: The same engines.
+        engines: Sums of each engine, in the order of ranks.
+        ranks: Ranks of the same engines.
     """
     requests = [engine.requests for engine in engines if engine.requests is not None]
     lives = len(requests) == len(engines)
@@ -227,7 +227,7 @@ def _ended(sums: dict[str, int]) -> Outcomes:
 
 
 def _added(engines: Sequence[EngineSums]) -> dict[str, int]:
-    """Return the counts of all engines, without those that none of them knows."""
+    """Return the summed counts of all engines, without counts that none of them records."""
     sums: dict[str, int] = {}
     for engine in engines:
         for name, count in engine.counts.items():
@@ -278,7 +278,7 @@ def survivors(statistics: Statistics | None) -> Message:
 
 
 def _cache_use(sums: dict[str, int]) -> PrefixCacheUse | None:
-    """Return every request's first scheduling; a connector may bring tokens without a prefix cache."""
+    """Return every request's first scheduling; with a connector, tokens may come without a prefix cache."""
     hits, prompt = sums["hit_tokens"], sums["prompt_tokens"]
     if not hits and not sums["enabled"]:
         return None
@@ -319,7 +319,7 @@ def _engines(engines: Sequence[EngineSums], ranks: RecordedRanks) -> list[Engine
 
 
 def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) -> EngineFigures:
-    """Return the sums over these engines; ``seconds`` are those that count for the throughput of all."""
+    """Return the sums over these engines; ``seconds`` is the time for the throughput of all."""
     lives = all(Fact.LIVES in engine.facts for engine in engines)
     sums = _added(engines)
     rates = throughput(0, sums["input_tokens"], sums["output_tokens"], seconds) if lives and seconds else None
@@ -347,7 +347,7 @@ def _at_a_time(engines: Sequence[EngineSums], time: str) -> float | None:
 
 
 def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
-    """Return the mean of means, each of so many values."""
+    """Return the weighted mean of means."""
     if len(parts) == 1:  # no rounding
         return parts[0][0]
     count = sum(count for _, count in parts)
@@ -355,7 +355,7 @@ def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
 
 
 def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
-    """Set means over the time in which any rank had a request, so that those of ranks compare."""
+    """Set means over the time in which any rank had a request, so that ranks are comparable."""
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     for row in figures:
         own = [mean for rank, mean in means.items() if row.engine_rank in {None, rank}]
@@ -364,7 +364,7 @@ def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
 
 
 def _add_lockstep(ranks: RecordedRanks, figures: list[EngineFigures]) -> None:
-    """Set the dummy batches by the common step counter, and what ranks waited for others' prefills."""
+    """Set the dummy batches by the common step counter, and the time in which ranks waited for prefills."""
     dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
     stalls = ranks.prefill_stalls
     stalled = {}

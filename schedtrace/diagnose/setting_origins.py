@@ -1,4 +1,4 @@
-"""Origins of a setting's value: given, vLLM's default, or made of other settings."""
+"""Origins of a setting's value: the user, vLLM's default, or other settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +25,12 @@ RETENTION = "cache_config.prefix_cache_retention_interval"
 
 
 def has_windows(header: Header) -> bool:
-    """Return whether the retention interval decides anything: of groups that give blocks back."""
+    """Return whether the retention interval has an effect: whether there are groups that free blocks."""
     return any(group.kind.startswith(("SlidingWindow", "Mamba")) for group in header.cache_groups)
 
 
 def keeps_windows(header: Header) -> bool:
-    """Return whether every block of a window stays cached: by the setting, or since vLLM had none."""
+    """Return whether every block of a window stays cached: by the setting, or in a vLLM without it."""
     return has_windows(header) and header.settings.get(RETENTION) is None
 
 
@@ -74,7 +74,7 @@ VALUES: dict[str, Value] = {
     "max_cudagraph_capture_size": _listed("compilation_config.max_cudagraph_capture_size"),
     "cudagraph_capture_sizes": _listed("compilation_config.cudagraph_capture_sizes"),
 }
-"""Name of the setting to where the engine's header has it; None: this run or release does not have it."""
+"""Location of each setting in the engine's header; None if this run or release lacks it."""
 
 
 STRUCTURES = {
@@ -83,24 +83,24 @@ STRUCTURES = {
     "max_cudagraph_capture_size": "compilation_config",
     "cudagraph_capture_sizes": "compilation_config",
 }
-"""Settings that can be given as part of a structure, of which only that it was given is recorded."""
+"""Settings that a structure may contain; only the presence of the structure is recorded."""
 CHOSEN = frozenset(
     {
         *("max_num_scheduled_tokens", "num_gpu_blocks", "kv_cache_memory_bytes", "kv_cache_dtype"),
         *("block_size", "max_model_len", "max_num_encoder_input_tokens", *STRUCTURES),
     }
 )
-"""Settings that vLLM computes where they are not given."""
+"""Settings that vLLM computes if the user does not set them."""
 BY_CONTEXT = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 """Settings whose default differs between ``LLM(...)`` and a server."""
 AUTOMATIC = (None, -1, "auto")
 """Values that ask vLLM to choose."""
 GIVEN = "(given)"
-"""Recorded for what is no plain value."""
+"""Recorded text for a value that is no plain value."""
 
 
 def with_origin(name: str, value: Any, run: Run) -> EffectiveSetting:
-    """Return a setting of the run's engines with what is known of where its value comes from."""
+    """Return a setting of the run's engines, with the known origin of its value."""
     value_given, configured = _given(name, run), configured_by(run)
     if value_given is None:
         origin, why = _not_given(name, value, run)
@@ -120,7 +120,7 @@ def configured_by(run: Run) -> Configured | None:
 
 
 def _given(name: str, run: Run) -> Any:
-    """Return what was given for it; None: nothing, or that vLLM choose."""
+    """Return the user's value of a setting; None if there is none, or it asks vLLM to choose."""
     arguments: dict[str, Any] = {}
     if configured := configured_by(run):
         arguments = configured.given
@@ -148,7 +148,7 @@ def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
 
 
 def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tuple[Origin, Message]:
-    """Return the origin of one of ``BY_CONTEXT``: the context's default, or what vLLM made of it."""
+    """Return the origin of a setting in ``BY_CONTEXT``: the context's default, or vLLM's choice."""
     defaults_elsewhere = [
         say("{context:code} {value:n}", context=other_context, value=default)
         for other_context, default in defaults.items()
@@ -161,7 +161,7 @@ def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tu
 
 
 def _reserved_for_drafts(header: Header) -> Message:
-    """Return what speculative decoding takes from a step's tokens; nothing without it."""
+    """Return the number of tokens that speculative decoding reserves in a step; nothing without it."""
     slots = header.settings.get("speculative_config.max_num_new_slots_for_drafting")
     batched, budget = header.scheduler_config.get("max_num_batched_tokens"), header.token_budget
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:
@@ -177,7 +177,7 @@ def _reserved_for_drafts(header: Header) -> Message:
 
 
 def _blocks_from(header: Header) -> Message:
-    """Return which setting decided the number of blocks."""
+    """Return the setting that decided the number of blocks."""
     names = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     by = next((name for name in names if VALUES[name](header) is not None), None)
     return say("[by {setting:setting}]", setting=by)

@@ -1,4 +1,4 @@
-"""Requests that get nowhere: refused though alone, ready but parked, or computing the same again."""
+"""Requests that make no progress: refused though alone, ready but parked, or recomputing the same tokens."""
 
 import polars as pl
 
@@ -11,11 +11,11 @@ from schedtrace.timeline.timeline import Timeline, made_once
 
 FEWEST_REFUSALS = 10
 LONG_US = 1_000_000
-"""Least time of fewer refusals, in microseconds: only then do they prove it."""
+"""Least time in microseconds from which a few refusals prove that a request never fits."""
 FEWEST_PREEMPTIONS = 2
-"""Fewest preemptions of a request by itself with nobody else there."""
+"""Fewest preemptions of a request by itself while it was alone."""
 GONE = ("ABORTED", "IGNORED", "ERROR")
-"""``RequestStatus`` names of requests that ended without what they asked for."""
+"""``RequestStatus`` names of requests that ended without the requested output."""
 
 
 @made_once
@@ -77,7 +77,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
 
 
 def _refusals(timeline: Timeline) -> pl.DataFrame:
-    """Return exits that refused, for its own size, a request which then never got what it asked for."""
+    """Return exits that refused, for its own size, a request that never got the requested output."""
     done = timeline.finishes.filter(~pl.col("status").is_in(GONE))
     steps = timeline.steps.select("step", "num_waiting_after", "end_us")
     return (
@@ -105,7 +105,7 @@ def _alone(timeline: Timeline) -> pl.Series:
 
 
 def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
-    """Return requests whose prompts need more KV blocks than there are, as far as the header tells."""
+    """Return requests whose prompts need more KV blocks than there are, as far as the header shows."""
     usable = usable_blocks(timeline.header)
     if usable is None or blocks_needed(timeline.header, 1) is None:
         return []
@@ -120,11 +120,13 @@ def _last_scheduled(timeline: Timeline) -> pl.DataFrame:
 
 
 FEWEST_STEPS = 10
-"""The step after the news promotes a request; one or two more may be under way."""
+"""Fewest steps after which a ready request is parked; the next step promotes it, and more may be in
+flight.
+"""
 
 
 def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per such request and reason, the longest first.
+    """Return one row per request that was ready but parked, and reason, the longest first.
 
     Columns: ``request_id``, ``trial``, ``cause`` (``grammar_pending`` or ``remote_kv_pending``),
     ``ready_us``, ``parked_us`` (how long it was still in the queue for that cause, or while the engine
@@ -211,23 +213,23 @@ def _latest(rows: pl.LazyFrame, cause: Cause, ready: str) -> pl.DataFrame:
 
 
 TIMES_OVER = 2
-"""Multiple of its high-water mark that a request without progress computes again."""
+"""Factor of its high-water mark that a request without progress recomputes."""
 FEWEST_FRUITLESS = 2
 GAIN_FRAC = 0.1
-"""A restart is fruitless if it gained less than this share of what it computed again."""
+"""Share of the recomputed tokens below which the progress of a restart makes it fruitless."""
 
 
 def no_progress(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per such request, the one that recomputed most first.
+    """Return one row per request without progress, the request that recomputed most first.
 
     Columns: ``request_id``, ``trial``, ``restarts``, ``fruitless`` (restarts that hardly passed the
     high-water mark before them), ``high_tokens`` (the most that it had computed before its last restart),
     ``recomputed_tokens``, ``first_step`` and ``last_step`` (from its first restart to its last),
-    ``unfinished``, ``hopeless``: nobody but such requests got anything after its first restart, so that
-    nothing that it waits for can have come free.
+    ``unfinished``, ``hopeless``: only such requests got tokens after its first restart, so nothing that it
+    waits for can have become free.
 
     A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
-    Rejected drafts are taken back too, but never so many. Tokens found in a cache are not recomputed.
+    Rejected draft tokens also reduce them, but never by so many. Tokens found in a cache are not recomputed.
     """
     block = steps_per_block(timeline)
     steps = pl.col("last_step") - pl.col("step") + 1

@@ -1,8 +1,8 @@
-"""Requests and tokens per second, and the time that they are over: the one home of throughput.
+"""Requests and tokens per second, and the period that they refer to: the definition of throughput.
 
-A trial of ``schedtrace run`` has a beginning and an end, so its throughput is over all of its time, as in
-vLLM's benchmarks. Nobody tells when the load of a server begins or ends. Its throughput is over the time in
-which it had a request: an hour in which nobody asked anything says nothing about the engine.
+A trial of ``schedtrace run`` has a beginning and an end, so its throughput refers to its whole duration, as
+in vLLM's benchmarks. The load of a server has no such limits. Its throughput refers to the time in which it
+had a request, because idle hours say nothing about the engine.
 """
 
 from collections.abc import Iterable
@@ -20,15 +20,15 @@ from schedtrace.timeline.spans import LENGTH_US, total_us, united
 from schedtrace.timeline.timeline import Timeline
 
 Over = Literal["trial", "requests"]
-"""The whole trial, or the time in which there were requests."""
+"""Period of the throughput: the whole trial, or the time in which there were requests."""
 NOT_IDLE_FRAC = 0.99
-"""Share of the time: below it, a report says which part of the time counts."""
+"""Share of time with requests below which a report names the period that counts."""
 SPAN = {"begin_us": pl.Int64, "end_us": pl.Int64}
 """Columns of a table of spans of time."""
 
 
 class Throughput(NamedTuple):
-    """Rates that vLLM's benchmarks print."""
+    """Rates as vLLM's benchmarks print them."""
 
     requests_per_s: float
     total_tokens_per_s: float
@@ -46,10 +46,10 @@ def over(timeline: Timeline) -> Over:
 
 
 def counted_spans(timeline: Timeline) -> pl.DataFrame:
-    """Return the time that counts of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
+    """Return the counted periods of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
 
     One row for a whole trial: from the start of its first step to its last output. Otherwise one for every
-    maximal time in which the engine had a request. Both without gaps of the trace.
+    maximal time in which the engine had a request. Gaps of the trace are cut out of both.
     """
     anchor = timeline.header.wall_anchor_us
     if timeline.whole_trials:
@@ -72,17 +72,17 @@ def counted_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
-    """Return the seconds that count of each trial: those of any engine, each moment once.
+    """Return the counted seconds of each trial, each moment of any engine once.
 
     Args:
-        engines: ``counted_spans`` of each.
+        engines: ``counted_spans`` of each engine.
     """
     spans = pl.concat(engines).partition_by("trial", as_dict=True)
-    return {trial: seconds(of_trial) for (trial,), of_trial in spans.items()}
+    return {trial: covered_seconds(of_trial) for (trial,), of_trial in spans.items()}
 
 
-def lives(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
-    """Return when each request was in the scheduler, as much of it as lies between two moments."""
+def request_presence(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
+    """Return when each request was in the scheduler, cut to the time between two moments."""
     there = trace.present.select("request_id", queued_us="at_us")
     begun = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
     ended = trace.finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
@@ -128,13 +128,13 @@ def _busy_s(run: RunReport, rank: int) -> float:
     return sum(part.time_ms for part in states if part.state in BUSY) / 1e3
 
 
-def seconds(spans: pl.DataFrame) -> float:
-    """Return how long any of these spans was, each moment once."""
+def covered_seconds(spans: pl.DataFrame) -> float:
+    """Return the seconds that these spans cover, each moment once."""
     return total_us(united(spans)) / 1e6
 
 
 def sampled_tokens(steps: pl.DataFrame, finished: pl.DataFrame) -> int:
-    """Return the output tokens of these steps; where not recorded, those of requests that finished."""
+    """Return the output tokens of these steps or, if not recorded, those of requests that finished."""
     if "output_tokens" in steps.columns and steps["output_tokens"].count():
         return int(steps["output_tokens"].sum())
     return int(finished["output_tokens"].sum())

@@ -1,4 +1,4 @@
-"""Parts of the requests' time, which add up: what a report shows first."""
+"""Parts of the requests' time, which add up to 100 %; a report shows them first."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -38,9 +38,9 @@ def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
 
 
 def engine_split(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per ``part`` and ``cause`` with its ``us``: waits by what they are charged to.
+    """Return one row per ``part`` and ``cause`` with its ``us``; waits are listed by their charges.
 
-    The rest is without the host's time, which is a part of its own.
+    The host's time is a part of its own and not included in the others.
     """
     states = with_engine_time(recorded(timeline.request_states), timeline.engine_states)
     computing = pl.col("state").is_in(COMPUTING)
@@ -84,9 +84,9 @@ def engine_split(timeline: Timeline) -> pl.DataFrame:
 
 
 def _at_the_engine(timeline: Timeline, states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows from when the engine's process has a request: from then on its thread delays it.
+    """Return the rows from the time when the engine's process has a request, whose thread then delays it.
 
-    Nothing of them where that is not recorded.
+    None if that time is not recorded.
     """
     received = timeline.first_arrivals.select("request_id", "received_us")
     begin = pl.max_horizontal("begin_us", pl.min_horizontal("received_us", "end_us"))
@@ -98,7 +98,7 @@ STRIP_CELLS = 40
 
 
 def request_time(timeline: Timeline) -> list[RequestTime]:
-    """Return the states and causes of all requests, the longest first; interruptions come before both."""
+    """Return the states and causes of all requests, the longest first; interruptions precede both."""
     states = recorded(timeline.interrupted_states)
     total = total_us(states)
     if not total:

@@ -1,4 +1,4 @@
-"""The figures of each trial."""
+"""Figures of each trial."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,10 +27,10 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
     """Return one report per trial of one engine, in the order of the trials.
 
     Args:
-        timeline: The engine's trace.
-        manifest: Has the front end's figures, which are of all ``engines`` together.
-        engines: Of the run; with several, throughput is taken from each one's trace, and then put
-            ``over_all_engines``.
+        timeline: Timeline of the engine.
+        manifest: Manifest with the front end's figures, which refer to all ``engines`` together.
+        engines: Number of engines in the run; with several, the throughput comes from each engine's trace and
+            is then combined by ``over_all_engines``.
     """
     seconds = counted_s([counted_spans(timeline)])
     measured = _by_trial(manifest)
@@ -47,16 +47,16 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
 
 
 def _by_trial(manifest: Manifest | None) -> dict[int, TrialResult]:
-    """Return what the front end measured."""
+    """Return the front end's measurements by trial."""
     return {result.trial: result for result in manifest.trials} if manifest else {}
 
 
 def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None, float]) -> None:
-    """Put the throughput of each engine over the time of all, so that what engines did at a time adds up.
+    """Set the throughput of each engine over the time of all engines, so that the throughputs add up.
 
     Args:
-        reports: Of all engines.
-        counted: ``throughput.counted_s`` of them.
+        reports: Reports of all engines.
+        counted: ``throughput.counted_s`` of all engines.
     """
     for report in reports:
         whole = counted.get(report.trial)
@@ -73,8 +73,8 @@ def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> 
     Latencies and throughput are those of all requests; preemptions are not counted.
 
     Args:
-        timelines: Of the engines, in the order of ranks.
-        manifest: Of the run.
+        timelines: Timelines of the engines, in the order of ranks.
+        manifest: Manifest of the run.
     """
     if len(timelines) == 1:
         return trial_reports(timelines[0], manifest)
@@ -92,10 +92,10 @@ def _report(
     """Return the report of one trial on these engines together.
 
     Args:
-        timelines: Of the engines.
-        trial: None: a trace without trials.
-        result: What the front end measured of them; None: nothing.
-        seconds: That count for throughput where it did not; None: there are none.
+        timelines: Timelines of the engines.
+        trial: Trial; None for a trace without trials.
+        result: Measurements of the front end; None if there are none.
+        seconds: Seconds that count for throughput without such measurements; None if there are none.
     """
     first = timelines[0]
     finishes = _together([timeline.trial_rows(timeline.finishes, trial) for timeline in timelines])
@@ -170,12 +170,12 @@ def _duration_s(steps: pl.DataFrame) -> float | None:
 
 
 def _largest(steps: pl.DataFrame, column: str) -> float | None:
-    """Return the largest value; None where the record does not have it."""
+    """Return the largest value; None if it is not recorded."""
     return steps.select(pl.col(column).max()).item() if column in steps.columns else None
 
 
 def _new_per_step(working: pl.DataFrame) -> list[int] | None:
-    """Return the newly scheduled requests per step; None where a step does not tell."""
+    """Return the newly scheduled requests per step; None if they are not recorded for each step."""
     new = working["num_new"]
     return None if new.null_count() else new.filter(new > 0).to_list()
 
@@ -192,7 +192,7 @@ def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
 
 
 def strip(timeline: Timeline) -> list[StripCell]:
-    """Return budget use over the run: at most ``STRIP_CELLS`` equal shares of steps with tokens."""
+    """Return budget use over the run, in at most ``STRIP_CELLS`` equal shares of the steps with tokens."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0)
     if steps["use_frac"].is_null().all():  # no steps, or no budgets
         return []

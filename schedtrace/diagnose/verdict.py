@@ -23,7 +23,7 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 SAID_FROM_FRAC = 0.05
-"""Parts of the requests' time that the first sentence names."""
+"""Share of the requests' time from which a part is named in the first sentence."""
 STAYS_FRAC = 0.5
 EXPLAINS_FROM_FRAC = 0.10
 """Least share of the requests' time from which a finding without gain still explains the run."""
@@ -37,12 +37,13 @@ PARTS = {
 
 
 def leading(findings: list[Finding], before: str = "") -> list[Finding]:
-    """Return the root causes that the verdict is about, the first one first; empty: nothing limited the run.
+    """Return the root causes of the verdict, the first one first; empty if nothing limited the run.
 
     Args:
-        findings: Ranked.
-        before: Code of the verdict before, on an engine that is watched. It stays first while no other is
-            twice as large, and half of what it takes to lead is left: near equals must not alternate.
+        findings: Ranked findings.
+        before: Code of the previous verdict, for a watched engine. It stays first while no other finding is
+            twice as large and it still has half of the share needed to lead, so that near equals do not
+            alternate.
     """
     roots = [finding for finding in findings if finding.is_root]
     leads = [root for root in roots if root.leads or root.weight >= _from(root)]
@@ -64,7 +65,7 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
 
 
 def lead_first(findings: list[Finding]) -> list[Finding]:
-    """Return the findings with the one first that the verdict is about."""
+    """Return the findings with the verdict's finding first."""
     lead = leading(findings)[:1]
     return [*lead, *(finding for finding in findings if finding not in lead)]
 
@@ -76,26 +77,26 @@ class Unlimited:
     steps: int
     rank: int
     facts: frozenset[Fact]
-    """Facts its record holds; without ``SHOWS_LIMITS``, nothing below says anything but ``contents``."""
+    """Facts that the record contains; without ``SHOWS_LIMITS``, only ``contents`` is meaningful."""
     contents: Message
-    """Message on what the record shows where it cannot tell what limits the engine."""
+    """Message on the contents of a record that cannot show what limits the engine."""
     requests_us: int = 0
     busy_us: int = 0
     idle_us: int = 0
     missing_us: int = 0
-    """Time of which nothing is recorded, and the length of all of the trace."""
+    """Microseconds of which nothing is recorded, and the length of the whole trace."""
     missing_steps: int = 0
     length_us: int = 0
     capped: Message = NOTHING
-    """A threshold that held long prompts back, as it is meant to; empty: none did."""
+    """Message on a threshold that held long prompts back, as intended; empty if none did."""
     nothing: Message = NOTHING
     load: OfferedLoad = field(default_factory=lambda: OfferedLoad("unknown", 0.0))
     stalled: Message = NOTHING
-    """The watchdog's words, where the trace ends without progress; empty: it does not."""
+    """Sentence of the watchdog if the trace ends without progress; empty otherwise."""
 
 
 def unlimited(timeline: Timeline) -> Unlimited:
-    """Take from a timeline what the verdict may need."""
+    """Return the facts of a timeline that the verdict may need."""
     steps, rank, facts = timeline.steps.height, timeline.rank, timeline.facts
     if not facts >= SHOWS_LIMITS:
         return Unlimited(steps, rank, facts, contents(timeline))
@@ -121,14 +122,14 @@ def unlimited(timeline: Timeline) -> Unlimited:
 def verdict(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str = ""
 ) -> list[Message]:
-    """Say in at most three sentences what limits the run, and then what is missing of it.
+    """Return at most three sentences on what limits the run, and then what the record lacks.
 
-    Engines that made no progress when their traces ended come before.
+    Engines that made no progress when their traces ended come first.
 
     Args:
-        engines: ``unlimited`` of each.
-        findings: Of all engines, ranked.
-        split: ``time_split`` of them.
+        engines: ``unlimited`` of each engine.
+        findings: Ranked findings of all engines.
+        split: ``time_split`` of all engines.
         before: As for ``leading``.
     """
     several = len(engines) > 1
@@ -143,7 +144,7 @@ def verdict(
 
 
 def _missing(engines: Sequence[Unlimited]) -> list[Message]:
-    """Say how much of the run the verdict is not about; nothing where nothing is missing."""
+    """Describe the part of the run that the verdict does not cover; nothing if it covers all."""
     steps, us = (sum(getattr(engine, name) for engine in engines) for name in ("missing_steps", "missing_us"))
     if not steps and not us:
         return []
@@ -179,7 +180,7 @@ def _verdict(
 
 
 def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Message]:
-    """Return what a record shows that cannot tell what limits the engines."""
+    """Return the contents of a record that cannot show what limits the engines."""
     longest = max(engines, key=lambda engine: engine.steps)
     shown = on_engine(longest.rank, longest.contents) if len(engines) > 1 else longest.contents
     return [sentence for sentence in (cannot_tell(facts), shown, RECORD_IT) if sentence]
@@ -188,7 +189,7 @@ def _untold(engines: Sequence[Unlimited], facts: frozenset[Fact]) -> list[Messag
 def _nothing_leads(
     engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart]
 ) -> list[Message]:
-    """Say that no setting limits the engines: what explains the run, or where the requests' time went."""
+    """Describe that no setting limits the engines, and what explains the run or took the requests' time."""
     main = max(engines, key=lambda engine: engine.requests_us)
     load = engines[0].load.summary if len(engines) == 1 else NOTHING
     if load and main.load.grows:
@@ -220,7 +221,7 @@ def _from(root: Finding) -> float:
 
 
 def _lowered(title: Message) -> Message:
-    """Return a title within a sentence; abbreviations keep their capitals."""
+    """Return a title in the form for the middle of a sentence; abbreviations keep their capitals."""
     template = title.template
     if template[1:2].islower():
         template = template[0].lower() + template[1:]
@@ -250,7 +251,7 @@ def _nothing(timeline: Timeline) -> Message:
 
 
 def _all_there(timeline: Timeline, working: pl.DataFrame) -> bool:
-    """Return whether the first step of each trial had all of its requests."""
+    """Return whether all requests were present at the first step of each trial."""
     for trial in timeline.trials():
         steps = timeline.trial_rows(working, trial).sort("step")
         arrived = timeline.trial_rows(timeline.arrivals, trial).height

@@ -1,4 +1,4 @@
-"""Facts that findings about waits share: whom a charge concerns, how long, and the steps that it shows in."""
+"""Facts that findings about waits share: the requests of a charge, their times, and its steps."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
-"""A hundredth of the requests' time: what is less does not move any of their latencies."""
+"""Least share of the requests' time; less does not affect any of their latencies."""
 
 
 @dataclass(frozen=True)
 class Charged:
-    """All time that is charged to some roots."""
+    """Time that is charged to some causes."""
 
     rows: pl.DataFrame
     """Rows of ``timeline.charges``."""
@@ -22,16 +22,16 @@ class Charged:
     share_frac: float
     """Share of all requests' time."""
     requests: int
-    """Requests that waited for it, or computed again."""
+    """Number of requests that waited for it, or recomputed tokens."""
     longest_us: int
     longest_id: str
-    """The request with the longest of these waits, added up."""
+    """Request with the longest of these waits, added up."""
     steps: pl.DataFrame
-    """The steps of ``timeline.steps`` in which they waited."""
+    """Steps of ``timeline.steps`` in which the requests waited."""
 
 
 def charged(timeline: Timeline, *charges: str) -> Charged | None:
-    """Return the time charged to these; None if it is less than ``FOUND_FROM_FRAC`` of the requests' time."""
+    """Return the time charged to these causes; None below ``FOUND_FROM_FRAC`` of the requests' time."""
     rows = timeline.charges.filter(pl.col("charge").is_in([str(charge) for charge in charges]))
     time_us = int(rows["time_us"].sum())
     if not timeline.requests_us or time_us / timeline.requests_us < FOUND_FROM_FRAC:
@@ -63,7 +63,7 @@ class ClassTime(msgspec.Struct, kw_only=True):
 
 
 def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:
-    """Return the priority classes of who got tokens in these steps, the most urgent first."""
+    """Return the priority classes of requests that got tokens in these steps, the most urgent first."""
     asked = timeline.known_requests.select("request_id", "priority")
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(asked, on="request_id")
     inside = ran.with_columns(steps=steps_inside(ran, steps))
@@ -76,7 +76,7 @@ def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:
 
 
 def steps_inside(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
-    """Count in how many of these steps each row with ``begin_step`` and ``end_step`` was."""
+    """Return the number of these steps that each row with ``begin_step`` and ``end_step`` covers."""
     numbers = steps["step"]
     first = numbers.search_sorted(rows["begin_step"], side="left").cast(pl.Int64)
     last = numbers.search_sorted(rows["end_step"], side="right").cast(pl.Int64)
@@ -84,6 +84,6 @@ def steps_inside(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
 
 
 def mean(rows: pl.DataFrame, value: pl.Expr) -> float | None:
-    """Return the mean over the rows that have it."""
+    """Return the mean over the rows that have a value."""
     average = rows.select(value.cast(pl.Float64).mean()).item()
     return None if average is None else float(average)

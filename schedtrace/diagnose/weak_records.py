@@ -1,4 +1,4 @@
-"""Sentences on a record that lacks facts: that it cannot tell, what it does show, and what would tell."""
+"""Sentences on a record that lacks facts: what it cannot show, what it shows, and what would show more."""
 
 import polars as pl
 
@@ -10,7 +10,7 @@ from schedtrace.model.trace_facts import SHOWS_LIMITS, Fact, in_order
 from schedtrace.timeline.timeline import Timeline
 
 MOST_STEPS = 3
-"""Steps with new requests that are named; further ones are counted."""
+"""Maximum number of steps with new requests that are named; further ones are only counted."""
 RECORD_IT = say(
     "To know, record the engine: {attach:code} (a server that runs) or {run:code} (a benchmark).",
     attach="schedtrace attach --for 60s",
@@ -29,7 +29,7 @@ def unjudged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
 
 
 def cannot_tell(facts: frozenset[Fact]) -> Message:
-    """Say that a record does not show what limits the engine, and what it lacks for that; else nothing."""
+    """Return a sentence if a record does not show what limits the engine, with what it lacks."""
     return say(
         "[This record cannot tell what limits the engine: it lacks {missing}.]",
         missing=", ".join(in_order(SHOWS_LIMITS - facts)),
@@ -37,7 +37,7 @@ def cannot_tell(facts: frozenset[Fact]) -> Message:
 
 
 def left_open(facts: frozenset[Fact]) -> Message:
-    """Say what a record lacks that shows what limits the engine; nothing if it lacks nothing."""
+    """Return a sentence on missing facts that would show what limits the engine; nothing if none is."""
     needed = frozenset[Fact]().union(*(rule.needs for rule in RULES.values()))
     return say(
         "[This record lacks {missing}: what these would show is not judged.]",
@@ -67,13 +67,13 @@ def contents(timeline: Timeline) -> Message:
 
 
 def _ends(steps: pl.DataFrame, column: str) -> tuple[float | None, float] | None:
-    """Return the least and the most of a column, of equal ones only the most; None: not recorded."""
+    """Return the smallest and the largest value of a column, only one if equal; None if not recorded."""
     low, high = steps.select(low=pl.col(column).min(), high=pl.col(column).max()).row(0)
     return None if high is None else (low if low < high else None, high)
 
 
 def _admissions(steps: pl.DataFrame) -> Message:
-    """Return in which steps new requests came in, and how many; nothing where a step does not tell."""
+    """Return the steps in which new requests came in, with their number; nothing if not recorded."""
     admits = steps.filter(pl.col("num_new") > 0)
     if steps["num_new"].null_count() or admits.is_empty():
         return NOTHING

@@ -1,6 +1,6 @@
 """The engine process of ``schedtrace run``: commands come in on stdin, events go out on a pipe.
 
-stdout and stderr belong to vLLM's log. Started by ``supervise`` below its guards (``process_guard``).
+stdout and stderr belong to vLLM's log. ``supervise`` starts it below its guards (``process_guard``).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ LOOK_EVERY_S = 0.25
 
 
 def watch_engine_core(client: Any) -> None:
-    """Raise ``EngineError`` in the main thread once vLLM's client knows that its engine core is dead.
+    """Raise ``EngineError`` in the main thread as soon as vLLM's client detects that its engine core is dead.
 
     Args:
         client: vLLM's ``MPClient``; one that runs the engine in this process has nothing to watch.
@@ -48,7 +48,7 @@ def watch_engine_core(client: Any) -> None:
 
 
 def stop_watching() -> None:
-    """Let the engine core end from now on: it was asked to."""
+    """Stop watching the engine core, because it was asked to end."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
@@ -72,10 +72,10 @@ class _Stopped(BaseException):
 
 
 def main(pipe: int) -> None:
-    """Start the engine as the first command asks, then obey commands until the end.
+    """Start the engine as the first command requests, then obey commands until the end.
 
     Args:
-        pipe: Of the events.
+        pipe: File descriptor of the pipe for events.
     """
     events = os.fdopen(pipe, "wb", buffering=0)
 
@@ -117,7 +117,7 @@ def main(pipe: int) -> None:
 
 
 def _end_as_asked() -> None:
-    """Let a forked process end on SIGTERM, unless it decides otherwise."""
+    """Make a forked process end on SIGTERM, unless it sets its own handler."""
     with contextlib.suppress(ValueError):  # forked by another thread: that one gets no signals
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -195,7 +195,7 @@ class EngineSession:
         return result
 
     def _reset_prefix_cache(self) -> bool:
-        """Reset the prefix cache in a few tries: the last requests' blocks may still be held for a moment."""
+        """Reset the prefix cache in a few attempts; the last requests' blocks may be held for a moment."""
         for _ in range(RESET_TRIES):
             if self.front_end.reset_prefix_cache():
                 return True
@@ -203,7 +203,7 @@ class EngineSession:
         return False
 
     def _throttled(self, total: int) -> Any:
-        """Make a callback that reports progress at most ten times a second, to keep the front end fast."""
+        """Return a callback that reports progress at most ten times a second; the front end stays fast."""
         last = 0.0
 
         def report_progress(finished: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs plans: one (``schedtrace run``) or two with their trials in turn (``schedtrace diff --run``)."""
+"""Execution of plans: one (``schedtrace run``), or two in alternation (``schedtrace diff --run``)."""
 
 import contextlib
 import shutil
@@ -20,18 +20,19 @@ class Observer(Protocol):
         """Note a phase of start-up or shutdown."""
 
     def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
-        """Report the number of finished requests of a trial (0: the warm-up)."""
+        """Report the number of finished requests of a trial (0 is the warm-up)."""
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
         """Note that a trial is over."""
 
 
 def execute_plans(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
-    """Make the runs; with ``interleave`` their trials in turn, so that a drifting machine is fair to all.
+    """Execute the runs; with ``interleave``, alternate their trials, so machine drift affects both.
 
     Raises:
-        SchedtraceError: an engine did not start or died, or its trace is not whole; what was recorded stays.
-        KeyboardInterrupt: after the engines were shut down in order.
+        SchedtraceError: If an engine did not start or died, or its trace is incomplete; the recording is
+            kept.
+        KeyboardInterrupt: After the engines were shut down in order.
     """
     groups = [plans] if interleave else [[plan] for plan in plans]
     for group in groups:
@@ -79,7 +80,7 @@ def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
 
 
 def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
-    """Remove folders that hold nothing of use, so that their names may be used again."""
+    """Remove folders with no useful content, so that their names can be used again."""
     for plan in plans:
         if isinstance(error, UsageError) and not traces_in(plan.folder):
             shutil.rmtree(plan.folder, ignore_errors=True)
@@ -101,7 +102,7 @@ def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
 
 
 def _require_recording(plan: Plan, engine: EngineProcess) -> None:
-    """Raise RecordingError if there is no trace file though the scheduler is built."""
+    """Raise RecordingError if there is no trace file although the scheduler exists."""
     plan.traces = begun_traces(plan.folder)
     if plan.traces:
         return
@@ -119,7 +120,7 @@ def _require_recording(plan: Plan, engine: EngineProcess) -> None:
 
 
 def _note(plan: Plan, ready: run_spec.Ready) -> None:
-    """Put the started engine's information into the manifest."""
+    """Write the started engine's information into the manifest."""
     manifest, run = plan.manifest, plan.spec
     for name in set(manifest.__struct_fields__).intersection(ready.__struct_fields__):
         setattr(manifest, name, getattr(ready, name))

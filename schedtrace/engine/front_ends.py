@@ -1,4 +1,4 @@
-"""The two ways in which requests reach vLLM's engine, driven as vLLM itself drives them."""
+"""Two ways in which requests reach vLLM's engine, used as in vLLM itself."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ SHUTDOWN_S = 10.0
 
 
 class FrontEnd(ABC):
-    """Runs trials on one engine."""
+    """Front end that runs trials on one engine."""
 
     _engine: Any
     """vLLM's front end."""
@@ -33,7 +33,7 @@ class FrontEnd(ABC):
 
     @abstractmethod
     def run_trial(self, trial: int, requests: list[PromptRequest], progress: Progress) -> TrialResult:
-        """Hand all requests over and wait until they are finished."""
+        """Pass on all requests and wait until they are finished."""
 
     @abstractmethod
     def reset_prefix_cache(self) -> bool:
@@ -61,7 +61,7 @@ def _sampling(request: PromptRequest, *, detokenize: bool) -> Any:
 
 
 def _shut_down(engine: Any) -> None:
-    """Give the engine core time to end in order; releases before 0.14 take no timeout."""
+    """Give the engine core time to end in order; releases before 0.14 accept no timeout."""
     try:
         engine.shutdown(timeout=SHUTDOWN_S)
     except TypeError:
@@ -69,7 +69,7 @@ def _shut_down(engine: Any) -> None:
 
 
 class _Tally:
-    """Counts the finished requests of one trial."""
+    """Counter of the finished requests of one trial."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -94,12 +94,12 @@ class _Tally:
 
 
 class OfflineFrontEnd(FrontEnd):
-    """``LLMEngine``, stepped as ``LLM.generate`` does: first all requests in, then the outputs out.
+    """``LLMEngine``, driven as by ``LLM.generate``: first all requests, then the outputs.
 
     Args:
         config: vLLM's resolved configuration.
-        prequeue: Hand all requests over while scheduling is paused, as
-            ``vllm bench throughput --prequeue-requests``.
+        prequeue: Whether to pass on all requests while scheduling is paused, as in ``vllm bench throughput
+            --prequeue-requests``.
     """
 
     def __init__(self, config: Any, *, prequeue: bool) -> None:
@@ -138,14 +138,14 @@ class OfflineFrontEnd(FrontEnd):
 
 
 class OnlineFrontEnd(FrontEnd):
-    """``AsyncLLM``, as ``vllm serve`` uses it: requests come at a rate, each on its own.
+    """``AsyncLLM``, used as by ``vllm serve``: requests come individually, at a rate.
 
     Args:
         config: vLLM's resolved configuration.
-        request_rate: Requests per second, for those without a time of their own; None: all at once.
+        request_rate: Requests per second, for requests without their own time; None for all at once.
         burstiness: Shape of the gamma distribution of the gaps; 1 is a Poisson process, as in
             ``vllm bench serve``.
-        seed: Of the gaps.
+        seed: Seed of the gaps.
     """
 
     def __init__(self, config: Any, *, request_rate: float | None, burstiness: float, seed: int) -> None:
@@ -190,7 +190,7 @@ class OnlineFrontEnd(FrontEnd):
         return tally.result(trial, time.perf_counter() - start)
 
     def _due(self, requests: list[PromptRequest]) -> list[float]:
-        """Return the seconds after the start at which each request is handed over; the first at 0."""
+        """Return the seconds after the start at which each request is sent; the first at 0."""
         drawn = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
         return [
             at_s if request.at_s is None else request.at_s

@@ -1,7 +1,7 @@
 """Lengths that no engine can serve, refused before one is started.
 
-Only what vLLM certainly refuses or cuts is refused here. Where its answer depends on more than the arguments
-and the model's local ``config.json``, the question is left to vLLM.
+Only lengths that vLLM certainly refuses or cuts are refused here. If its answer depends on more than the
+arguments and the model's local ``config.json``, vLLM decides.
 """
 
 import json
@@ -22,20 +22,20 @@ from schedtrace.engine.run_spec import (
 from schedtrace.errors import UsageError
 
 _PLAIN_ATTENTION = {"llama", "qwen2", "qwen3", "mistral"}
-"""Model types of which every layer keeps keys and values of every token, unless they have a window."""
+"""Model types whose layers keep keys and values of every token, unless they have a window."""
 
 _SPREADING = (
     *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
     *("--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"),
 )
-"""Options that spread one request's KV cache over several devices."""
+"""Options that distribute one request's KV cache over several devices."""
 
 
 def check_kv_memory(arguments: list[str], config: dict[str, Any], *, longest: int, source: str) -> None:
-    """Refuse a KV cache in which vLLM would find no room for one request of ``longest`` tokens.
+    """Refuse a KV cache without room for one request of ``longest`` tokens.
 
     Raises:
-        UsageError: what is too small, and what would be enough.
+        UsageError: If the cache is too small; the text states what would be enough.
     """
     memory = number_of(arguments, "--kv-cache-memory-bytes")
     per_token = _least_bytes_per_token(arguments, config)
@@ -53,7 +53,7 @@ def check_kv_blocks(arguments: list[str], config: dict[str, Any], *, longest: in
     """Refuse a number of blocks that the run's longest request can never get.
 
     Raises:
-        UsageError: what is too small, and what would be enough.
+        UsageError: If the number is too small; the text states what would be enough.
     """
     blocks, size = number_of(arguments, "--num-gpu-blocks-override"), number_of(arguments, "--block-size")
     if blocks is None or size is None or size < 1 or not _is_plain(arguments, config):
@@ -69,7 +69,7 @@ def check_kv_blocks(arguments: list[str], config: dict[str, Any], *, longest: in
 
 
 def _least_bytes_per_token(arguments: list[str], config: dict[str, Any]) -> int | None:
-    """Return the least KV cache bytes of one token; None where they are not counted so."""
+    """Return the least KV cache bytes of one token; None if they do not depend only on tokens."""
     kv_dtype = option_of(arguments, "--kv-cache-dtype") or "auto"
     itemsize = 1 if kv_dtype.startswith("fp8") else 2 if kv_dtype in {"auto", "bfloat16", "float16"} else None
     sizes: list[Any] = [
@@ -87,7 +87,7 @@ def _are_counts(*values: Any) -> bool:
 
 
 def _is_plain(arguments: list[str], config: dict[str, Any]) -> bool:
-    """Return whether one device keeps every token of a request in every layer."""
+    """Return whether a single device keeps every token of a request in every layer."""
     windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
     plain = config.get("model_type") in _PLAIN_ATTENTION and not windowed and "layer_types" not in config
     return plain and not any_given(arguments, _SPREADING)
@@ -108,23 +108,23 @@ _CHANGES_THE_MODEL = (
     *("--hf-overrides", "--hf-config-path", "--config-format", "--runner", "--disable-sliding-window"),
     *("--speculative-config", "-sc", "--spec-method"),
 )
-"""Options with which the length is not what ``config.json`` says."""
+"""Options that change the length in ``config.json``."""
 
 _UNSCALED_ROPE = {"default", "llama3"}
 
 
 class Limit(NamedTuple):
-    """Tokens that one request may have, prompt and output together."""
+    """Maximum tokens of one request, prompt and output together."""
 
     tokens: int
     source: str
 
 
 def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
-    """Refuse a run with requests, or with an engine, that cannot work.
+    """Refuse a run whose requests or engine cannot work.
 
     Raises:
-        UsageError: what does not fit, where the limit comes from and what to change.
+        UsageError: If something does not fit; the text states the origin of the limit and what to change.
     """
     arguments = run.engine_args
     config = model_config(arguments)
@@ -145,7 +145,7 @@ def check_lengths(run: RunSpec, prompts: list[Prompt]) -> None:
 
 
 def _tokens(prompt: Prompt) -> int:
-    """Return the least tokens: a text has one, and only the tokenizer knows the length of a completion."""
+    """Return the minimum number of tokens; a text has one, because only the tokenizer knows its length."""
     return (prompt.input_len or 1) + (prompt.output_len or 1)
 
 
@@ -162,7 +162,7 @@ def _check_given(limit: Limit, own: Limit | None) -> None:
 
 
 def _check_longest(run: RunSpec, longest: Prompt, limit: Limit) -> None:
-    """Refuse a request beyond the limit: vLLM fails on a longer prompt, and cuts a longer output silently."""
+    """Refuse a request beyond the limit: vLLM fails on a longer prompt and silently cuts a longer output."""
     if _tokens(longest) <= limit.tokens:
         return
     of_data, lower = f"{run.dataset}: ", "the lengths in it, or --output-len"
@@ -191,7 +191,7 @@ def _check_budget(arguments: list[str], limit: Limit) -> None:
 
 
 def own_limit(arguments: list[str], config: dict[str, Any]) -> Limit | None:
-    """Return the model's own length; None where ``config.json`` alone does not tell it."""
+    """Return the model's own length; None if ``config.json`` alone does not determine it."""
     nested = any(
         isinstance(value, dict) and name.endswith("config") and name != "quantization_config"
         for name, value in config.items()

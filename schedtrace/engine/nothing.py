@@ -1,1 +1,1 @@
-"""Empty script that an engine gets in place of one that nobody waits for (``unprepared.py``)."""
+"""Empty script for an engine, in place of one that no process waits for (``unprepared.py``)."""

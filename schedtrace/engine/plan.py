@@ -30,7 +30,7 @@ MAX_MEMORY_SHARE = 0.95
 
 @dataclass(frozen=True)
 class Given:
-    """vLLM's arguments from one place."""
+    """Arguments for vLLM from one place."""
 
     arguments: list[str]
     place: str = ""
@@ -39,19 +39,19 @@ class Given:
 
 @dataclass
 class Plan:
-    """A run to be made, and its progress."""
+    """Plan of a run, and its progress."""
 
     spec: RunSpec
     folder: Path
     label: str
     command: list[str]
     parts: list[Given] = field(default_factory=list)
-    """vLLM's arguments by place, to tell where a wrong one stands."""
+    """Arguments for vLLM by place, to report where a wrong argument is."""
     notes: list[str] = field(default_factory=list)
-    """On the workload."""
+    """Notes on the workload."""
     manifest: Manifest = field(init=False)
     traces: list[Path] = field(default_factory=list)
-    """Traces of the run's engines, once they are up."""
+    """Traces of the run's engines, once these have started."""
 
     def __post_init__(self) -> None:
         self.manifest = Manifest(
@@ -70,7 +70,7 @@ class Plan:
         """Write the manifest with a new status.
 
         Raises:
-            RecordingError: If it cannot be written; the one before stays.
+            RecordingError: If it cannot be written; the previous manifest stays.
         """
         self.manifest.status = status
         self.manifest.error = error and hide_in_text(error)
@@ -82,11 +82,11 @@ class Plan:
 
 
 def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
-    """Refuse what vLLM will refuse, once its options are known (``read_options``).
+    """Refuse arguments that vLLM would refuse, if its options are known (``read_options``).
 
     Args:
         parts: vLLM's arguments.
-        own: Our options, one of which may have been meant.
+        own: Options of schedtrace, for suggestions.
 
     Raises:
         UsageError: If an argument is wrong.
@@ -97,10 +97,10 @@ def check_arguments(parts: list[Given], own: Iterable[str] = OWN_OPTIONS) -> Non
 
 
 def check_run(run: RunSpec) -> list[Message]:
-    """Find errors in a specification before anything is started, and return the notes on its workload.
+    """Check a specification before anything is started, and return the notes on its workload.
 
     Raises:
-        SchedtraceError: a line for the person.
+        SchedtraceError: If something is wrong; the text is one line for the user.
     """
     for argument in (*run.engine_args, run.dataset):
         if encodable(argument) != argument:
@@ -127,7 +127,7 @@ def check_run(run: RunSpec) -> list[Message]:
 
 
 def both_fit(plans: list[Plan]) -> bool:
-    """Return whether the engines fit together: on a CPU or simulated always, on a GPU if their shares do.
+    """Return whether both engines fit: on a CPU or simulated always, on a GPU if their memory shares do.
 
     Each vLLM engine takes ``--gpu-memory-utilization`` of the device; its default is nearly all of it.
     """
@@ -145,7 +145,7 @@ def folder_of(output: Path, name: str) -> Path:
     """Return the run folder for a label.
 
     Raises:
-        UsageError: If nothing of the label can stand in a folder's name.
+        UsageError: If no part of the label can be used in a folder's name.
     """
     folder = output / re.sub(r"[^\w.+=-]+", "_", name).lstrip(".")
     if folder == output:
@@ -155,10 +155,10 @@ def folder_of(output: Path, name: str) -> Path:
 
 
 def make_folders(folders: list[Path], *, force: bool) -> None:
-    """Make empty run folders; all are checked before the first is touched.
+    """Create empty run folders; all are checked before the first is changed.
 
     Raises:
-        UsageError: If one holds something already and ``force`` is not given, or it cannot be made.
+        UsageError: If a folder is not empty and ``force`` is not set, or it cannot be created.
     """
     for prepare in (partial(_require_empty, force=force), _make):
         for folder in folders:

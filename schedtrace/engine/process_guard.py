@@ -4,10 +4,10 @@
 
     command -> outer guard -> inner guard -> engine process (``child``) -> all that vLLM starts
 
-Linux gives orphans to their next ancestor that takes them (``PR_SET_CHILD_SUBREAPER``), whatever thread,
-fork, exec or session they come from. So every process of the run is below a guard, and vLLM takes no part.
-Each guard waits for the process below it. The inner one also sees the command and the outer one end, by pipes
-that only these hold open. Whichever process is killed, a guard is left.
+Linux gives orphans to their nearest ancestor that adopts them (``PR_SET_CHILD_SUBREAPER``), whatever thread,
+fork, exec or session they come from. So every process of the run is below a guard, and vLLM needs no change.
+Each guard waits for the process below it. The inner guard also detects the end of the command and of the
+outer guard, through pipes that only these hold open. Whichever process is killed, a guard remains.
 """
 
 import contextlib
@@ -26,10 +26,12 @@ from schedtrace.record import settings
 from schedtrace.record.processes import children
 
 GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL, for the engine process and then for what it left."""
+"""Seconds between SIGTERM and SIGKILL, for the engine process and then for the processes that it left."""
 LOOK_EVERY_S = 0.02
 GUARD_NAME = "VLLM::Guard"
-"""Like vLLM's processes: to kill those of schedtrace by name leaves the guards, which then end vLLM's."""
+"""Process name like vLLM's, so that killing schedtrace by name leaves the guards, which then end vLLM's
+processes.
+"""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -53,13 +55,13 @@ def main() -> None:
 
 
 def _take_orphans() -> None:
-    """Become the parent of orphans below; a fork does not inherit this."""
+    """Adopt orphans below; a fork does not inherit this."""
     with contextlib.suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _guard(child: int, watched: Sequence[int]) -> NoReturn:
-    """Wait for the process below, end the processes that it leaves, and exit as it did.
+    """Wait for the process below, end the processes that it leaves, and exit with its status.
 
     Args:
         child: The process below.
@@ -91,7 +93,7 @@ def _guard(child: int, watched: Sequence[int]) -> NoReturn:
 
 
 def _end_when_left(child: int, watched: Sequence[int], ended: threading.Event) -> None:
-    """End the child in order, and if it does not, at once."""
+    """End the child in order or, if it does not end, at once."""
     _hung_up(watched, timeout_ms=None)
     if not ended.is_set():
         _send(child, signal.SIGTERM)
@@ -131,7 +133,7 @@ def _hung_up(ends: Sequence[int], *, timeout_ms: int | None) -> bool:
 
 
 def _note_that_the_command_is_gone() -> None:
-    """Say in ``run.json`` how the run ended, unless the command did."""
+    """Write into ``run.json`` how the run ended, unless the command did."""
     from schedtrace.errors import InputError
     from schedtrace.model.manifest import read_manifest, write_manifest
 

@@ -28,30 +28,30 @@ class Prompt(msgspec.Struct, kw_only=True):
     input_len: int | None = None
     output_len: int | None = None
     completion: str | None = None
-    """Without ``output_len`` as many tokens are generated as it has."""
+    """Completion; without ``output_len``, its length is the number of tokens to generate."""
     priority: int = 0
     data_parallel_rank: int | None = None
-    """The engine that gets it; None: vLLM's front end chooses."""
+    """Data-parallel rank that gets it; None if vLLM's front end chooses."""
     at_s: float | None = None
-    """Time at which it is sent, since the trial began; None: ``request_rate`` decides."""
+    """Seconds since the trial began at which it is sent; None if ``request_rate`` decides."""
 
 
 class PromptSet(NamedTuple):
-    """Requests of a trial, with notes on them."""
+    """Requests of a trial, with notes about them."""
 
     prompts: list[Prompt]
     notes: list[Message]
 
 
 def load_prompts(spec: RunSpec) -> list[Prompt]:
-    """Return the prompts of ``read_prompts`` without its notes."""
+    """Return the prompts of ``read_prompts`` without the notes."""
     return read_prompts(spec).prompts
 
 
 def read_prompts(spec: RunSpec) -> PromptSet:
     """Return the prompts of one trial, the same for every trial and for every run with the same ``spec``.
 
-    Requests of a file with arrival times are sent at these, unless ``spec`` says otherwise.
+    Requests of a file with arrival times are sent at these times, unless ``spec`` states otherwise.
 
     Raises:
         UsageError: ``--output-len`` is missing, or an option does not go with the data set.
@@ -95,10 +95,10 @@ def _has_other_output(prompt: Prompt, output_len: int) -> bool:
 
 
 def _refuse_options_of_files(spec: RunSpec) -> None:
-    """Refuse what only a file with times has.
+    """Refuse options that apply only to a file with times.
 
     Raises:
-        UsageError: which option was given.
+        UsageError: If such an option is set; the text names it.
     """
     for name in ("speedup", "time_unit", "prefix_block"):
         if getattr(spec, name) is not None:
@@ -107,7 +107,7 @@ def _refuse_options_of_files(spec: RunSpec) -> None:
 
 
 def _timed_requests(spec: RunSpec, path: Path) -> PromptSet:
-    """Return the requests of a file that says when they arrive."""
+    """Return the requests of a file that states when they arrive."""
     own_times = spec.request_rate is None and not spec.at_once and not spec.prequeue
     if spec.speedup is not None and not own_times:
         msg = "--speedup shortens the gaps of the file: it cannot go with --request-rate or --prequeue"
@@ -148,10 +148,10 @@ def _timed_requests(spec: RunSpec, path: Path) -> PromptSet:
 
 
 def check_ranks(spec: RunSpec, prompts: list[Prompt]) -> None:
-    """Refuse a request for an engine that there will not be.
+    """Refuse a request for a rank that does not exist.
 
     Raises:
-        UsageError: which rank, and how many there are.
+        UsageError: If there is such a request; the text names the rank and the number of ranks.
     """
     wanted = max((prompt.data_parallel_rank or 0 for prompt in prompts), default=0)
     size = first_number(spec.engine_args, "--data-parallel-size", "-dp")
@@ -171,11 +171,11 @@ def _random(spec: RunSpec) -> list[Prompt]:
 
 
 class PromptRequest(msgspec.Struct):
-    """A request as it is handed to vLLM's front end."""
+    """Request in the form that vLLM's front end accepts."""
 
     prompt: Any
     input_tokens: int | None
-    """Length of the prompt; None: a text, which the front end tokenizes as in production."""
+    """Length of the prompt; None for a text, which the front end tokenizes as in production."""
     output_len: int
     priority: int
     data_parallel_rank: int | None = None
@@ -185,13 +185,13 @@ class PromptRequest(msgspec.Struct):
 def make_requests(
     prompts: list[Prompt], *, seed: int, vocab_size: int, tokenizer: Any
 ) -> list[PromptRequest]:
-    """Make random tokens for lengths; keep texts as they are.
+    """Return the requests, with random tokens for lengths and texts unchanged.
 
-    Random prompts are token ids, each drawn for itself, so lengths are exact and no two prompts share a
+    Random prompts are token ids, each drawn independently, so lengths are exact and no two prompts share a
     prefix. (vLLM's benchmark decodes and encodes its ids again, which may change a prompt's length.)
 
     Raises:
-        UsageError: If a text, but the engine has no tokenizer.
+        UsageError: If there is a text, but the engine has no tokenizer.
     """
     import numpy as np
 

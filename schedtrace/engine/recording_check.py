@@ -1,7 +1,7 @@
-"""Whether a run's recording is whole, found out from its traces: the disk may be too full for any other word.
+"""Check whether a run's recording is complete, from its traces: a full disk may prevent any other message.
 
-An engine that was shut down in order has ended each trace with an ``end`` line. A trace without one is cut,
-unless the end of every request stands in it: then the engine was only killed on its way out.
+An engine that was shut down in order has ended each trace with an ``end`` line. A trace without one is cut
+off, unless it contains the end of every request: then the engine was only killed during its shutdown.
 """
 
 import json
@@ -32,10 +32,10 @@ def begun_traces(folder: Path) -> list[Path]:
 
 
 def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None:
-    """Check between trials for a recording that has stopped, as far as that can be seen by then.
+    """Check between trials whether a recording has stopped, as far as that is visible then.
 
     Raises:
-        RecordingError: what was recorded, what is missing and what to do.
+        RecordingError: If it has stopped; the text states what was recorded, what is missing and what to do.
     """
     for path in traces:
         if not _is_there(path) or _why(path, log):
@@ -44,10 +44,11 @@ def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None
 
 
 def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
-    """Check after an orderly shutdown that every trace is there to its end, and has every step.
+    """Check after an orderly shutdown that every trace is complete and has every step.
 
     Raises:
-        RecordingError: what was recorded, what is missing and what to do.
+        RecordingError: If a trace is incomplete; the text states what was recorded, what is missing and what
+            to do.
     """
     for path in traces:
         _require_begin(path)
@@ -80,7 +81,7 @@ def _require_begin(path: Path) -> None:
 
 
 def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
-    """Return whether every trial ran, no step before the last one is missing, and all requests have ended."""
+    """Return whether every trial ran, no step before the last is missing, and all requests have ended."""
     finished: Counter[int] = Counter()
     for trace in map(_trace, traces):
         if trace is None or trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
@@ -109,7 +110,7 @@ def _see(path: Path) -> str:
 
 
 def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
-    """Return how much was recorded, and what is missing."""
+    """Return a sentence on how much was recorded, and what is missing."""
     asked = manifest.trials_asked or 1
     if step is None:
         return f"no step was recorded; missing: {_trials(1, asked)}"
@@ -125,7 +126,7 @@ def _trials(first: int, last: int) -> str:
 
 
 def _last_step(path: Path) -> tuple[int | None, int | None]:
-    """Return number and trial of the last step that can be read."""
+    """Return number and trial of the last readable step."""
     trace = _trace(path)
     if trace is None or trace.steps.is_empty():
         return None, None
@@ -134,7 +135,7 @@ def _last_step(path: Path) -> tuple[int | None, int | None]:
 
 
 def _trace(path: Path) -> "Trace | None":
-    """Return the trace, as far as it can be read; None if not at all."""
+    """Return the trace as far as it is readable; None if nothing is."""
     from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 
@@ -145,7 +146,7 @@ def _trace(path: Path) -> "Trace | None":
 
 
 def _reason(path: Path, log: Path) -> str:
-    """Return why, from the writer's words in vLLM's log or in the trace, or from the disk."""
+    """Return the reason, from the writer's message in vLLM's log or in the trace, or from the disk."""
     why = _why(path, log)
     if why is None:
         notice = _last_line(path)
@@ -166,7 +167,7 @@ def _why(path: Path, log: Path) -> str | None:
 
 
 def _last_line(path: Path) -> dict[str, object]:
-    """Return the last line, if it is whole."""
+    """Return the last line if it is complete."""
     from schedtrace.read.part_files import ZstdFrames  # as _trace: not before it is needed
 
     try:

@@ -19,23 +19,23 @@ class RunSpec(msgspec.Struct, kw_only=True):
     """Specification of a run: workload, trials and vLLM's own arguments."""
 
     engine_args: list[str]
-    """vLLM's command-line arguments as given, ``--model`` included."""
+    """Command-line arguments for vLLM as typed, including ``--model``."""
     dataset: str = RANDOM
-    """``random``, or a workload file."""
+    """Data set: ``random``, or a workload file."""
     input_len: Positive = 1024
     output_len: Positive | None = None
     """Tokens to generate; None: 128 for random prompts, the data set's own lengths otherwise."""
     num_prompts: Positive | None = None
-    """Number of prompts; None: 1000 random ones, or all of a data set."""
+    """Number of prompts; None for 1000 random ones, or all of a data set."""
     range_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     request_rate: AboveZero | None = None
-    """Requests per second; None: the file's own times; at once where it has none, or with ``at_once``."""
+    """Requests per second; None for the file's own times, or at once if it has none, or with ``at_once``."""
     at_once: bool = False
-    """``--request-rate inf``."""
+    """Whether ``--request-rate inf`` is set."""
     speedup: AboveZero | None = None
-    """Divides the gaps between the file's own times."""
+    """Divisor of the gaps between the file's own times."""
     time_unit: Literal["s", "ms", "us"] | None = None
-    """Unit of the file's times, as ``prefix_block`` is of its ids; None: found out."""
+    """Unit of the file's times (and ``prefix_block`` of its ids); None to infer it."""
     prefix_block: Positive | None = None
     burstiness: AboveZero = 1.0
     trials: Positive = 1
@@ -45,13 +45,13 @@ class RunSpec(msgspec.Struct, kw_only=True):
     keep_prefix_cache: bool = False
     hash_ids: bool = False
     lines: Literal["delta", "full"] | None = None
-    """Every step in full, or as what it changes; None: as ``SCHEDTRACE_LINES`` says, else ``delta``."""
+    """Whether lines are written in full or as changes; None as in ``SCHEDTRACE_LINES``, else ``delta``."""
     trace: str | None = None
     """Bounds of the trace, in the syntax of ``model.trace_bounds``; None: a plain file without bounds."""
     executor: Literal["simulated"] | None = None
-    """Executor; None: vLLM's own, with the model."""
+    """Executor; None for vLLM's own, with the model."""
     gpu: str | None = None
-    """GPU of the simulated executor, which the next two fields are about as well."""
+    """GPU of the simulated executor, to which the next two fields also refer."""
     step_times: str | None = None
     """File of saved step times."""
     noise: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
@@ -62,17 +62,17 @@ OWN_OPTIONS = tuple(
     for name in (*RunSpec.__struct_fields__[1:], "model", "output", "label", "force", "config")
     if name != "at_once"
 )
-"""Options of ``schedtrace run`` itself; every other option is vLLM's."""
+"""Options of ``schedtrace run`` itself; all other options are vLLM's."""
 
 
 class Phase(msgspec.Struct, tag="phase"):
-    """The engine process has come this far with its start."""
+    """Event: the engine process has reached this phase of its start."""
 
     name: str
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
-    """The engine is up."""
+    """Event: the engine has started."""
 
     vllm_version: str
     torch_version: str | None
@@ -86,11 +86,11 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     input_tokens: int | None
     output_tokens: int | None
     own_times: bool = False
-    """Requests are sent at times of the file."""
+    """Whether requests are sent at the file's own times."""
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """Requests of the current trial that are finished."""
+    """Event: number of finished requests of the current trial."""
 
     finished: int
 
@@ -102,15 +102,15 @@ class TrialDone(msgspec.Struct, tag="trial"):
 
 
 class Stopped(msgspec.Struct, tag="stopped"):
-    """The engine is shut down in order."""
+    """Event: the engine has shut down in order."""
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The engine process gives up."""
+    """Event: the engine process gives up."""
 
     message: str
     usage: bool = False
-    """The arguments were wrong, rather than the engine broken."""
+    """Whether the arguments were wrong, rather than the engine broken."""
 
 
 class RunTrial(msgspec.Struct, tag="run_trial"):
@@ -137,7 +137,7 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 
 
 def option_of(engine_args: list[str], name: str) -> str | None:
-    """Return the value given for ``--name`` last, written with dashes or underscores, or None."""
+    """Return the last value of ``--name``, written with dashes or underscores, or None."""
     option_value = None
     for at, argument in enumerate(engine_args):
         key, _, value = argument.partition("=")
@@ -147,22 +147,22 @@ def option_of(engine_args: list[str], name: str) -> str | None:
 
 
 def any_given(engine_args: list[str], names: Iterable[str]) -> bool:
-    """Return whether one of these options is given, with a value, as a flag, or in parts (``--name.key``)."""
+    """Return whether one of these options is set, with a value, as a flag, or in parts (``--name.key``)."""
     keys = {re.split(r"[=.]", argument, maxsplit=1)[0].replace("_", "-") for argument in engine_args}
     return not keys.isdisjoint(names)
 
 
 def switched_off(engine_args: list[str], name: str) -> bool:
-    """Return whether ``--no-name`` is given, and not ``--name`` after it."""
+    """Return whether ``--no-name`` is set, and not ``--name`` after it."""
     off = f"--no-{name.removeprefix('--')}"
     switches = [key for argument in engine_args if (key := argument.replace("_", "-")) in {name, off}]
     return switches[-1:] == [off]
 
 
 def number_of(engine_args: list[str], name: str) -> int | None:
-    """Return the whole number given for ``--name`` as vLLM reads it: ``16k``, ``1G``, ``auto`` is -1.
+    """Return the whole number of ``--name`` as vLLM reads it: ``16k``, ``1G``; ``auto`` is -1.
 
-    None if there is none, or it is no such number: vLLM will say so.
+    None if there is none, or it is no such number, which vLLM then reports.
     """
     text = (option_of(engine_args, name) or "").strip()
     if text.lower() == "auto":

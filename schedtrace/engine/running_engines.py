@@ -1,4 +1,4 @@
-"""Engines that run on this machine, found by the sockets on which they listen, and asked."""
+"""Engines that run on this machine, discovered and asked through the sockets on which they listen."""
 
 import os
 from collections.abc import Container
@@ -26,15 +26,15 @@ from schedtrace.record.live.control_client import AnswerError, Connection, Peer,
 from schedtrace.record.processes import above, pids_within, process_id, process_state
 
 STATUS_S = 2.0
-"""Deadline in seconds of an answer that needs nothing of the engine's own thread."""
+"""Deadline in seconds for an answer that needs nothing from the engine's own thread."""
 ACT_S = 60.0
-"""Deadline in seconds of an answer that waits for the end of a step."""
+"""Deadline in seconds for an answer that waits for the end of a step."""
 MOST_SOCKETS = 256
-"""Processes of a user that are asked; each engine has one, and each worker."""
+"""Maximum number of a user's processes that are asked; each engine and each worker has one."""
 MOST_NOTES = 20
 MOST_AT_ONCE = 64
 LONGEST_WHY = 1500
-"""Characters that are quoted of a refusal, which may have paths in it."""
+"""Maximum number of characters quoted from a refusal, which may contain paths."""
 _T = TypeVar("_T", bound=AnyAnswer)
 
 
@@ -44,12 +44,12 @@ class NoAnswerError(EngineError):
 
 @dataclass(frozen=True)
 class RunningEngine:
-    """A process that listens."""
+    """Engine process that listens."""
 
     socket: Path
     status: Status
     here: int
-    """Its process id as seen from here; 0: it cannot be seen."""
+    """Process id as seen from here; 0 if it cannot be seen."""
 
     @property
     def display_name(self) -> str:
@@ -58,20 +58,20 @@ class RunningEngine:
 
     @property
     def server(self) -> int:
-        """The process that started it, as ``server_of`` has it."""
+        """Process that started the engine, as ``server_of`` returns it."""
         return server_of(self.here) if self.here else self.status.pid
 
     def answer_to(self, question: AnyAsk, expected: type[_T], timeout_s: float | None = None) -> _T:
-        """Ask it.
+        """Send a question and return the answer.
 
         Args:
-            question: What is asked.
+            question: Question to send.
             expected: Kind of the answer.
             timeout_s: Deadline for the whole answer (default: ``ACT_S``).
 
         Raises:
-            EngineError: If it refuses.
-            NoAnswerError: If it does not answer, or what it says is no answer.
+            EngineError: If the engine refuses.
+            NoAnswerError: If it does not answer, or its reply does not answer the question.
         """
         timeout_s = ACT_S if timeout_s is None else timeout_s
         try:
@@ -92,13 +92,13 @@ class RunningEngine:
 
 
 class Listening(NamedTuple):
-    """Engines that listen, by process id."""
+    """Engines that listen, and those that do not answer."""
 
     engines: list[RunningEngine]
     silent: dict[int, str]
-    """Process ids of engines that do not answer, with what they do instead."""
+    """Process ids of engines that do not answer, with a description of what they do."""
     notes: list[str] = []  # noqa: RUF012  # never changed
-    """Notes on what else a person should know: whose sockets are left out, and why."""
+    """Notes for the user on sockets that are left out, and the reasons."""
 
     def with_pids(self, pids: Container[int]) -> "Listening":
         """Return the engines with these process ids."""
@@ -106,13 +106,13 @@ class Listening(NamedTuple):
         return Listening([engine for engine in self.engines if engine.status.pid in pids], silent)
 
     def require_answers(self) -> None:
-        """Raise EngineError where one does not answer."""
+        """Raise EngineError if an engine does not answer."""
         if self.silent:
             raise engine_error(list(self.silent.values()))
 
 
 class _Found(NamedTuple):
-    """Outcome of asking at one socket; all None: nothing of interest."""
+    """Outcome of asking at one socket; all fields are None if there is nothing of interest."""
 
     engine: RunningEngine | None = None
     silent: tuple[int, str] | None = None
@@ -124,7 +124,7 @@ def _where(pid: int, here: int) -> str:
 
 
 def listening_engines() -> Listening:
-    """Ask all of this user, and for root of all users, at once; remove the sockets of dead processes."""
+    """Ask all engines of this user (for root, of all users) at once; remove the sockets of dead processes."""
     paths, notes = _sockets()
     outcomes: list[_Found] = []
     if paths:
@@ -139,7 +139,7 @@ def listening_engines() -> Listening:
 
 
 def _found(path: Path) -> _Found:
-    """Ask the process of one socket how it is; remove the socket of a dead one."""
+    """Ask the process of one socket for its status; remove the socket of a dead process."""
     pid = int(path.stem)
     peer, answer = _asked(path)
     if peer is not None and (stranger := _stranger(path, peer)) is not None:
@@ -160,7 +160,7 @@ def _found(path: Path) -> _Found:
 
 
 def _asked(path: Path) -> tuple[Peer | None, Status | Refused | Exception]:
-    """Return the listening process, if there is one, and its answer or what came instead."""
+    """Return the listening process, if there is one, and its answer or a description of the reply."""
     peer = None
     try:
         with Connection(path, STATUS_S) as connection:
@@ -181,7 +181,7 @@ def _fault(answer: Status | Refused | Exception) -> str:
 def _stranger(path: Path, peer: Peer) -> str | None:
     """Return why the process that listens is not the one that the socket is named after; None if it is.
 
-    In another PID namespace it has another number there, or none here.
+    In another PID namespace, it has another id there, or none here.
     """
     pid, user = int(path.stem), int(path.parent.name.rpartition("-")[2])
     if peer.user != user:
@@ -197,16 +197,16 @@ def _remove(path: Path) -> None:
 
 
 def running_engines() -> list[RunningEngine]:
-    """List the engines that answer."""
+    """Return the engines that answer."""
     return listening_engines().engines
 
 
 def reached(target: str | None) -> list[RunningEngine]:
-    """List engines as ``chosen`` does, including those started without schedtrace, if Python can reach them.
+    """Return the engines of ``chosen``, including those started without schedtrace if Python can reach them.
 
     Raises:
-        UsageError: as ``chosen``.
-        InputError: as ``chosen``, or one could not be reached into.
+        UsageError: As for ``chosen``.
+        InputError: As for ``chosen``, or if an engine could not be reached.
     """
     _prepare(target)
     return chosen(target)
@@ -218,11 +218,11 @@ def _prepare(target: str | None) -> None:
 
 
 def chosen(target: str | None) -> list[RunningEngine]:
-    """Return the engines that a person means.
+    """Return the engines that the user means.
 
     Raises:
-        EngineError: If one of them does not answer.
-        UsageError: as ``find_engines``.
+        EngineError: If an engine does not answer.
+        UsageError: As for ``find_engines``.
         InputError: as ``find_engines``.
     """
     listening_engines = find_engines(target)
@@ -231,14 +231,14 @@ def chosen(target: str | None) -> list[RunningEngine]:
 
 
 def find_engines(target: str | None) -> Listening:
-    """Return the engines that a user means, and those of them that do not answer.
+    """Return the engines that the user means, and those of them that do not answer.
 
     Args:
-        target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None:
-            the only server there is.
+        target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None
+            for the only server.
 
     Raises:
-        UsageError: If it is no process id, or nothing was said and there are several servers.
+        UsageError: If it is no process id, or it is None and there are several servers.
         InputError: If there is no such engine.
     """
     all_engines = listening_engines()
@@ -273,7 +273,7 @@ def find_engines(target: str | None) -> Listening:
 
 
 def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
-    """Return the waiting and running requests of the engines that a user means, and the silent engines.
+    """Return the waiting and running requests of the engines that the user means, and the silent engines.
 
     Raises:
         InputError: as ``reached``.
@@ -300,7 +300,7 @@ def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
 
 
 def server_of(pid: int) -> int:
-    """Return the process that started an engine, and with it the other ranks of one server."""
+    """Return the process that started an engine, which also started the other ranks of the server."""
     return next(iter(above(pid)), pid)
 
 
@@ -314,14 +314,14 @@ def _is_worker(path: Path, here: int) -> bool:
     """Return whether the engine that started it listens as well.
 
     Args:
-        path: Its socket.
-        here: Its process id as seen from here.
+        path: Socket of the process.
+        here: Process id as seen from here.
     """
     return any(path.with_name(f"{pid}.sock").exists() for pid in above(here)[:1])
 
 
 def _sockets() -> tuple[list[Path], list[str]]:
-    """Return the sockets of this user, for root of all users, and what is wrong with their folders."""
+    """Return the sockets of this user (for root, of all users), and problems with their folders."""
     user = os.geteuid()
     folders = [live.socket_folder(user)] if user else sorted(live.FOLDER.glob("schedtrace-*"))
     paths, wrong = [], []

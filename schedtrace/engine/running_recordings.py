@@ -1,4 +1,4 @@
-"""Attaches to engines that run, and lets them go; run folders are named here, the engines write them."""
+"""Attachment to running engines and its end; run folders are named here, and the engines write them."""
 
 import re
 import time
@@ -21,7 +21,7 @@ from schedtrace.model.trace_bounds import DEFAULT
 
 MILLISECOND_US = 1000
 LONGEST_MODEL = 200
-"""Characters of a model's name that are shown."""
+"""Maximum characters of a model's name that are shown."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class AttachedEngines:
 
     @property
     def folders(self) -> list[Path]:
-        """Their run folders."""
+        """Run folders of the engines."""
         return list(dict.fromkeys(Path(attached.path).parent for _, attached in self.answers))
 
     def lines(self) -> Iterator[str]:
-        """Yield what happened, for a person."""
+        """Yield lines for the user on what happened."""
         for engine, attached in self.answers:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"
             held = f"{attached.held_us / MILLISECOND_US:.1f} ms"
@@ -46,7 +46,7 @@ class AttachedEngines:
             yield f"recording to {folder}"
 
     def next_command(self, *, ended: bool) -> str:
-        """Return the command to type next."""
+        """Return the next command to type."""
         if ended:
             return f"schedtrace analyze {' '.join(map(str, self.folders))}"
         pids = [engine.status.pid for engine, _ in self.answers]
@@ -56,18 +56,18 @@ class AttachedEngines:
 def attach_to(
     target: str | None, parent: Path, for_s: float | None, *, hash_ids: bool, trace: str | None = None
 ) -> AttachedEngines:
-    """Attach to the engines that a person means; to all of them or, where one refuses, to none.
+    """Attach to the engines that the user means: to all or, if one refuses, to none.
 
     Args:
-        target: As ``running_engines.find_engines`` takes it.
-        parent: Of the run folders.
-        for_s: They detach by themselves after so many seconds.
-        hash_ids: Write request ids as hashes.
-        trace: How much is kept, as ``model.trace_bounds`` understands it.
+        target: Target as for ``running_engines.find_engines``.
+        parent: Parent of the run folders.
+        for_s: Seconds after which they detach by themselves.
+        hash_ids: Whether to write request ids as hashes.
+        trace: Bounds of the trace, in the syntax of ``model.trace_bounds``.
 
     Raises:
         EngineError: If an engine refuses, or does not answer.
-        InputError: If there is none.
+        InputError: If there is no engine.
         UsageError: If it is not clear which.
     """
     answers: list[tuple[RunningEngine, Attached]] = []
@@ -91,10 +91,10 @@ def attach_to(
 def _undone(
     answers: list[tuple[RunningEngine, Attached]], pending: RunningEngine | None
 ) -> list[RunningEngine]:
-    """Detach from all of these; returns those that may not have detached.
+    """Detach from all of these engines; return those that may not have detached.
 
     Args:
-        answers: Of engines that record.
+        answers: Answers of engines that record.
         pending: One whose answer is not known. It reads the question once it listens again, so nobody waits
             for its answer; an earlier recording of it is not ended.
     """
@@ -116,7 +116,7 @@ def _undone(
 
 
 def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tuple[RunningEngine, Path]]:
-    """Yield each engine with its run folder: a server's ranks share one and write files of their own."""
+    """Yield each engine with its run folder; a server's ranks share one and write separate files."""
     folders: dict[tuple[int, int], Path] = {}
     seen: dict[tuple[int, int], int] = {}
     """Number of engines by server and rank so far: a process may have several ``LLM`` objects."""
@@ -139,11 +139,11 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
     """Make the chosen engines write their in-memory recordings.
 
     Args:
-        target: As ``running_engines.find_engines`` takes it.
-        parent: Of the run folders.
+        target: Target as for ``running_engines.find_engines``.
+        parent: Parent of the run folders.
 
     Returns:
-        The run folders, and what the engines say that have written none.
+        The run folders, and the messages of engines that have written none.
 
     Raises:
         InputError: If there is no engine.
@@ -163,12 +163,12 @@ def snapshot_of(target: str | None, parent: Path) -> tuple[list[Path], list[str]
 
 
 def detach_from(target: str | None) -> Iterator[str]:
-    """Detach from the engines that a person means; a line for each that was recorded by an attachment.
+    """Detach from the engines that the user means; return a line for each that was attached to.
 
     Raises:
-        EngineError: If one refuses, or does not answer; the others were asked nevertheless.
-        RecordingError: If a recording is not whole.
-        InputError: If there is none.
+        EngineError: If an engine refuses, or does not answer; the others are asked nevertheless.
+        RecordingError: If a recording is incomplete.
+        InputError: If there is no engine.
         UsageError: If it is not clear which.
     """
     engines, silent, _ = find_engines(target)
@@ -177,10 +177,10 @@ def detach_from(target: str | None) -> Iterator[str]:
 
 
 def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
-    """Wait until the engines have detached by themselves; a person's Ctrl-C has them do so at once.
+    """Wait until the engines have detached by themselves; on Ctrl-C, make them detach at once.
 
     Raises:
-        EngineError: as ``detach_from``.
+        EngineError: As for ``detach_from``.
         RecordingError: as ``detach_from``.
     """
     with suppress(KeyboardInterrupt):
@@ -189,7 +189,7 @@ def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
 
 
 def _detached(engines: Iterable[RunningEngine], errors: list[str]) -> Iterator[str]:
-    """Detach from each; a line for each, then what went wrong."""
+    """Return a line for each engine that detached, then the errors."""
     cut = []
     for engine in engines:
         try:

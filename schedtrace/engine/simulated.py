@@ -1,4 +1,4 @@
-"""``--executor simulated``: checks, vLLM's arguments, and vLLM's defaults for the GPU named."""
+"""Option ``--executor simulated``: checks, vLLM's arguments, and vLLM's defaults for the named GPU."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ from schedtrace.step_times.shapes import shape, shape_folder
 from schedtrace.step_times.simulated_device import KEY, SimulatedDevice
 
 EXECUTOR = "schedtrace.simulate.served.ServedExecutor"
-"""Named, not imported: vLLM loads it."""
+"""Path of the executor's class, which vLLM imports."""
 _SIZED = ("--num-gpu-blocks-override", "--kv-cache-memory-bytes")
 _DEPENDENT = {
     "max_num_batched_tokens": "scheduler_config",
@@ -23,11 +23,11 @@ _DEPENDENT = {
     "async_scheduling": "scheduler_config",
     "block_size": "cache_config",
 }
-"""Settings whose default depends on the device, and where they stand in vLLM's configuration."""
+"""Settings whose default depends on the device, and their places in vLLM's configuration."""
 
 
 def model_folder(model: str) -> str:
-    """Return ``--model`` as vLLM can read it: a folder, made here for a shape of the table.
+    """Return ``--model`` in a form that vLLM can read: a folder, created here for a known shape.
 
     Raises:
         UsageError: If it is neither a folder nor a known shape.
@@ -36,11 +36,11 @@ def model_folder(model: str) -> str:
 
 
 def check_simulated(run: RunSpec) -> None:
-    """Refuse what cannot be simulated.
+    """Refuse options that cannot be simulated.
 
     Raises:
-        UsageError: options that need another, an unknown GPU or model, or a model that does not fit.
-        InputError: step times or a model's ``config.json`` that cannot be read.
+        UsageError: If an option needs another one, the GPU or model is unknown, or the model does not fit.
+        InputError: If step times or a model's ``config.json`` cannot be read.
     """
     if run.executor is None:
         for option, value in (("gpu", run.gpu), ("step-times", run.step_times), ("noise", run.noise)):
@@ -57,7 +57,7 @@ def check_simulated(run: RunSpec) -> None:
     if any_given(run.engine_args, _SIZED):
         return
     # At least this much must fit; the engine itself knows the budget and the block size.
-    device.kv_blocks(
+    device.memory_blocks(
         model, pipeline_parallel_size=first_number(run.engine_args, "--pipeline-parallel-size", "-pp"),
         tensor_parallel_size=tensor_parallel_size, gpu_memory_utilization=1.0,
         max_num_batched_tokens=1, max_num_seqs=1,
@@ -65,7 +65,7 @@ def check_simulated(run: RunSpec) -> None:
 
 
 def use_executor(engine_args: Any, run: RunSpec) -> str:
-    """Set the executor and its device on vLLM's ``EngineArgs``; returns a sentence about step times."""
+    """Set the executor and its device on vLLM's ``EngineArgs``; return a sentence about step times."""
     device = _device(run)
     engine_args.distributed_executor_backend = EXECUTOR
     named = msgspec.to_builtins(device) | {
@@ -77,7 +77,7 @@ def use_executor(engine_args: Any, run: RunSpec) -> str:
 
 @contextmanager
 def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
-    """Let vLLM resolve configurations with the defaults that it would have on the GPU.
+    """Make vLLM resolve configurations with the defaults that it has on the GPU, while the block runs.
 
     vLLM asks its platform for the device's memory and name, and its CPU platform overrules asynchronous
     scheduling and the block size. Only these answers are replaced, and only here.
@@ -112,7 +112,7 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
 
 
 def taken(config: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that depend on the device and were not given, as vLLM has resolved them."""
+    """Return the settings that depend on the device and were not set, as vLLM has resolved them."""
     return {
         name: getattr(getattr(config, section), name)
         for name, section in _DEPENDENT.items()

@@ -1,4 +1,4 @@
-"""The supervisor's half of a run: starts the engine process, talks to it, and never hangs on it."""
+"""Supervisor of a run: it starts the engine process, communicates with it, and never hangs on it."""
 
 import contextlib
 import os
@@ -30,14 +30,14 @@ _ROOT_CAUSE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\).*?((?:\w+\.)*\w+
 
 
 class EngineProcess:
-    """vLLM below its guards in a session of its own, so that Ctrl-C reaches it only through us.
+    """vLLM below its guards, in a session of its own, so that Ctrl-C reaches it only through the supervisor.
 
     Args:
-        run: What it is to do.
-        folder: The run folder; vLLM's output goes to ``vllm.log`` in it.
+        run: Specification of the run.
+        folder: Run folder; vLLM's output goes to ``vllm.log`` in it.
 
     Raises:
-        RecordingError: If there is no place for the log.
+        RecordingError: If the log cannot be written.
     """
 
     def __init__(self, run: RunSpec, folder: Path) -> None:
@@ -67,14 +67,14 @@ class EngineProcess:
         self.send_command(run_spec.Start(run))
 
     def send_command(self, command: run_spec.Command) -> None:
-        """Give a command; a dead process is found out by ``events``."""
+        """Send a command; ``events`` detects a dead process."""
         assert self._process.stdin is not None  # noqa: S101  # it was opened as a pipe above
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(command) + b"\n")
             self._process.stdin.flush()
 
     def events(self) -> Iterator[run_spec.Event]:
-        """Yield what the process says, until it has stopped.
+        """Yield the process's events until it has stopped.
 
         Raises:
             UsageError: If vLLM refused the arguments.
@@ -95,13 +95,13 @@ class EngineProcess:
         raise self._failure(self._how_it_died())
 
     def stop(self) -> None:
-        """Ask for an orderly end, wait for it, and end all processes if it does not come."""
+        """Request an orderly end, wait for it, and end all processes if it does not happen."""
         if self._process.poll() is None:
             self._process.terminate()
         self._wait()
 
     def kill(self) -> None:
-        """End all its processes within seconds."""
+        """End all processes of the run within seconds."""
         self._hang_up()
         self._wait()
 
@@ -115,15 +115,16 @@ class EngineProcess:
         self._log.close()
 
     def _hang_up(self) -> None:
-        """Close the pipes: to the guards it looks as if this process had ended."""
+        """Close the pipes, which tells the guards that this process has ended."""
         assert self._process.stdin is not None  # noqa: S101  # as in ``send``
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def _next_line(self) -> bytes | None:
-        """Return the next event's line; None once the process is dead and has said everything.
+        """Return the next event's line; None once the process is dead and all its events were read.
 
-        The engine core inherits the pipe, so its end of file does not tell that the front end died: look.
+        The engine core inherits the pipe, so the front end's death does not close it; it is checked
+        separately.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._events, selectors.EVENT_READ)
@@ -154,7 +155,7 @@ class EngineProcess:
 
 
 def root_cause(lines: list[str]) -> tuple[str, int] | None:
-    """Return the error with which vLLM's engine core or worker failed to start, and its line; None without.
+    """Return the error with which vLLM's engine core or worker failed to start, and its line; or None.
 
     The front end's own exception then only says "see root cause above".
     """
@@ -167,7 +168,7 @@ def root_cause(lines: list[str]) -> tuple[str, int] | None:
 
 
 def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:
-    """Return the last telling lines of vLLM's log, up to the root cause where there is one, indented."""
+    """Return the last informative lines of vLLM's log, up to the root cause if there is one, indented."""
     cause = root_cause(lines)
     until = len(lines) if cause is None else cause[1] + 1
     telling = [line for line in lines[:until] if line.strip() and "[shutdown]" not in line]
@@ -183,7 +184,7 @@ def log_lines(path: Path) -> list[str]:
 
 
 def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
-    """Return the child's environment: the user's, and where to record to."""
+    """Return the child's environment: the user's, plus the place of the recording."""
     environment = dict(os.environ)
     for name in (settings.DIR, settings.KEEP, SWITCH):  # whoever runs this asks for a recording
         environment.pop(name, None)

@@ -1,7 +1,7 @@
-"""Engines that do not listen, since they began without schedtrace; from CPython 3.14 on they can be made to.
+"""Engines that began without schedtrace and do not listen; from CPython 3.14 on, they can be made to listen.
 
-``sys.remote_exec`` (PEP 768) has the engine's main thread run a script as soon as it runs Python code again.
-That script starts a thread, in which all else happens.
+``sys.remote_exec`` (PEP 768) makes the engine's main thread run a script as soon as it executes Python code
+again. That script starts a thread, which does all further work.
 """
 
 import os
@@ -21,9 +21,9 @@ ENGINE, WORKER = re.compile(r"::\w*EngineCore"), re.compile(r"::Worker")
 """In the titles of vLLM's engines and workers: ``VLLM::EngineCore_DP0``, with another prefix where
 ``VLLM_PROCESS_NAME_PREFIX`` is set, and ``ray::DPMoEEngineCoreActor``."""
 STARTS_S = 600.0
-"""An engine loads weights and captures graphs before its loop begins, from when on it listens."""
+"""Seconds in which an engine may still be starting; it listens from when its loop begins."""
 LISTENS_S = 10.0
-"""An idle engine runs the script when its next request comes, unless nobody waits for that any more."""
+"""Seconds to wait for an engine to listen; an idle engine runs the script when its next request comes."""
 NOTHING = Path(__file__).with_name("nothing.py")
 LOOK_EVERY_S = 0.1
 SCRIPT = """\
@@ -44,10 +44,10 @@ NOT_PREPARED = (
 
 
 def unprepared_engines(target: str | None) -> list[int]:
-    """Return the process ids of vLLM's engines, by their names, that do not listen.
+    """Return the process ids of vLLM's engines, by their process names, that do not listen.
 
     Args:
-        target: Those that are this process or below it; ``all`` or None: all.
+        target: Process id: the engine itself or an ancestor; ``all`` or None for all engines.
     """
     return [pid for pid in _engines(target) if _listens(pid) is False]
 
@@ -56,7 +56,7 @@ def engines_of_others(target: str | None) -> dict[int, int]:
     """Return the process ids and users of vLLM's engines that this user may not ask.
 
     Args:
-        target: As for ``unprepared_engines``.
+        target: Target as for ``unprepared_engines``.
     """
     return {pid: _user(pid) for pid in _engines(target) if _listens(pid) is None}
 
@@ -72,10 +72,10 @@ def _engines(target: str | None) -> list[int]:
 
 
 def make_listen(target: str | None) -> None:
-    """Make the chosen engines and their workers listen; stay silent where that is impossible.
+    """Make the chosen engines and their workers listen; do nothing if that is impossible.
 
     Raises:
-        InputError: the operating system does not let this user, or an engine does not run the script in time.
+        InputError: If the operating system forbids it, or an engine does not run the script in time.
     """
     if not hasattr(sys, "remote_exec"):
         return
@@ -115,9 +115,9 @@ def _make_listen(engine: int, script: Path) -> None:
 
 
 def _withdraw(pids: list[int]) -> None:
-    """Replace the script by an empty file that stays, for engines that may still run it.
+    """Replace the script with an empty permanent file, for engines that may still run it.
 
-    Once the script's folder is gone, anybody can make a file of its name in ``/tmp``.
+    Once the script's folder is removed, any user can create a file of its name in ``/tmp``.
     """
     for pid in pids:
         if not _listens(pid):
@@ -126,7 +126,7 @@ def _withdraw(pids: list[int]) -> None:
 
 
 def _wait(pids: list[int], most_s: float) -> bool:
-    """Return whether all of them listen within so long."""
+    """Return whether all of them listen within this time."""
     until = time.monotonic() + most_s
     while not (listen := all(_listens(pid) for pid in pids)) and time.monotonic() < until:
         time.sleep(LOOK_EVERY_S)
@@ -155,7 +155,7 @@ def nobody_listens(target: str | None) -> str:
 
 
 def without_socket(pid: int) -> str:
-    """Return what can be said of an engine that does not listen: in its first minutes it may be starting."""
+    """Return a sentence on an engine that does not listen; in its first minutes it may be starting."""
     age = age_s(pid)
     if age is None or age >= STARTS_S:
         return "an engine of vLLM that does not listen"
@@ -187,7 +187,7 @@ def _user(pid: int) -> int:
 
 
 def _processes(title: re.Pattern[str]) -> Iterator[int]:
-    """Yield the pids of processes with such a title, which vLLM puts in the place of the command line."""
+    """Yield the process ids with such a title, with which vLLM replaces the command line."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if title.search((process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")):

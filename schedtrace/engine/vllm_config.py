@@ -1,7 +1,7 @@
-"""vLLM's configuration: arguments as vLLM itself parses them, what is chosen beside, what they resolve to.
+"""vLLM's configuration: arguments as vLLM parses them, additional choices, and the resolved settings.
 
-On a machine without a GPU more has to be chosen; the manifest tells what was. A replay is refused at once
-what is known without importing vLLM.
+On a machine without a GPU, more must be chosen; the manifest lists the choices. A replay refuses at once what
+can be checked without importing vLLM.
 """
 
 import argparse
@@ -25,12 +25,13 @@ SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config
 
 
 def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Parse command-line ``arguments`` to vLLM's ``EngineArgs``, and to those that were set, by name.
+    """Return command-line ``arguments`` as vLLM's ``EngineArgs``, and the arguments that were set, by name.
 
-    Leaves vLLM's options in the cache, so that the next mistake is answered without importing vLLM.
+    Also store vLLM's options in the cache, so that the next mistake is detected without importing vLLM.
 
     Raises:
-        UsageError: If an argument is wrong, in our words where its options tell and in vLLM's otherwise.
+        UsageError: If an argument is wrong; the text is schedtrace's if vLLM's options show the mistake,
+            otherwise vLLM's.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def choose_what_is_missing(engine_args: Any, arguments: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Set what can be found out and was not given; returns what was set.
+    """Set what can be determined and was not set by the user; return these settings.
 
     A local model folder without tokenizer files runs on token ids. A CPU starts without torch.compile,
     which would cost it tens of seconds and does not change scheduling.
@@ -95,8 +96,8 @@ def choose_what_is_missing(engine_args: Any, arguments: dict[str, Any], *, cpu: 
 def plain_config(config: Any) -> dict[str, Any]:
     """Return the plain values of vLLM's resolved configuration, section by section.
 
-    ``SchedulerConfig`` is kept whole (what is no JSON value as text); of the other sections only scalars,
-    since their objects (a Hugging Face config, say) are large and are not settings.
+    ``SchedulerConfig`` is kept completely (values that are not JSON as text). Other sections keep only
+    scalars, because their objects, such as a Hugging Face config, are large and not settings.
     """
     sections: dict[str, Any] = {}
     for name in SECTIONS:
@@ -125,10 +126,10 @@ def is_cpu_build() -> bool:
 
 
 def size_kv_cache(config: Any, arguments: dict[str, Any], *, tokens: int) -> int | None:
-    """Give the KV cache a size, since vLLM's CPU worker cannot profile one; None if the user did.
+    """Set the size of the KV cache, because vLLM's CPU worker cannot profile one; None if the user set it.
 
-    Enough for ``tokens`` of the workload and for one request of the longest length, at least 64 MiB and at
-    most 40 % of the memory.
+    The size suffices for ``tokens`` of the workload and for one request of the longest length. It is at least
+    64 MiB and at most 40 % of the memory.
     """
     named = {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & arguments.keys()
     if "kv_cache_memory_bytes" in named or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
@@ -152,10 +153,10 @@ def size_kv_cache(config: Any, arguments: dict[str, Any], *, tokens: int) -> int
 
 
 def keep_async_scheduling(config: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Honour ``--async-scheduling``, which vLLM's CPU platform switches off without a word.
+    """Apply ``--async-scheduling``, which vLLM's CPU platform switches off silently.
 
-    The CPU worker runs vLLM's real ``AsyncScheduler`` with two batches in flight and samples the same
-    tokens, but vLLM does not document it: the manifest says that it was forced.
+    The CPU worker runs vLLM's real ``AsyncScheduler`` with two batches in flight and samples the same tokens,
+    but vLLM does not document it: the manifest states that it was forced.
     """
     if arguments.get("async_scheduling") is not True or config.scheduler_config.async_scheduling:
         return {}
@@ -164,7 +165,7 @@ def keep_async_scheduling(config: Any, arguments: dict[str, Any]) -> dict[str, A
 
 
 def fork_workers() -> None:
-    """Start the engine's processes by fork: they need not import everything again (8 s instead of 25 s).
+    """Start the engine's processes by fork, so that they need not import everything again (8 s, not 25 s).
 
     The CPU platform overwrites the variable while the configuration is made, so it is set after that. Safe
     only as long as this process has no threads.
@@ -188,15 +189,15 @@ def required_vllm_version() -> str:
 
 
 def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, recorded: bool) -> None:
-    """Refuse what a replay would refuse, as far as this is known without importing vLLM.
+    """Refuse settings that a replay would refuse, as far as this is known without importing vLLM.
 
     Args:
-        option: With which they were given.
-        settings: Names, each with its values.
-        recorded: Of a recorded engine, not of a model's on a GPU.
+        option: Option that sets them.
+        settings: Values by name.
+        recorded: Whether the engine is a recorded one, not a model on a GPU.
 
     Raises:
-        UsageError: a name or a value, with the option.
+        UsageError: If a name or a value is wrong; the text names the option.
     """
     options = read_options()
     for name, values in settings.items():
@@ -212,7 +213,7 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
 
 
 def import_vllm() -> None:
-    """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
+    """Import vLLM, which takes seconds, and store its options for ``require_settings``."""
     collects = gc.isenabled()
     gc.disable()  # collecting garbage would take a sixth of the time and find next to none
     try:

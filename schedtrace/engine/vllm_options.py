@@ -43,10 +43,10 @@ class Option(msgspec.Struct, kw_only=True):
 
     names: list[str]
     values: int | str | None = None
-    """argparse's ``nargs``: 0 for a flag, None for one value."""
+    """Number of values in argparse's ``nargs``: 0 for a flag, None for one value."""
     choices: list[str] | None = None
     refuses: list[Kind] = []
-    """Kinds of values that vLLM cannot convert: a word or a decimal where it wants a number."""
+    """Kinds of values that vLLM cannot convert, such as a word in place of a number."""
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[Option]:
@@ -64,7 +64,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[Option]:
 
 
 def _refuses(convert: Any, example: str) -> bool:
-    """Return whether vLLM converts numbers here, and not this."""
+    """Return whether vLLM converts numbers here, but not this value."""
     return (
         convert is not None
         and _takes(convert, "1")
@@ -82,7 +82,7 @@ def _takes(convert: Any, value: str) -> bool:
 
 
 class _Refusal(Exception):  # noqa: N818  # says why, and becomes a UsageError
-    """The parser below does not take the arguments."""
+    """Error: the parser does not accept the arguments."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,16 +91,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = (), where: str = "") -> None:
-    """Refuse arguments that vLLM would refuse, as far as its options tell.
+    """Refuse arguments that vLLM would refuse, as far as its options show.
 
     Args:
-        arguments: vLLM's arguments as given.
-        options: Of this vLLM.
-        own: Names of options of ours, to be proposed as well.
-        where: What the message begins with, such as a file.
+        arguments: Arguments for vLLM as typed.
+        options: Options of this vLLM.
+        own: Names of schedtrace's options, for suggestions.
+        where: Beginning of the message, such as a file.
 
     Raises:
-        UsageError: with the option that was probably meant.
+        UsageError: If an argument is wrong; the text suggests the option that was probably meant.
     """
     written = _as_vllm_reads(arguments)
     try:
@@ -123,14 +123,14 @@ def refuse_setting(
     """Refuse a field of vLLM's ``EngineArgs`` as ``refuse`` does an option.
 
     Args:
-        name: Of the field, which is the option's with underscores.
-        values: It shall have, decoded; None is vLLM's default.
-        options: Of this vLLM.
-        own: Names that are no fields and may have been meant.
-        where: What the message begins with, such as ``--set``.
+        name: Name of the field: the option's with underscores.
+        values: Decoded values to set; None is vLLM's default.
+        options: Options of this vLLM.
+        own: Names that are no fields, for suggestions.
+        where: Beginning of the message, such as ``--set``.
 
     Raises:
-        UsageError: If no such name, or a value that vLLM would refuse.
+        UsageError: If there is no such name, or vLLM would refuse a value.
     """
     longs = ((long, option) for option in options for long in option.names)
     named = {
@@ -165,7 +165,7 @@ def _parser_of(options: list[Option]) -> _Parser:
 
 
 def _as_vllm_reads(arguments: list[str]) -> list[str]:
-    """Rewrite underscores in names to dashes, ``--name.key value`` to JSON, and ``-O`` by its own grammar."""
+    """Return arguments as vLLM reads them: dashes in names, ``--name.key value`` as JSON, ``-O`` resolved."""
     read: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -187,7 +187,7 @@ def _dashed(name: str) -> str:
 
 
 def _option_names(unknown: list[str]) -> list[str]:
-    """Return what looks like an option, once each."""
+    """Return the arguments that look like options, each once."""
     names = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
     return list(dict.fromkeys(names))
 
@@ -211,13 +211,13 @@ def _converter(option: Option) -> Any:
 
 
 def _among(value: str, choices: list[str]) -> bool:
-    """Return whether vLLM may take it for one of these: it reads some in any case, and ``016`` as 16."""
+    """Return whether vLLM may read a value as one of these; it may ignore case, and reads ``016`` as 16."""
     lower = value.strip().lower()
     return any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
 
 
 def suggestion(name_typed: str, names: Iterable[str]) -> str:
-    """Return ``; did you mean X?`` where a name is close, else nothing."""
+    """Return ``; did you mean X?`` if a name is similar; otherwise nothing."""
     shown = [name for name in names if name.startswith("--no-") == name_typed.startswith("--no-")]
     close = difflib.get_close_matches(name_typed.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
@@ -247,7 +247,7 @@ def read_options() -> list[Option] | None:
 
 
 def write_options(options: list[Option]) -> None:
-    """Keep them for later commands; for the user alone, whole or not at all."""
+    """Write the options for later commands; readable only by the user, and atomically."""
     path = cache_path()
     if path is None or not {name for option in options for name in option.names} >= _ALWAYS_THERE:
         return
@@ -262,8 +262,8 @@ def write_options(options: list[Option]) -> None:
 def cache_path() -> Path | None:
     """Return the file for this vLLM in this Python environment; None without vLLM or home folder.
 
-    Its name holds a digest of all that shapes vLLM's parser: version, place and date of its sources,
-    installed plugins, and the variables that choose among them.
+    Its name contains a digest of everything that affects vLLM's parser: version, place and date of its
+    sources, installed plugins, and the variables that select them.
     """
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:

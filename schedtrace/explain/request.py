@@ -1,4 +1,4 @@
-"""The life of a request."""
+"""History of a request."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import polars as pl
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.request_events import RequestRows, life_events, request_rows, waits
+from schedtrace.explain.request_events import RequestRows, life_events, queue_stays, request_rows
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
 from schedtrace.model.story import MOST_GAPS, Gap, Life
 from schedtrace.model.trace_facts import Fact
@@ -63,14 +63,14 @@ def _ids(trace: Trace) -> list[str]:
 
 
 def explain_request(run: Run, text: str) -> Life:
-    """Return the life of the request that ``text`` names.
+    """Return the history of the request that ``text`` names.
 
     Args:
         run: A run.
-        text: Its id, or the beginning or end of it.
+        text: Id of the request, or its beginning or end.
 
     Raises:
-        UsageError: If no request matches, or several do, or the record does not tell enough.
+        UsageError: If no request matches, or several do, or the record lacks facts.
     """
     for trace in run.traces:
         for fact in (Fact.REQUESTS, Fact.TIMES):
@@ -80,7 +80,7 @@ def explain_request(run: Run, text: str) -> Life:
 
 
 def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
-    """Return a request's life, by its whole id, from a timeline of the whole trace that lives can share."""
+    """Return a request's history by its whole id, from a timeline of the whole trace, which may be reused."""
     rows = request_rows(timeline, request_id)
     states, gaps = rows.life_states(), _gaps(rows)
     arrival, gone = rows.arrival or rows.present or {}, rows.finish or {}
@@ -102,7 +102,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
         e2e_ms=None if rows.end_us is None else rows.since_us(rows.end_us),
         ttft_ms=None if first_token is None else rows.since_us(first_token),
         states=states,
-        events=life_events(rows, waits(states)),
+        events=life_events(rows, queue_stays(states)),
         outputs=len(gaps) + 1 if first_token is not None or (rows.present and gaps) else 0,
         mean_gap_ms=sum(gap.gap_ms for gap in gaps) / len(gaps) if gaps else None,
         gaps=sorted(gaps, key=lambda gap: -gap.gap_ms)[:MOST_GAPS],

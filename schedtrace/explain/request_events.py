@@ -1,6 +1,6 @@
 """The events of a request's life, in order: arrival, waits, chunks, decodes, preemptions, end.
 
-They are made of all rows of the request in the trace (``RequestRows``), and of its waits.
+They are derived from all rows of the request in the trace (``RequestRows``), and of its waits.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.explain.step import MISSES, ending, entries, preempted_for
+from schedtrace.explain.step import MISSES, ending, fact_entries, preempted_for
 from schedtrace.model.causes import interruption
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say
@@ -47,11 +47,11 @@ class RequestRows:
     states: list[Row]
     """Its ``interrupted_states``, in their order in time, with the engine's time in each."""
     caps: dict[int, list[str]]
-    """Step to the limits that made its chunk smaller."""
+    """Limits that made its chunk smaller, by step."""
 
     @property
     def begin_us(self) -> int:
-        """Arrival at the front end; where it is not recorded, the first thing that is."""
+        """Arrival at the front end in microseconds or, if not recorded, the first recorded time."""
         return min(self._times_us() + [int(row["begin_us"]) for row in self.states[:1]])
 
     @property
@@ -162,33 +162,33 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """A cause that it waited for."""
+    """Cause for which a request waited."""
 
     cause: str
     steps: int
     wait_ms: float
     interrupted: bool
-    """True for a kind of interruption: nothing refused the request meanwhile."""
+    """Whether it is a kind of interruption, in which nothing refused the request."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A time in the waiting queue."""
+    """Stay in the waiting queue."""
 
     from_ms: float
     since_step: int | None
-    """First step that refused it; None if the first step that could schedule it did."""
+    """First step that refused it; None if the first possible step scheduled it."""
     left_step: int | None
-    """The step that scheduled it; None: none did."""
+    """Step that scheduled it; None if no step did."""
     wait_ms: float
     before_step_ms: float
     """Part of the wait until a step could see it."""
     causes: list[WaitedFor]
-    """The rest, the longest first."""
+    """Causes of the rest of the wait, the longest first."""
 
 
-def waits(states: list[LifeState]) -> list[Wait]:
-    """Return each stay in the queue; a request that the first possible step schedules has one, too."""
+def queue_stays(states: list[LifeState]) -> list[Wait]:
+    """Return each stay in the queue, including that of a request that the first possible step schedules."""
     queue_waits = []
     for queued, group in groupby(
         enumerate(states), key=lambda entry: (entry[1].of_state or entry[1].state) in QUEUED
@@ -221,9 +221,9 @@ def _wait(stay: list[LifeState], left_step: int | None) -> Wait:
 
 
 LEAST_FRAC = 0.01
-"""Share of a request's life: a shorter interruption is no event of it."""
+"""Share of a request's time below which an interruption is not listed."""
 SHORTEST_WAIT_MS = 0.05
-"""A shorter wait is no wait: the next step scheduled it."""
+"""Milliseconds below which a wait is not listed, because the next step scheduled the request."""
 
 
 def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
@@ -443,13 +443,13 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
         yield from _received(rows, rows.arrival)
     elif rows.present is not None:
         yield from _asks(rows, rows.present, rows.present["at_us"])
-    for grammar in entries(rows.timeline, "grammars", its):
+    for grammar in fact_entries(rows.timeline, "grammars", its):
         yield rows.event(grammar["compiled_us"], "grammar", _grammar(grammar))
-    for load in entries(rows.timeline, "kv_loads", its):
+    for load in fact_entries(rows.timeline, "kv_loads", its):
         held = Count(sum(load["blocks"]), "KV block") if load["blocks"] else None
         sentence = say("KV load from elsewhere {event}[, holding {held}]", event=load["event"], held=held)
         yield rows.event(load["at_us"], "kv_load", sentence)
-    for admitted in entries(rows.timeline, "admitted", its):
+    for admitted in fact_entries(rows.timeline, "admitted", its):
         if sentence := _cached(admitted):
             yield rows.event(admitted["start_us"], "cached", sentence, admitted["step"])
     if rows.finish is not None:
@@ -496,7 +496,7 @@ def _grammar(grammar: Row) -> Message:
 
 
 def _cached(admitted: Row) -> Message:
-    """Say what admission found in caches; nothing for prefix-cache hits alone: the chunk counts them."""
+    """Return what admission found in caches; nothing for prefix-cache hits alone, which the chunk counts."""
     return say(
         "[found nothing in the prefix cache: {reason}][found {external_tokens:n token} through a KV connector"
         "[, {local_tokens:n} in the prefix cache]{reason:!}]",

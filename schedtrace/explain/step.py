@@ -50,7 +50,7 @@ NO_CACHE_HITS = say(
     "a waiting prompt with prefix cache hits would have needed less; the trace does not record these hits"
 )
 LISTS = {"arrived", "finished", "preempted"}
-"""Columns of a step that its story describes otherwise."""
+"""Columns of a step that its story describes in another way."""
 
 Row = dict[str, Any]
 
@@ -108,11 +108,11 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
 
     Args:
         run: A run.
-        number: The step's number.
+        number: Number of the step.
         engine: Data-parallel rank.
 
     Raises:
-        UsageError: If there is no such step or engine, or the record does not tell enough.
+        UsageError: If there is no such step or engine, or the record lacks facts.
     """
     trace = _trace(run, engine)
     trace.require(Fact.TIMES, "step")
@@ -133,7 +133,7 @@ class StepStories:
 
     @cached_property
     def _wrong(self) -> frozenset[int]:
-        """Steps whose queue could not be rebuilt as it was recorded."""
+        """Steps whose reconstructed queue differs from the recorded one."""
         return frozenset(self.timeline.mismatches["step"])
 
     def story(self, number: int) -> StepStory:
@@ -350,11 +350,11 @@ def stop_values(row: Row) -> Values:
 
 
 def stop_message(header: Header, row: Row, values: Values) -> Message:
-    """Say an exit, or several alike, in a sentence.
+    """Return a sentence about an exit, or several equal ones.
 
     Args:
         header: Header of the trace.
-        row: Row of ``stop_rows``; it decides what the sentence says.
+        row: Row of ``stop_rows``; it determines the sentence.
         values: ``stop_values`` of a row, or slots for them.
     """
     skips, named = row["kind"] == "continue", bool(row["request_ids"])
@@ -399,10 +399,10 @@ def victim_values(row: Row) -> Values:
 
 
 def preemption_message(row: Row, values: Values) -> Message:
-    """Say a preemption in a sentence.
+    """Return a sentence about a preemption.
 
     Args:
-        row: Row of ``timeline.preemptions``; it decides what the sentence says.
+        row: Row of ``timeline.preemptions``; it determines the sentence.
         values: ``victim_values`` of a row, or slots for them.
     """
     return say(
@@ -428,7 +428,7 @@ def preempted_for(row: Row, request: Value) -> Message:
 
 
 def ending() -> pl.Expr:
-    """Return how a request of ``timeline.finishes`` ended: an abort not asked for is the scheduler's."""
+    """Return how a request of ``timeline.finishes`` ended; an unrequested abort is the scheduler's."""
     by_scheduler = pl.col("in_schedule") & pl.col("abort_us").is_null()
     return pl.when(by_scheduler).then(pl.col("status") + " by the scheduler").otherwise("status")
 
@@ -444,18 +444,18 @@ MISSES = {
 
 
 def step_facts(timeline: Timeline, row: Row) -> list[Message]:
-    """Return the facts of a step, a row of ``timeline.steps``; none where the trace has none."""
+    """Return the facts of a step, a row of ``timeline.steps``; none if the trace has none."""
     return [*_refusals(timeline, row), *_hits(timeline, row), *_step_columns(row)]
 
 
-def entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
+def fact_entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
     """Return the entries of one of the trace's lists of facts."""
     table = timeline.lists.get(name)
     return [] if table is None else table.filter(which).collect().to_dicts()
 
 
 def _refusals(timeline: Timeline, row: Row) -> Iterator[Message]:
-    for refusal in entries(timeline, "refusals", pl.col("step") == row["step"]):
+    for refusal in fact_entries(timeline, "refusals", pl.col("step") == row["step"]):
         needed, free = sum(refusal["blocks_needed"]), refusal["blocks_free"]
         if needed and free is not None:
             yield say(
@@ -479,7 +479,7 @@ def _by_group(timeline: Timeline, refusal: Row) -> Message:
 
 
 def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
-    """Name the holders of KV blocks, the largest ones first."""
+    """Return the names of the holders of KV blocks, the largest first."""
     held = [sum(blocks) for blocks in zip(*(group for group in refusal["held"] if group), strict=True)]
     if not held:
         return
@@ -508,7 +508,7 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
 
 
 def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
-    admitted = entries(timeline, "admitted", pl.col("step") == row["step"])
+    admitted = fact_entries(timeline, "admitted", pl.col("step") == row["step"])
     local = sum(request["local_tokens"] or 0 for request in admitted)
     external = sum(request["external_tokens"] or 0 for request in admitted)
     if local or external:

@@ -1,8 +1,8 @@
-"""Effect of a different limit in a step, where the trace has enough to compute it.
+"""Effect of a different limit in a step, if the trace records enough to compute it.
 
-Only the limit that stopped this step changes, and only this step counts: the waiting requests are taken in
-the order of the queue until one does not fit into what the step left over. Where anything that decides is not
-recorded there is no answer.
+Only the limit that stopped this step changes, and only this step counts: the waiting requests are admitted in
+queue order until one does not fit into what the step left unused. If a deciding value is not recorded, there
+is no answer.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ MOST_BLOCKS_FRAC = 1.05
 
 @dataclass(frozen=True)
 class Left:
-    """Leftovers of a step."""
+    """Resources that a step left unused."""
 
     budget: int
     blocks: int
@@ -60,9 +60,9 @@ class FittingRequests:
 
 
 def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name: str) -> FittingRequests:
-    """Take the waiting requests in their order until one does not fit, as the waiting loop does.
+    """Return the waiting requests that fit, in order until one does not fit, as in the waiting loop.
 
-    With ``need.whole`` a request has to fit whole, but takes only the blocks of its first chunk.
+    With ``need.whole``, the whole request must fit, but it takes only the blocks of its first chunk.
     """
     budget, blocks = left.budget, left.blocks
     taken: list[str] = []
@@ -96,7 +96,7 @@ def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name:
 
 
 def known_need(timeline: Timeline) -> AdmissionNeed | None:
-    """Return the room that a request needs; None where blocks in use do not follow from tokens."""
+    """Return the room that a request needs; None if blocks in use do not follow from tokens."""
     need = need_of(timeline, timeline.refused_heads)
     if need is None:
         return None
@@ -128,36 +128,36 @@ def known_need(timeline: Timeline) -> AdmissionNeed | None:
 
 @dataclass(frozen=True)
 class Question:
-    """A step, its leftover budget and blocks, and the requests that wanted more."""
+    """A step, with its unused budget and blocks, and the requests that wanted more."""
 
     timeline: Timeline
     need: AdmissionNeed
     left: Left
     token_budget: int
     waiting: list[Waiter]
-    """In the order of the queue."""
+    """Waiting requests in the order of the queue."""
     scheduled: list[Scheduled]
     stops: list[Stop]
 
     @property
     def end(self) -> Stop | None:
-        """The exit that ended the waiting loop."""
+        """Exit that ended the waiting loop."""
         ends = [stop for stop in self.stops if stop.loop == "waiting" and stop.kind != "continue"]
         return ends[-1] if ends else None
 
     @property
-    def seats_name(self) -> str:
-        """The setting that limits how many run."""
+    def seats_setting_name(self) -> str:
+        """Name of the setting that limits how many requests run."""
         return "max_num_active_seqs" if self.timeline.active_limit else "max_num_seqs"
 
     @property
     def budget_name(self) -> str:
-        """The setting that the token budget comes from."""
+        """Name of the setting that determines the token budget."""
         configured = self.timeline.header.scheduler_config.get("max_num_scheduled_tokens")
         return "max_num_scheduled_tokens" if configured else "max_num_batched_tokens"
 
     def cut_by(self, cap: str) -> list[Scheduled]:
-        """Return requests whose chunk this limit was the last to make smaller."""
+        """Return requests whose chunk this limit reduced last."""
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
@@ -184,12 +184,12 @@ def what_if(
     """Return the answers for one step.
 
     Args:
-        timeline: The engine's trace.
-        row: The step's row of ``timeline.steps``.
+        timeline: Timeline of the engine.
+        row: Row of the step in ``timeline.steps``.
         need: The room that a request needs (``known_need``).
         waiting: Requests that waited after the step, in order; empty if unknown.
-        scheduled: What each scheduled request got.
-        stops: The step's exits.
+        scheduled: Tokens that each scheduled request got.
+        stops: Exits of the step.
     """
     free = row["kv_blocks_free_after"]
     if need is None or free is None:
@@ -214,13 +214,13 @@ def _answer(
 
 def _more_seats(asked: Question) -> Iterator[WhatIf]:
     left = Left(asked.left.budget, asked.left.blocks, len(asked.waiting))
-    more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_name)
+    more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_setting_name)
     now = asked.timeline.seats
     yield _answer(
         "[With {limit:setting} {then:n} instead of {now:n}, {more} would have fitted into the budget left "
         "and the free KV blocks; {next}.][A higher {limit:setting} alone would have admitted no request: "
         "{next}.{then:!}]",
-        asked.seats_name,
+        asked.seats_setting_name,
         now,
         now + len(more.request_ids) if more else None,
         more.request_ids,
@@ -240,7 +240,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
     blocks = asked.left.blocks - asked.more_blocks(cut, lacking)
     everything = sum(request.wanted_tokens for request in asked.waiting)
     left = Left(everything, blocks, asked.left.seats)
-    more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_name)
+    more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_setting_name)
     now, then = asked.token_budget, asked.token_budget + lacking + more.tokens
     cut_ids = [request.request_id for request in cut]
     parts = [_longer(cut_ids, lacking)] if cut else []
@@ -249,7 +249,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
             say(
                 "{more} would have fitted within {seats:setting} and the free KV blocks; {next}",
                 more=more.described("more request"),
-                seats=asked.seats_name,
+                seats=asked.seats_setting_name,
                 next=more.limit,
             )
         )
@@ -284,7 +284,7 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
 
 
 def _more_blocks(asked: Question) -> Iterator[WhatIf]:
-    """Say how many more blocks the refused request needed; none without ``scheduler_reserve_full_isl``."""
+    """Return how many more blocks the refused request needed; none without ``scheduler_reserve_full_isl``."""
     stop, head, need = asked.end, asked.waiting[0], asked.need
     if stop is None or stop.blocks_needed is None or stop.blocks_free is None:
         return
@@ -295,7 +295,7 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
     wanted = ((request.wanted_tokens, request.wanted_tokens) for request in asked.waiting)
     endless = sum(need.blocks_asked(*tokens) for tokens in wanted)
     left = Left(asked.left.budget, endless, asked.left.seats)
-    every = admit(need, asked.waiting, left, seats_name=asked.seats_name)
+    every = admit(need, asked.waiting, left, seats_name=asked.seats_setting_name)
     yield _answer(
         "With {more:n more free KV block} ({then:n} instead of {now:n}), {head:id} ({tokens:n token}) would "
         "have been admitted.[ The budget left had room for {requests}, which take {blocks:n block}; "

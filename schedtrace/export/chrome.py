@@ -9,21 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schedtrace.export.scene import ProcessTracks, TraceClock, Track, clock_of, processes
+from schedtrace.export.scene import ProcessTracks, TraceClock, Track, clock_of, process_tracks
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
 from schedtrace.version import __version__
 
 TIDS = 1000
-"""Threads have numbers above it, processes below: viewers take a thread with its process's number for the
-main one."""
+"""Thread numbers begin above this, process numbers below; viewers treat a thread with its process's number
+as the main one.
+"""
 LEVEL = 3
 """Level of gzip: fast."""
 
 
 def write_chrome(run: Run, file: Path) -> int:
-    """Write a run; gives the number of events: slices, marks and counters' rows.
+    """Write a run; return the number of events: slices, marks and counters' rows.
 
     Raises:
         OSError: If the file cannot be written.
@@ -34,7 +35,7 @@ def write_chrome(run: Run, file: Path) -> int:
         head = json_of(_head(run, clock))
         text.write(head[:-1] + b',"traceEvents":[\n')
         for number, event in enumerate(
-            event for process in processes(run) for event in _events(process, clock)
+            event for process in process_tracks(run) for event in _events(process, clock)
         ):
             text.write((b",\n" if number else b"") + json_of(event))
             count += event["ph"] in "XiC"

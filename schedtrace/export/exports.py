@@ -1,4 +1,4 @@
-"""Files of ``schedtrace export``, none of which replaces another."""
+"""Files of ``schedtrace export``, which replace no existing file."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -57,10 +57,10 @@ NEEDS = {
     "request_states": SHOWS_LIMITS,
     "engine_states": frozenset({Fact.TIMES}),
 }
-"""Facts a trace must hold for a table of its own."""
+"""Facts that a trace must contain for a table of its own."""
 
 
-def tables(run: Run) -> dict[str, pl.LazyFrame]:
+def export_tables(run: Run) -> dict[str, pl.LazyFrame]:
     """Return tables by name, warm-up (trial 0) included; ``engine_rank`` tells engines apart.
 
     Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own, and
@@ -109,7 +109,7 @@ def gap_sentences(run: Run) -> list[str]:
 
 
 def stream_table(table: pl.LazyFrame, kind: ExportKind, file: Path) -> int:
-    """Write one as Parquet or CSV, streamed, as a large trace's table does not fit memory; gives its rows.
+    """Write a table as Parquet or CSV in a stream, because it may not fit into memory; return its rows.
 
     Raises:
         OSError: If the file cannot be written.
@@ -139,14 +139,14 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
     }
 
 
-def export(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> dict[Path, int]:
+def write_exports(run: Run, folder: Path, *, kind: ExportKind, force: bool = False) -> dict[Path, int]:
     """Write one file per table, one per trace for ``ExportKind.JSONL``, or one for a viewer, into ``folder``.
 
     Args:
         run: A run.
-        folder: Made if need be.
+        folder: Folder, created if needed.
         kind: Format of the files.
-        force: Replace files that are there.
+        force: Whether to replace existing files.
 
     Returns:
         Each file with its number of rows, lines or events.
@@ -198,7 +198,8 @@ def _files(run: Run, folder: Path, kind: ExportKind) -> dict[Path, Callable[[Pat
 
         return {folder / "trace.json.gz": partial(write_chrome, run)}
     return {
-        folder / f"{name}.{kind}": partial(stream_table, table, kind) for name, table in tables(run).items()
+        folder / f"{name}.{kind}": partial(stream_table, table, kind)
+        for name, table in export_tables(run).items()
     }
 
 

@@ -39,7 +39,7 @@ def mooncake_loads(run: Run) -> dict[str, Workload]:
 
 
 def write_mooncake(load: Workload, file: Path) -> int:
-    """Write a load, and give how many requests there are in it.
+    """Write a load and return its number of requests.
 
     Raises:
         OSError: If the file cannot be written.
@@ -80,10 +80,10 @@ def mooncake_notes(load: Workload) -> Iterator[Message]:
 
 
 class _HashIds:
-    """Numbers blocks in the order in which they first come.
+    """Numbers of blocks, in order of first appearance.
 
     Args:
-        recorded: Tokens of a block in the trace.
+        recorded: Number of tokens of a block in the trace.
     """
 
     def __init__(self, recorded: int | None) -> None:
@@ -93,7 +93,7 @@ class _HashIds:
         """Block numbers by the block before, the block's content and its length."""
 
     def block_ids(self, request: LoadRequest) -> list[int]:
-        """Return a number for each begun block; a block that is not wholly known gets a unique number."""
+        """Return a number for each begun block; a block that is not fully known gets a unique number."""
         ids: list[int] = []
         known_tokens = len(request.prefix) * self._recorded
         for begin in range(0, request.prompt_tokens, BLOCK):

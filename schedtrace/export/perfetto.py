@@ -6,20 +6,28 @@ from typing import IO
 import polars as pl
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from schedtrace.export.scene import REQUESTS, Facts, Preempted, ProcessTracks, TraceClock, clock_of, processes
+from schedtrace.export.scene import (
+    REQUESTS,
+    Facts,
+    Preempted,
+    ProcessTracks,
+    TraceClock,
+    clock_of,
+    process_tracks,
+)
 from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
 _SEQUENCE = 1
-"""All packets are of one sequence: those with equal times stay in the order of the file."""
+"""Number of the only sequence of packets, so that those with equal times keep the order of the file."""
 _CHUNK = 10_000
-"""Packets that are written at a time."""
+"""Number of packets that are written at once."""
 _PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
 """Ids of tracks: the process above 40 bits, a counter's series above 36, groups from 2^32, others below."""
 
 
 def write_perfetto(run: Run, file: Path) -> int:
-    """Write a run; gives the number of events: slices, marks and values of counters.
+    """Write a run; return the number of events: slices, marks and values of counters.
 
     Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning has ``CLOCK_MONOTONIC`` beside it, and the
     time of a torch profile (``TraceClock.torch_base_ns``).
@@ -29,7 +37,7 @@ def write_perfetto(run: Run, file: Path) -> int:
     """
     with safe_files.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))
-        for process in processes(run):
+        for process in process_tracks(run):
             writer.process(process)
     return writer.events
 
@@ -120,7 +128,7 @@ class _Writer:
                 self.events += 1
 
     def _preempted(self, whole: int, preemption: Preempted) -> None:
-        """Mark both tracks, joined by an arrow; its origin first, since both have the same time."""
+        """Mark both tracks, joined by an arrow; its origin comes first, because both have the same time."""
         mark = pb.TrackEvent.TYPE_INSTANT
         if preemption.preempter is not None:
             self._flows += 1
@@ -155,7 +163,7 @@ class _Writer:
         return event
 
     def _packet(self) -> pb.TracePacket:
-        """Return an empty one at the end of the trace."""
+        """Return a new empty packet at the end of the trace."""
         if len(self._chunk.packet) >= _CHUNK:
             self.write_chunk()
         packet = self._chunk.packet.add()

@@ -46,7 +46,7 @@ class TraceClock(NamedTuple):
 
 
 def clock_of(header: Header) -> TraceClock:
-    """Make the clock from the anchors of a trace's header."""
+    """Return the clock from the anchors of a trace's header."""
     monotonic_us = header.monotonic_anchor_us
     return TraceClock(1000 * header.wall_anchor_us, None if monotonic_us is None else 1000 * monotonic_us)
 
@@ -69,7 +69,7 @@ def step_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
-    """Return what the thread of vLLM's ``EngineCore`` did, in order of time.
+    """Return the work of vLLM's ``EngineCore`` thread, in order of time.
 
     ``schedule()`` and ``update_from_output()`` of each step; of a rank in lock-step also its dummy batches
     and the all-reduces in which ranks agree on going on.
@@ -184,13 +184,13 @@ class Track:
 
 
 class Preempted(NamedTuple):
-    """A request lost its KV blocks at the beginning of a step."""
+    """Preemption: a request lost its KV blocks at the beginning of a step."""
 
     us: int
     victim: int
     """Number of its track."""
     preempter: int | None
-    """Track of the request that they were taken for; None if not known, or the victim itself."""
+    """Track of the request that got the blocks; None if unknown, or the victim itself."""
     facts: Facts
 
 
@@ -199,16 +199,16 @@ class ProcessTracks:
     """An engine's tracks."""
 
     number: int
-    """Number from 1. Not the process id: a viewer that shows a profile beside it would mix up the two."""
+    """Number from 1. It is not the process id, which a profile in the same viewer would use, too."""
     name: str
     labels: list[str]
     tracks: list[Track]
     counters: dict[str, pl.DataFrame]
-    """Name to ``us`` and the series: values from then on, null where the record does not tell."""
+    """Values by counter: ``us`` and the series from then on; null if not recorded."""
     preemptions: list[Preempted]
 
 
-def processes(run: Run) -> Iterator[ProcessTracks]:
+def process_tracks(run: Run) -> Iterator[ProcessTracks]:
     """Yield the engines of a run, warm-up included."""
     for number, trace in enumerate(run.traces, 1):
         yield _process(run, trace, number)

@@ -90,7 +90,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
     ci_low_frac: float | None
     """Lower end of the 95 % bootstrap interval of ``change_frac``; None if it cannot be computed."""
     ci_high_frac: float | None
-    """Upper end."""
+    """Upper end of that interval; None if it cannot be computed."""
     noise_floor_frac: float | None
     """Smallest change that this number of trials, with this spread, would show as significant in 4 of 5
     cases.

@@ -17,7 +17,7 @@ class Distribution(Percentiles, kw_only=True):
     """Linearly interpolated percentiles, in milliseconds."""
 
     max: float
-    """Largest value."""
+    """Largest of all values."""
 
 
 class ClassLatency(msgspec.Struct, kw_only=True):

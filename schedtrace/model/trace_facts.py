@@ -141,9 +141,9 @@ class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
     """``engine``: the scheduler's thread; ``worker``: main thread of a process that the engine started;
     ``front_end``: main thread of the process that started the engine."""
     pid: int
-    """Process."""
+    """Id of the process."""
     tid: int
-    """Thread."""
+    """Id of the thread."""
     ran_us: int
     """Time on a processor."""
     waited_us: int

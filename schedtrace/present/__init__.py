@@ -1,1 +1,1 @@
-"""Documents to pages of sections (``pages/``), pages to text (``renderers/``). Nothing is computed here."""
+"""Documents as pages of sections (``pages/``), pages as text (``renderers/``). Nothing is computed here."""

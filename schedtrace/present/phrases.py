@@ -1,4 +1,4 @@
-"""Words: text of messages, each kind of argument in a single place; of severities and states; and pictures.
+"""Words of messages, severities and states, each kind of argument in a single place; and pictures.
 
 Pictures over time are rows of characters.
 """
@@ -42,7 +42,7 @@ def change_range(low_frac: float, high_frac: float) -> str:
 
 
 def bar(fraction: float) -> str:
-    """Return a character as high as the fraction; anything above 0 is visible."""
+    """Return a character whose height shows the fraction; anything above 0 is visible."""
     if fraction <= 0:
         return BARS[0]
     return BARS[min(len(BARS) - 1, max(1, int(settled(fraction * (len(BARS) - 1), 0))))]
@@ -64,7 +64,7 @@ def plain(text: str | Message) -> str:
 
 
 def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
-    """Yield the sentence piece by piece: the words, and the argument that they are; None for plain words."""
+    """Yield the sentence in pieces: words, and the argument that they represent (None for plain words)."""
     for part in [text] if isinstance(text, str) else text.parts():
         if isinstance(part, str):
             yield part, None
@@ -77,7 +77,7 @@ def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
 
 
 def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument a line
-    """Write an argument as text."""
+    """Return an argument as text."""
     match value:
         case Request(request_id):
             return request_id
@@ -118,7 +118,7 @@ def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
 
 
 def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
-    """Yield ``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` where the list is not whole."""
+    """Yield ``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` if the list is incomplete."""
     ranges: list[tuple[int, int]] = []
     for step in value.steps:
         if ranges and ranges[-1][1] + 1 == step:
@@ -139,7 +139,7 @@ def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 
 CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
-"""Outcomes of a finding."""
+"""Words for the outcomes of a finding in a comparison."""
 
 EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
 
@@ -156,7 +156,7 @@ STATES = {
     "not_recorded": State("not recorded", " ", Style.DIM),
     "unrecorded": State("before the recording", " ", Style.DIM),
 }
-"""States of a request; prefill and recompute take few steps, but must stand out in a long life."""
+"""Characters and styles of a request's states; prefill and recompute are short, but must be prominent."""
 
 ENGINE_STATES = {
     "device": "device",
@@ -196,8 +196,8 @@ EVENTS = {
 }
 
 
-def severity(word: str) -> Styled:
-    """Return a severity, marked."""
+def severity_word(word: str) -> Styled:
+    """Return a severity with its mark."""
     return Styled(word, SEVERITIES[word])
 
 
@@ -217,7 +217,7 @@ TAILS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E latency"}
 
 
 def tail_sentence(tails: list[LatencyTail], *, engines: int) -> Message:
-    """Return what makes the slowest requests slow: of the latency that is furthest from its median.
+    """Return a sentence on what makes the slowest requests slow, for the latency furthest from its median.
 
     E2E is shown only if no other latency has a tail: it is the sum of both.
     """
@@ -266,7 +266,7 @@ def _tail_part(part: TailPart) -> Text:
 
 
 def state(word: str) -> State:
-    """Return a state by its word in a document; one that is not known keeps its word."""
+    """Return a state by its word in a document; an unknown state keeps its word."""
     return STATES.get(word) or State(word, "?", Style.DIM)
 
 
@@ -284,7 +284,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "nobody": ("#eceff1", "#262b30"),
     "kv": ("#9db0be", "#5b6b78"),
 }
-"""Cause, state or part of a picture to its colour on light and on dark ground.
+"""Colours on light and dark ground, by cause, state or part of a picture.
 
 They can be told apart in four kinds of colour vision. Every other cause has that of ``other``; ``nobody`` is
 where none was refused, ``kv`` are KV blocks in use.
@@ -295,7 +295,7 @@ MOST_NAMES = 6
 
 
 def some(texts: list[Message], *, everything: bool = False) -> Message:
-    """Return ``a, b, c, d, e, f and 9 more``; all of them if asked for."""
+    """Return ``a, b, c, d, e, f and 9 more``; all of them on request."""
     most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
     rest = len(texts) - most
     more = f" and {integer(rest)} more" if rest > 0 else ""
@@ -328,7 +328,7 @@ def on_engines(finding: Finding, engines: int) -> str:
 
 
 def whose_figures(finding: Finding, engines: int) -> str:
-    """Say which engines have the finding, and whose figures are shown; nothing for all ranks together."""
+    """Return which engines have the finding, and whose figures are shown; nothing for all ranks together."""
     if engines == 1 or finding.of_ranks:
         return ""
     several = f"; these are figures of engine {finding.engine_rank}" if len(finding.engine_ranks) > 1 else ""
@@ -336,7 +336,7 @@ def whose_figures(finding: Finding, engines: int) -> str:
 
 
 def in_brackets(detail: str | None) -> str:
-    """Return `` (full_sequence)``; nothing where there is no detail."""
+    """Return `` (full_sequence)``; nothing without a detail."""
     return f" ({detail})" if detail else ""
 
 
@@ -344,12 +344,12 @@ _T = TypeVar("_T")
 
 
 def bar_characters(bars: Bars, width: int) -> str:
-    """Return a character for each height; the highest of several where there is not room for all."""
+    """Return a character for each height; without room for all, the highest of several."""
     return "".join(bar(height) for height in highest(bars, width))
 
 
 def highest(bars: Bars, width: int) -> list[float]:
-    """Reduce heights to at most this many: the highest of several where there are more."""
+    """Return at most this many heights, each the highest of several if there are more."""
     return [max(part) for part in _parts(bars.heights, width)]
 
 
@@ -357,7 +357,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def horizontal_bar(fraction: float, width: int) -> str:
-    """Return a bar of this fraction of the width, in eighths of a character; above 0 it is visible."""
+    """Return a bar of this fraction of the width, in eighths of a character; anything above 0 is visible."""
     eighths = int(settled(8 * width * min(1.0, fraction), 0))
     if fraction > 0:
         eighths = max(1, eighths)
@@ -366,7 +366,7 @@ def horizontal_bar(fraction: float, width: int) -> str:
 
 
 def state_characters(states: States, width: int) -> list[State]:
-    """Return a state per step, or per several without room: a prominent state, else the most frequent."""
+    """Return one state per step, or per several: a prominent state if any, else the most frequent."""
     ends = list(accumulate(count for _, count in states.runs))
     steps = ends[-1] if ends else 0
     cells = min(width, steps)
@@ -383,13 +383,13 @@ def state_characters(states: States, width: int) -> list[State]:
 
 
 def states_of(strip: Strip) -> list[State]:
-    """Return every state drawn in the strip, in the order of their first runs."""
+    """Return every state drawn in the strip, in order of first appearance."""
     drawn = [band.drawn for band in strip.bands]
     return list(dict.fromkeys(state for row in drawn if isinstance(row, States) for state, _ in row.runs))
 
 
 def legend_with_key(strip: Strip) -> Text:
-    """Return what its pictures mean, with the character of each state: ``steps 3-9: P prefill, = decode``."""
+    """Return the pictures' legend with the character of each state: ``steps 3-9: P prefill, = decode``."""
     key = ", ".join(f"{state.character} {state.word}" for state in states_of(strip))
     return say("{legend}: {key}", legend=strip.legend, key=key) if key else strip.legend
 

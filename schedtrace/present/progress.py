@@ -25,19 +25,19 @@ if TYPE_CHECKING:  # reading a trace needs no engine
     from schedtrace.model.manifest import TrialResult
 
 EVERY_S = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 SOON_S = 1.0
-"""Time in which a file may be read without a bar."""
+"""Seconds within which a file may be read without a bar."""
 MB = 1_000_000
 
 
 class _CountedBars:
-    """Bars of how many of several things are done, with the time that took; none where there is no terminal.
+    """Bars of the number of finished things, with the time taken; none without a terminal.
 
     Args:
-        console: Where to.
-        text: Before each bar, in rich's format of a task.
-        shown: False: no bar in a terminal either.
+        console: Console to print on.
+        text: Text before each bar, in rich's format of a task.
+        shown: Whether to show the bar in a terminal.
     """
 
     def __init__(self, console: Console, text: str, *, shown: bool = True) -> None:
@@ -59,11 +59,11 @@ class _CountedBars:
 
 
 class RunProgress(_CountedBars):
-    """An ``engine.execute.Observer`` for a person.
+    """``engine.execute.Observer`` that shows progress to a user.
 
     Args:
-        console: Where to; the bars are left out if it is no terminal.
-        several: Whether more than one run is made, so that lines have to say which.
+        console: Console to print on; without a terminal, bars are left out.
+        several: Whether there are several runs, so that lines must name the run.
     """
 
     def __init__(self, console: Console, *, several: bool) -> None:
@@ -114,9 +114,9 @@ class CountBar(_CountedBars):
     A bar on a terminal; elsewhere a line every ``EVERY_S``, also while nothing is done.
 
     Args:
-        console: Where to.
-        text: What is done.
-        counted: False: it is never called, only the time is known, and there is no bar.
+        console: Console to print on.
+        text: Text that names the work.
+        counted: Whether the number is known; otherwise only the time is shown, without a bar.
     """
 
     def __init__(self, console: Console, text: str, *, counted: bool = True) -> None:
@@ -153,7 +153,7 @@ class ReadingBar:
     """Bar for one file after the other, called with the bytes done and the total.
 
     Args:
-        console: Where to; if it is no terminal, a line every ``EVERY_S``.
+        console: Console to print on; without a terminal, a line every ``EVERY_S``.
     """
 
     def __init__(self, console: Console) -> None:
@@ -168,7 +168,7 @@ class ReadingBar:
         self._stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Tell how far a file is; at its end the bar goes, since what follows may be printed."""
+        """Show the progress of a file; remove the bar at its end, because other output may follow."""
         now = time.monotonic()
         if not self._console.is_terminal:
             if now - self._said >= EVERY_S:

@@ -1,7 +1,7 @@
-"""Sections of a page, as data. A renderer draws them; none is named here.
+"""Sections of a page, as data that a renderer draws. No renderer is imported here.
 
-Every text is a ``str`` or a ``Message``, plain or with a named style. Sections hold no markup, no widths and
-no line breaks but those of a column's heading.
+Every text is a ``str`` or a ``Message``, plain or with a named style. Sections contain no markup, no widths,
+and no line breaks except in column headings.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -67,12 +67,12 @@ class State:
     character: str
     style: Style
     prominent: bool = False
-    """Shown wherever there is one, among however many steps of other states."""
+    """Whether it is shown even among many steps of other states."""
 
 
 @dataclass(frozen=True)
 class States:
-    """States over time: each with the number of steps that it lasted."""
+    """States over time, each with the number of its steps."""
 
     runs: list[tuple[State, int]]
 
@@ -85,16 +85,16 @@ class Column:
     """Column of a table."""
 
     heading: str
-    """Line breaks in it are where a narrow column may break it."""
+    """Heading, with line breaks for a narrow column."""
     numeric: bool = False
-    """Figures: to the right, never broken."""
+    """Whether cells are figures, which are right-aligned and never broken."""
     of_steps: bool = False
-    """Its cells are numbers of steps or ranges of them, of the engine that the page is about."""
+    """Whether cells are step numbers or ranges, of the engine that the page is about."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of as many cells as there are columns; the first cell names the row."""
+    """Table whose first column names the row."""
 
     columns: list[Column]
     rows: list[list[Cell]]
@@ -112,7 +112,7 @@ class Field(Generic[_R]):
     of_steps: bool = False
 
 
-def figure(heading: str, cell: Callable[[_R], Cell], *, of_steps: bool = False) -> Field[_R]:
+def figure_field(heading: str, cell: Callable[[_R], Cell], *, of_steps: bool = False) -> Field[_R]:
     """Return a column of figures."""
     return Field(heading, cell, numeric=True, of_steps=of_steps)
 
@@ -125,22 +125,22 @@ def table(
     most: int | None = None,
     how: str = "--format json lists them all",
 ) -> Table:
-    """Return a row for each of these things.
+    """Return a table with a row for each of these things.
 
     Args:
-        things: What has a row.
-        fields: The columns.
-        more: What is left out, where ``most`` does not say it.
-        most: Rows; of more things it is said how many are left out, and ``how`` to see them. None: all.
-        how: Follows the number of things that are left out.
+        things: Things with a row each.
+        fields: Columns of the table.
+        more: Note on omitted rows, if ``most`` does not produce one.
+        most: Maximum number of rows; a note then states how many are left out. None for all.
+        how: Text after the number of things that are left out.
     """
     columns = [Column(field.heading, field.numeric, field.of_steps) for field in fields]
     rows = [[field.cell(thing) for field in fields] for thing in things[:most]]
-    return Table(columns, rows, left_out(len(things), most, how) or more)
+    return Table(columns, rows, omission_note(len(things), most, how) or more)
 
 
-def left_out(count: int, most: int | None, how: str = "--format json lists them all") -> str:
-    """Say how many of these things are not shown; nothing if all are."""
+def omission_note(count: int, most: int | None, how: str = "--format json lists them all") -> str:
+    """Return a note on how many of these things are not shown; nothing if all are."""
     return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 
 
@@ -182,7 +182,7 @@ class Headline:
 
     title: Text
     about: Text = ""
-    """Follows the title."""
+    """Text after the title."""
     lines: list[Content] = field(default_factory=list)
     warnings: list[Text] = field(default_factory=list)
     """Caveats for the sections that follow."""
@@ -209,12 +209,12 @@ class Part:
     share_frac: float
     style: Style
     kind: str = ""
-    """The word of the part or, of a wait, of its cause: pictures give each a colour."""
+    """Word of the part or, for a wait, of its cause; pictures give each a colour."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """A whole in its parts, as bars side by side."""
+    """Parts of a whole, as bars."""
 
     title: str
     parts: list[Part]
@@ -227,19 +227,19 @@ class RootCauseSection:
     number: int
     title: Content
     gain: Text
-    """Stands at the end of the title's line."""
+    """Gain, at the end of the title's line."""
     paragraphs: list[Content]
     actions: list[Text]
-    """Alternatives, the best first."""
+    """Alternative actions, the best first."""
     engine_rank: int = 0
     """The engine whose steps the texts name."""
     steps: Text = ""
-    """The steps that show it, for a renderer that can lead there."""
+    """Steps that show it, for a renderer that can link to them."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph, perhaps after a label."""
+    """Paragraph, optionally after a label."""
 
     text: Content
     label: str = ""
@@ -247,7 +247,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands to run next, after a label: a line each, never broken, so that each can be pasted."""
+    """Next commands, after a label: one line each, never broken, so that each can be copied."""
 
     label: str
     commands: list[str]
@@ -259,11 +259,11 @@ Section = Headline | Facts | Table | Strip | FindingSection | Shares | RootCause
 class Page(Generic[_D]):
     """A document of ``model/`` and the sections that show it.
 
-    Data come from strangers, so sections are made from a printable copy of the document, whoever makes them.
+    Data are untrusted, so all sections are made from a printable copy of the document.
 
     Args:
-        document: A struct of ``model/``, its texts as they are.
-        make: The document to its sections.
+        document: A struct of ``model/`` with its texts unchanged.
+        make: Function from the document to its sections.
     """
 
     def __init__(self, document: _D, make: Callable[[_D], Iterable[Section]]) -> None:
@@ -272,5 +272,5 @@ class Page(Generic[_D]):
 
     @cached_property
     def sections(self) -> list[Section]:
-        """In the order in which they are read."""
+        """Sections in reading order."""
         return list(self._make(printable(self.document)))

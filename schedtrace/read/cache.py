@@ -40,7 +40,7 @@ LAYOUT = 10
 schema.
 """
 IN_USE_S = 600
-"""Seconds in which another process may still read, or build, a cache that no longer fits the trace."""
+"""Seconds for which another process may still read, or build, a cache that no longer fits the trace."""
 KEPT_S = 30 * 24 * 3600
 """Seconds after which an unused cache is removed, because its trace may be gone."""
 KEPT_BYTES = 2**30
@@ -61,15 +61,15 @@ class Fingerprint(msgspec.Struct):
 
     size: int
     digest: str
-    """BLAKE2b of the whole content."""
+    """BLAKE2b hash of the whole content."""
     sampled: str
-    """BLAKE2b of its first block, its last block and blocks between."""
+    """BLAKE2b hash of its first block, its last block and blocks between."""
     stamp: list[int] | None
     """Times of the last change (no program can set ``ctime``), inode and device; None if not settled yet."""
 
 
 class CacheNote(msgspec.Struct):
-    """Record of what a cache was made from, by which version, and what it contains beside tables."""
+    """Record of what a cache was made from, by which version, and what it contains in addition to tables."""
 
     made_by: str
     read: dict[str, Fingerprint]
@@ -84,10 +84,10 @@ class CacheNote(msgspec.Struct):
 
 
 def read_by_files(path: Path, options: ReadOptions) -> Cached:
-    """Read a trace whose tables do not fit memory.
+    """Read a trace whose tables do not fit into memory.
 
     Raises:
-        InputError: If it cannot be read, is no trace, or there is no room for the files.
+        InputError: If the file cannot be read or is no trace, or there is no room for the files.
     """
     if options.cache:
         cached = _find(path, options)
@@ -106,7 +106,7 @@ def read_by_files(path: Path, options: ReadOptions) -> Cached:
 
 
 def made_by() -> str:
-    """Return a hash that changes whenever the same trace could give other tables."""
+    """Return a hash that changes whenever the same trace could yield other tables."""
     versions = (LAYOUT, SCHEMA_VERSION, __version__, pl.__version__, schema_of(Step))
     return hashlib.blake2b(repr(versions).encode(), digest_size=16).hexdigest()
 
@@ -125,7 +125,7 @@ def _prefix(path: Path) -> str:
 
 
 def _find(path: Path, options: ReadOptions) -> Cached | None:
-    """Return the cache of this trace, if it is whole and has the trace's content."""
+    """Return the cache of this trace if it is complete and has the trace's content; None otherwise."""
     for folder in folders_of(path):
         try:
             note = msgspec.json.decode((folder / NOTE).read_bytes(), type=CacheNote)
@@ -152,7 +152,7 @@ def _build(path: Path, options: ReadOptions) -> Cached:
     """Read the trace into a new folder; a folder is a cache only once its note is written.
 
     Raises:
-        CannotWriteError: not in the user's cache.
+        CannotWriteError: If the user's cache cannot be written to.
     """
     stamps = {file.name: stamp_of(file) for file in files_for(path, options.last_us)}
     with building(path) as folder:
@@ -180,12 +180,12 @@ def _build(path: Path, options: ReadOptions) -> Cached:
 
 
 def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Fingerprint:
-    """Make the fingerprint of a file that was read.
+    """Return the fingerprint of a file that was read.
 
     Args:
-        file: It may have changed since.
-        content: What was read of it.
-        stamp: Before it was read.
+        file: File, which may have changed since.
+        content: Content that was read.
+        stamp: Stamp of the file before it was read.
     """
     with file.open("rb") as opened:
         blocks = sampled(opened, content.size)
@@ -197,7 +197,7 @@ def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fin
     """Return the fingerprints of a trace's files as they are now; None if their content has changed.
 
     Raises:
-        OSError: If one cannot be read.
+        OSError: If a file cannot be read.
     """
     if [file.name for file in files] != list(read):
         return None
@@ -243,7 +243,7 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def _remove_unused(path: Path, but: Path) -> None:
-    """Remove caches that no process can still use: the trace's others, old ones, and those over the limit."""
+    """Remove caches that no process still uses: others of the trace, old ones, and those over the limit."""
     used = []
     for folder in but.parent.iterdir():
         with suppress(OSError):
@@ -258,7 +258,7 @@ def _remove_unused(path: Path, but: Path) -> None:
 
 
 def stamp_of(path: Path) -> list[int] | None:
-    """Return the file's stamp if any later change to the file must change it."""
+    """Return the file's stamp; None if a later change to the file might leave the stamp unchanged."""
     stat = path.stat()
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED_NS:
         return None
@@ -271,7 +271,7 @@ def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
     A file with another stamp, such as a copy, is hashed as a whole.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     stamp = stamp_of(path)
     if path.stat().st_size != fingerprint.size:
@@ -287,7 +287,7 @@ def still(path: Path, fingerprint: Fingerprint) -> Fingerprint | None:
 
 
 def sampled(file: BinaryIO, size: int) -> str:
-    """Hash blocks at equal distances, including the first and the last of ``size`` bytes."""
+    """Return a hash of blocks at equal distances, including the first and the last of ``size`` bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for at in range(SAMPLES):
         file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))
@@ -296,10 +296,10 @@ def sampled(file: BinaryIO, size: int) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return the name of each Parquet file to the digest of its content.
+    """Return the digest of each Parquet file's content, by the file's name.
 
     Raises:
-        OSError: If one cannot be read.
+        OSError: If a file cannot be read.
     """
     return {file.name: digest_of(file) for file in sorted(folder.glob("*.parquet"))}
 
@@ -308,7 +308,7 @@ def digest_of(path: Path) -> str:
     """Return the BLAKE2b hash of a whole file.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -1,7 +1,7 @@
-"""Lines of steps to steps: a delta is rebuilt if the step before it is known, else dropped and counted.
+"""Reader of step lines: a delta is rebuilt if the step before it is known, and otherwise dropped and counted.
 
-``Chain`` takes the lines in turn; ``Running`` has the requests of the step that was read last, and what the
-next line makes of them.
+``Chain`` takes the lines in turn; ``Running`` has the requests of the step that was read last, and applies
+the next line to them.
 """
 
 from bisect import bisect_left
@@ -25,8 +25,8 @@ from schedtrace.read.tables import (
     EndedStretches,
     Stretch,
     Values,
+    field_value,
     rebuilt,
-    value,
     values_of,
 )
 
@@ -38,7 +38,7 @@ _FEW = 4
 
 
 class Got(NamedTuple):
-    """Columns of a step, row by row."""
+    """Columns of a step, one entry per request."""
 
     ids: tuple[str, ...]
     computed: tuple[int, ...]
@@ -89,11 +89,11 @@ def got_by(rows: Sequence[Stretch], step: int) -> Got:
 
 
 def not_continued(before: Got, now: Got) -> list[int]:
-    """Return the rows at which a stretch of several steps ends and another begins.
+    """Return the rows at which one stretch of several steps ends and another begins.
 
     Args:
         before: Columns of the last step, whose requests are also the first ones of this step.
-        now: Of this step.
+        now: Columns of this step.
     """
     here = len(before.ids)
     if now.alone:
@@ -104,7 +104,7 @@ def not_continued(before: Got, now: Got) -> list[int]:
     return sorted(places.union(compress(range(here), before.alone)))
 
 
-def gone(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
+def removed_rows(before: Sequence[str], now: tuple[str, ...]) -> list[int]:
     """Return the ascending indices of the rows to remove, so that the remaining rows come first."""
     places: list[int] = []
     left = tuple(before)
@@ -152,7 +152,7 @@ class Running:
     """Tracker of the scheduled requests from step to step.
 
     Args:
-        put: Gets tables of their stretches.
+        put: Function that receives tables of their stretches.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -179,7 +179,7 @@ class Running:
         self._take_over()
         return sum(row.scheduled for row in self._rows)
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
+    def request_rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the fields of each request of the last step, in their order."""
         self._take_over()
         if self._at is not None:
@@ -192,7 +192,7 @@ class Running:
         self._rows, self._at, self._line = [], None, None
 
     def end(self) -> None:
-        """Note that there are no more steps."""
+        """End all stretches: there are no more steps."""
         self.lose()
         self._ended.flush()
 
@@ -227,7 +227,7 @@ class Running:
         self._at, self._line, self._unsteady, self._cut = (step, trial), now, None, False
 
     def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
-        """Return whether these changes can be those to the next step.
+        """Return whether these changes can lead from the last step to the next.
 
         Args:
             changes: ``RowChanges`` as read.
@@ -299,7 +299,7 @@ class Running:
         The stretches of all others end; if the remaining requests changed their order, all stretches end.
         """
         before = self._line or got_by(self._rows, step - 1)
-        places = gone(before.ids, ids)
+        places = removed_rows(before.ids, ids)
         if not places:
             return before
         self._take_out(places)
@@ -359,7 +359,7 @@ class Chain:
     """Reader of step lines in the order of the file, which accepts each step number once.
 
     Args:
-        put: Gets tables of what requests got, as stretches.
+        put: Function that receives tables of what requests got, as stretches.
     """
 
     def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
@@ -368,9 +368,9 @@ class Chain:
         self.in_order = True
         """Whether the steps came in the order of their numbers."""
         self.not_rebuilt: list[int] = []
-        """Numbers of deltas that follow an unknown step."""
+        """Numbers of deltas that follow an unknown step and could not be rebuilt."""
         self.doubtful: list[tuple[int, int]] = []
-        """First and last of the rebuilt steps that do not lead to the full line after them."""
+        """First and last of the rebuilt steps that are not consistent with the full line after them."""
         self.refused: list[int] = []
         """Numbers of steps that appeared twice, or whose start is not between those of the neighbouring
         steps.
@@ -379,10 +379,10 @@ class Chain:
         self._starts: list[int] = []
         """Step numbers so far, ascending."""
         self._forgotten = self._began = -LARGEST
-        """Number and start of the last step that ``forget`` forgot."""
+        """Number and start of the last step before those that ``forget`` dropped."""
         self._before: Values = ()
         self._deltas = 0
-        """Deltas rebuilt since the last full line."""
+        """Number of deltas rebuilt since the last full line."""
         self._adds_up = False
         """Whether the tokens of the last full line's requests equal the budget that the step used."""
 
@@ -390,7 +390,7 @@ class Chain:
         """Return the values of a line's step; None if it is not new, contradicts others or cannot be rebuilt.
 
         Args:
-            line: A step or delta as read; None: a broken line, which may have been one.
+            line: A step or delta as read; None for a broken line, which may have been a step.
         """
         if line is None:
             self.running.lose()
@@ -440,8 +440,8 @@ class Chain:
             if not self._deltas:
                 self._adds_up = running.tokens == _used(self._before)
             used = _used(values) if self._adds_up else None
-            if running.can_follow(changes, value(values, "total_requests"), used):
-                running.follow(number, value(values, "trial"), changes)
+            if running.can_follow(changes, field_value(values, "total_requests"), used):
+                running.follow(number, field_value(values, "trial"), changes)
                 self._deltas += 1
                 return values
         running.lose()
@@ -450,7 +450,7 @@ class Chain:
 
 
 def _used(values: Values) -> int:
-    return int(value(values, "token_budget") - value(values, "remaining_budget"))
+    return int(field_value(values, "token_budget") - field_value(values, "remaining_budget"))
 
 
 _STEP: Any = AS_READ[Step]
@@ -468,7 +468,7 @@ def expanded_lines(path: Path) -> Iterator[bytes]:
         path: A trace that ``read_trace`` accepts.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If the file cannot be read.
     """
     outputs: dict[int, Any] = {}
     for _, read in _lines(path):
@@ -497,5 +497,5 @@ def _full_line(values: dict[str, Any], read: Any, chain: Chain, outputs: dict[in
     if isinstance(read, _STEP):
         requests = read.requests
     else:
-        requests = [ScheduledRequest(*row) for row in chain.running.rows()]
+        requests = [ScheduledRequest(*row) for row in chain.running.request_rows()]
     return msgspec.json.encode(Step(**values, requests=requests))

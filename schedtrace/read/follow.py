@@ -41,10 +41,10 @@ from schedtrace.read.tables import (
     columns_of,
     cpu_times,
     entries_of,
+    field_value,
     frame_of,
     present_in,
     stalls_in,
-    value,
 )
 from schedtrace.read.trace import Trace
 
@@ -55,21 +55,21 @@ _KINDS = {as_read: line for line, as_read in AS_READ.items()}
 
 @dataclass
 class Chunk:
-    """Lines that were read together."""
+    """Lines of a trace that were read together."""
 
     lives: list[Live]
-    """Requests alive before it."""
+    """Requests alive before the chunk."""
     steps: pl.DataFrame
     tables: dict[str, pl.DataFrame]
-    """``read.tables.LARGE``."""
+    """Tables named in ``read.tables.LARGE``."""
     events: dict[str, pl.DataFrame]
-    """``read.tables.EVENTS``."""
+    """Tables named in ``read.tables.EVENTS``."""
     present: pl.DataFrame
-    """``tables.present_in``, all of it."""
+    """Result of ``tables.present_in`` with all entries."""
     begun_anew: list[tuple[int, int]]
     """``lines.WholeLines.begun_anew``."""
     dropped: list[Any]
-    """``events`` lines that tell of dropped steps."""
+    """``events`` lines that report dropped steps."""
     cpu: list[Any]
     lines: list[bytes]
     first: Step | None
@@ -81,7 +81,7 @@ class Chunk:
 
 @dataclass
 class _Taken:
-    """Content of some lines."""
+    """Content of some lines, as read."""
 
     steps: list[Values] = field(default_factory=list)
     lines: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
@@ -139,10 +139,10 @@ class Following:
         self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file or parts."""
         self._growing.close()
 
-    def modified_s(self) -> float:
+    def trace_modified_s(self) -> float:
         """Return the Unix time of the last write."""
         return self._growing.modified_s()
 
@@ -154,7 +154,7 @@ class Following:
     @property
     def lives(self) -> list[Live]:
         """Requests alive now, in the order of their arrival."""
-        return self._lives.snapshot()
+        return self._lives.alive_requests()
 
     @property
     def stalled(self) -> Any:
@@ -163,11 +163,11 @@ class Following:
         return None if latest is None or latest.until_us is not None else latest
 
     def read(self) -> list[Chunk]:
-        """Read what is new, in chunks; without those that are too old by now.
+        """Read the new lines, in chunks; leave out chunks that are already too old.
 
         Raises:
-            LostError: If the file was removed, replaced or cut.
-            InputError: If it is no trace, or cannot be read.
+            LostError: If the file was removed, replaced or truncated.
+            InputError: If the file is no trace, or cannot be read.
         """
         with reading(self.path):
             if self.header is None and not self._begin():
@@ -221,7 +221,7 @@ class Following:
         )
 
     def since(self, us: int) -> list[Chunk]:
-        """Return the chunks with steps that began at this time or later, or else the last chunk."""
+        """Return the chunks with steps that began at or after this time; at least the last chunk."""
         chunks = [chunk for chunk in self.chunks if chunk.last_us >= us]
         return chunks or list(self.chunks)[-1:]
 
@@ -265,14 +265,14 @@ class Following:
         return True
 
     def _chunk(self, lines: list[bytes]) -> Chunk:
-        lives = self._lives.snapshot()
+        lives = self._lives.alive_requests()
         taken = _Taken()
         self._chain.forget()
         for place, line in enumerate(lines):
             if line:
                 self._take(line, place, taken)
         self._chain.running.cut()
-        columns = columns_of(sorted(taken.steps, key=lambda values: value(values, "step")))
+        columns = columns_of(sorted(taken.steps, key=lambda values: field_value(values, "step")))
         tables = {name: entries_of(columns, name) for name in LISTS}
         stretches = pl.concat(self._put)
         tables[STRETCHES] = stretches if self._chain.in_order else stretches.sort("step", "order")
@@ -339,9 +339,9 @@ class Following:
         self._lives.step(read.start_us, read.arrived, read.finished, read.preempted)
         rows = read.requests if hasattr(read, "requests") else read.changes.added if read.changes else ()
         self._lives.scheduled([row.request_id for row in rows])
-        self.newest_us = max(self.newest_us, read.start_us, value(values, "output_us") or 0)
+        self.newest_us = max(self.newest_us, read.start_us, field_value(values, "output_us") or 0)
         taken.steps.append(values)
         if taken.first is None:
-            rows = [ScheduledRequest(*row) for row in self._chain.running.rows()]
+            rows = [ScheduledRequest(*row) for row in self._chain.running.request_rows()]
             taken.first = Step(**dict(zip(FIELDS, values, strict=True)), requests=rows)
             taken.first_line = place

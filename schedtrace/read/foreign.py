@@ -46,9 +46,9 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
     """Return a notice about a file in which most lines are neither of the expected kind nor log lines.
 
     Args:
-        kind: What was read, in the plural.
-        read: How many of them.
-        prose: Lines that are neither.
+        kind: Kind of the lines that were read, in the plural.
+        read: Number of these lines.
+        prose: Number of lines that are neither.
     """
     if prose <= read:
         return []
@@ -60,7 +60,7 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number (from 1) and text of every line, without terminal colours.
+    """Yield the number (from 1) and the text of every line, without terminal colours.
 
     Raises:
         InputError: If the file cannot be read.
@@ -89,7 +89,7 @@ class StepRows:
         """Add a step; fields without a value are null.
 
         Args:
-            step: Its number.
+            step: Number of the step.
             requests: Id, computed tokens, scheduled tokens and phase of each request.
             columns: Columns of the step.
         """
@@ -122,16 +122,16 @@ def foreign_trace(
     notices: list[str],
     **header: Any,
 ) -> Trace:
-    """Return a trace with everything that a log contains.
+    """Return a trace with all facts that a log contains.
 
     Args:
-        path: The log.
-        rows: Its steps.
-        record: What kind of log it is, in words.
-        facts: What can be judged from it.
-        problems: What is wrong with it.
-        notices: What a person should know about it.
-        header: The fields of the header that the log tells.
+        path: Path of the log.
+        rows: Steps of the log.
+        record: Kind of log, in words.
+        facts: Facts that the log contains.
+        problems: Problems of the log.
+        notices: Notices for the user.
+        header: Fields of the header that the log contains.
     """
     text = (
         "schedtrace_version",

@@ -1,7 +1,7 @@
-"""The bytes of a trace that grows, of one file or of parts that follow each other.
+"""Bytes of a growing trace, in one file or in parts that follow each other.
 
-What is older than the window that is read is only skimmed, for the requests alive at its end and which of
-them wait (``LiveRequests``).
+Lines older than the window are only skimmed, to determine the requests alive at their end and which of them
+wait (``LiveRequests``).
 """
 
 import os
@@ -34,7 +34,7 @@ preempted and were admitted.
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Request that has arrived and not left."""
+    """Request that has arrived and not left, with its history."""
 
     entry: Any
     """Its ``Arrival`` as read, or its ``Present`` if it was present when the trace began."""
@@ -58,7 +58,7 @@ class LiveRequests:
     def step(
         self, start_us: int, arrived: Iterable[Any], finished: Iterable[Any], preempted: Iterable[Any]
     ) -> None:
-        """Note which requests a step's line says arrived, finished, or were preempted."""
+        """Note the requests that arrived, finished, or were preempted, according to a step's line."""
         self.events(arrived, finished)
         for preemption in preempted:
             if (live := self.alive.get(preemption.request_id)) is not None:
@@ -91,13 +91,13 @@ class LiveRequests:
             if live is not None and live.waits_since_us is not None:
                 self.alive[name] = replace(live, waits_since_us=None)
 
-    def snapshot(self) -> list[Live]:
+    def alive_requests(self) -> list[Live]:
         """Copy the requests alive now."""
         return list(self.alive.values())
 
 
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return arrivals, stretches and preemptions that lead to these lives before a window's first step.
+    """Return arrivals, stretches and preemptions that reproduce these lives before a window's first step.
 
     Only requests that arrived are included; ``still_there`` returns those that were present when the trace
     began.
@@ -201,17 +201,17 @@ _decode = msgspec.json.Decoder(_named_in_lines()).decode
 
 
 def skim(file: int, at: int, size: int, keep_us: int, lives: LiveRequests) -> tuple[int, list[str]]:
-    """Return the position from which to read a trace, with the living requests and notices up to there.
+    """Return the position from which to read a trace, with the living requests and the notices before it.
 
     The position is that of the last full line at least ``keep_us`` before the last line, or the beginning of
     the trace.
 
     Args:
-        file: Its descriptor.
-        at: Where its second line begins.
-        size: Up to where to read.
-        keep_us: Microseconds.
-        lives: Gets who came and went before that place.
+        file: Descriptor of the file.
+        at: Offset at which the second line begins.
+        size: Offset up to which to read.
+        keep_us: Microseconds before the last line that must be read.
+        lives: Tracker that receives the requests that came and went before that position.
     """
     full: deque[tuple[int, int]] = deque()
     events: deque[tuple[int, Any]] = deque()
@@ -259,7 +259,7 @@ GAP = b'{"type":"gap"}'
 
 
 class LostError(InputError):
-    """Error: the file was removed, replaced or cut, so reading cannot continue."""
+    """Error: the file was removed, replaced or truncated, so reading cannot continue."""
 
 
 class Growing(ABC):
@@ -267,10 +267,10 @@ class Growing(ABC):
 
     Args:
         path: The file, or all parts.
-        keep_us: What is older than so many microseconds before the last step may be left out.
+        keep_us: Microseconds before the last step; older lines may be left out.
 
     Raises:
-        InputError: If it cannot be opened.
+        InputError: If the file cannot be opened.
     """
 
     _file: int
@@ -280,19 +280,19 @@ class Growing(ABC):
 
     @abstractmethod
     def begin(self, lives: LiveRequests) -> tuple[bytes, list[str]] | None:
-        """Return the header's line and the notices in skipped lines; None if the header is not complete yet.
+        """Return the header's line and the notices in skipped lines; None if the header is incomplete.
 
         Args:
-            lives: Gets who came and went in what is too old.
+            lives: Tracker that receives the requests that came and went in skipped lines.
         """
 
     @abstractmethod
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield the lines that are new, up to the last newline.
+        """Yield the new lines, up to the last newline.
 
         Raises:
-            LostError: If the file was removed, replaced or cut.
-            OSError: If it cannot be read.
+            LostError: If the file was removed, replaced or truncated.
+            OSError: If the file cannot be read.
         """
 
     @abstractmethod
@@ -300,7 +300,7 @@ class Growing(ABC):
         """Return the Unix time of the last write."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file or the current part."""
         os.close(self._file)
 
 
@@ -376,8 +376,8 @@ class GrowingParts(Growing):
         """Switch from the current part to this one.
 
         Raises:
-            InputError: If it cannot be opened; the other one is not left.
-            FileNotFoundError: If it went meanwhile.
+            InputError: If the part cannot be opened; the current part is then kept.
+            FileNotFoundError: If the part was removed meanwhile.
         """
         with reading(part, missing=True):
             file = descriptor(part)
@@ -436,14 +436,14 @@ class GrowingParts(Growing):
         self.notes += [note for note in parts.left_out if note not in self.notes]
 
     def _is_whole(self) -> bool:
-        """Return whether all of the part has been read, as far as this can be seen."""
+        """Return whether all of the part has been read, as far as can be determined."""
         frames = self._frames
         frames.cut = frames.cut or bool(self._begun)
         damaged = frames.broken or frames.cut or frames.oversized or frames.is_open
         return 0 < self._at <= os.fstat(self._file).st_size and not damaged
 
     def _part_lines(self) -> Iterator[list[bytes]]:
-        """Yield lines that were added to this part; ``GAP`` stands for a header that continues nothing."""
+        """Yield lines that were added to this part; ``GAP`` replaces a header that continues nothing."""
         while block := os.pread(self._file, PART_BLOCK, self._at):
             self._at += len(block)
             *lines, self._begun = (self._begun + b"".join(self._frames.content(block))).split(b"\n")
@@ -453,7 +453,7 @@ class GrowingParts(Growing):
             if self._frames.oversized and note not in self.notes:
                 self.notes.append(note)
             if lines:
-                lines = self._joint.take(lines)
+                lines = self._joint.joint_lines(lines)
                 if self._joint.kept_head:
                     lines[0] = GAP
                 yield lines
@@ -471,10 +471,10 @@ def _age_s(part: Path) -> float:
 
 
 def first_trace_line(path: Path) -> tuple[bytes, bool]:
-    """Return the first line of a trace, as far as it is there, and whether it is whole.
+    """Return the first line of a trace, as far as it is written, and whether it is complete.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     parts = files_of(path)
     file = descriptor(parts[-1] if parts else path)

@@ -41,20 +41,20 @@ MARKERS = (_LOOKS_LIKE.encode(),)
 
 
 def iteration_in(line: str) -> re.Match[str] | None:
-    """Return the iteration that a line logs; None if it is in the text of a request."""
+    """Return the iteration that a line logs; None if the line is in the text of a request."""
     match = ITERATION.search(line) if _LOOKS_LIKE in line else None
     return None if match is None or match.start() > quoted_from(line) else match
 
 
 def read_iteration_log(path: Path) -> list[Trace]:
-    """Read a trace per engine, in the order of ranks.
+    """Read one trace per engine, in the order of ranks.
 
     Requests in context are those without output yet, so a preempted request that had output counts its
-    recomputed prompt as generation tokens. Dummy batches are not steps. No times are known except for the
-    iteration's own, which is mostly waiting for the model's result.
+    recomputed prompt as generation tokens. Dummy batches are not steps. The only known time is the
+    iteration's own, which is mostly a wait for the model's result.
 
     Raises:
-        InputError: If it cannot be read, or not one of its lines can.
+        InputError: If the file cannot be read, or contains no valid line.
     """
     problems = Problems()
     engines: dict[int, _Engine] = {}

@@ -1,7 +1,7 @@
-"""The kinds of files that people give to schedtrace: one table, by what only a file of that kind has.
+"""Kinds of files that people pass to schedtrace: one table, by content that only a file of that kind has.
 
-A kind with a reader is read; the others are refused by name, with what to do instead. A reader for one more
-kind is a field of its row. What tells them apart is a sample of the file: its first block as text, JSON and
+A file of a kind with a reader is read. Files of other kinds are refused with their name and advice. To read
+another kind, add a reader to its row. Files are identified by a sample: the first block as text, JSON and
 CSV, or a later block with a marker.
 """
 
@@ -28,7 +28,7 @@ HEAD = 2**20
 MOST_ROWS = 20
 """Maximum number of JSON objects that are examined."""
 _BINARY = 4096
-"""Number of bytes among which a text has no 0."""
+"""Number of bytes of a text within which there is no 0 byte."""
 _STEP = json.JSONDecoder()
 _TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
 
@@ -124,7 +124,7 @@ def first_sample(path: Path) -> FileSample:
     """Return a file's first block.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If the file cannot be read.
     """
     with reading(path), opened(path) as file:
         content = file.read(HEAD)
@@ -150,14 +150,14 @@ def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample
 Reader = Callable[[Path], list[Trace]]
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-"""Time, prompt tokens and output tokens."""
+"""Columns of times, prompt tokens and output tokens."""
 TRACE_LINES = frozenset({"header", "step", "delta", "output", "events", "cpu", "notice", "end"})
 """``type`` of the lines of a trace."""
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """Kind of file."""
+    """Kind of a file, with its check and reader."""
 
     name: str
     """A noun phrase: what such a file is."""
@@ -386,17 +386,17 @@ EXPECTED = (
 )
 READ = tuple(kind for kind in KINDS if kind.reader)
 _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
-"""Kinds of logs that may precede the lines that are read."""
+"""Kinds of logs in which lines that are read may come later."""
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
 
 
 def kind_of(path: Path) -> FileKind | None:
     """Return the kind of a file; None if it is unknown.
 
-    Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records.
+    A log is searched to its end, because vLLM may log for hours before the first such line.
 
     Raises:
-        InputError: If it cannot be read, or is of two kinds that are read.
+        InputError: If the file cannot be read, or matches two kinds that are read.
     """
     if is_in_parts(path):
         return TRACE

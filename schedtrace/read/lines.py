@@ -38,17 +38,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Settings that affect how long reading takes but, except for ``last_us``, not what is read."""
+    """Options that affect how long reading takes but, except for ``last_us``, not its result."""
 
     cache: bool = True
     """Whether a large trace's Parquet files may be kept in the user's cache, and used again."""
     progress: Progress | None = None
     memory_bytes: int = 32 * 2**20
-    """Trace size in bytes above which Parquet files are used; a parsed trace needs up to ten times its size
-    in memory.
+    """Size of a trace in bytes above which Parquet files are used; a parsed trace needs up to ten times
+    its size in memory.
     """
     last_us: int | None = None
-    """Time before the end of a trace in parts that must be read; None for all of it."""
+    """Microseconds before the end of a trace in parts that must be read; None for the whole trace."""
     chunk_bytes: int = 8 * 2**20
     """Bytes of a trace parsed at once."""
 
@@ -62,12 +62,12 @@ def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
     """Turn errors of reading a file into InputError.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         missing: Whether to let FileNotFoundError pass to the caller.
 
     Raises:
-        InputError: If it cannot be.
-        FileNotFoundError: If it is ``missing``.
+        InputError: If the file cannot be read.
+        FileNotFoundError: If the file does not exist and ``missing`` is set.
     """
     try:
         yield
@@ -91,11 +91,11 @@ NOTICE = b'{"type":"notice"'
 
 
 class Content(NamedTuple):
-    """A file that was read."""
+    """Hash and other facts of a file that was read."""
 
     size: int
     digest: str
-    """BLAKE2b of all of it."""
+    """BLAKE2b hash of the whole file."""
 
 
 @dataclass
@@ -108,17 +108,17 @@ class WholeLines:
 
     Args:
         path: The file, or all parts.
-        options: A chunk has about ``chunk_bytes``, and ``progress`` is told after each.
+        options: Options; a chunk has about ``chunk_bytes``, and ``progress`` is called after each chunk.
     """
 
     path: Path
     options: ReadOptions = READ
     cut_off: bool = field(default=False, init=False)
-    """Whether, at the end, text follows the last newline or the last frame of a part is incomplete."""
+    """Whether text follows the last newline, or the last frame of a part is incomplete."""
     left_out: bool = field(default=False, init=False)
-    """Whether parts exist that were not asked for."""
+    """Whether there are parts that were not requested."""
     broken_frames: int = field(default=0, init=False)
-    """Frames of parts that cannot be decompressed."""
+    """Number of frames in parts that cannot be decompressed."""
     dropped: list[str] = field(default_factory=list, init=False)
     """Sentence for each part, or rest of a part, that does not belong to this trace."""
     begun_anew: list[tuple[int, int]] = field(default_factory=list, init=False)
@@ -129,13 +129,13 @@ class WholeLines:
     """Content of each file that was read to its end, by name."""
     _read: int = field(default=0, init=False)
     _total: int = field(default=0, init=False)
-    """Total bytes."""
+    """Total bytes of the file or parts."""
 
     def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Read the file, or part after part.
+        """Read the file, or one part after the other.
 
         Raises:
-            InputError: If it cannot be read.
+            InputError: If the file cannot be read.
         """
         parts = parts_of(self.path)
         files = last_of(parts.files, self.options.last_us)
@@ -157,7 +157,7 @@ class WholeLines:
         """Yield the lines of one file, in chunks.
 
         Raises:
-            InputError: If it cannot be read.
+            InputError: If the file cannot be read.
         """
         for path in files:
             with reading(path):
@@ -169,7 +169,7 @@ class WholeLines:
         """Yield the lines of each part in order; small parts are joined into larger chunks.
 
         Raises:
-            InputError: If the last one cannot be read.
+            InputError: If the last part cannot be read.
         """
         joint, gathered, size = Joint(parts), list[bytes](), 0
         oversized = []
@@ -179,7 +179,7 @@ class WholeLines:
             blocks = frames.blocks(self._blocks(path, beside), self.options.chunk_bytes)
             try:
                 for lines in self._whole_lines(path, frames, blocks):
-                    gathered += joint.take(lines)
+                    gathered += joint.joint_lines(lines)
                     size += sum(map(len, lines)) + len(lines)
                     if size >= self.options.chunk_bytes:
                         yield gathered
@@ -201,8 +201,8 @@ class WholeLines:
         """Yield the whole lines of one file, in chunks.
 
         Raises:
-            FileNotFoundError: If it is gone.
-            InputError: If it cannot be read.
+            FileNotFoundError: If the file does not exist any more.
+            InputError: If the file cannot be read.
         """
         begun, size = [b""], 0
         with reading(path, missing=True):
@@ -218,7 +218,7 @@ class WholeLines:
         self.cut_off = any(begun) or frames.cut
 
     def _blocks(self, path: Path, beside: ThreadPoolExecutor) -> Iterator[bytes]:
-        """Yield blocks of bytes; large blocks are hashed in another thread meanwhile."""
+        """Yield blocks of bytes; hash large blocks in another thread meanwhile."""
         hashed = hashlib.blake2b(digest_size=16)
         size = 0
         with opened(path) as file:
@@ -246,10 +246,10 @@ _STEP_LINE = re.compile(rb'\s*\{\s*"type"\s*:\s*"(?:step|delta)"\s*,\s*"step"\s*
 
 
 class Joint:
-    """Joiner of parts: drops the head of a part that continues the previous one, and notes any other.
+    """Joiner of parts, which drops the head of a part that continues the previous part and keeps any other.
 
     Args:
-        parts: All of the trace.
+        parts: All parts of the trace.
     """
 
     def __init__(self, parts: TraceParts) -> None:
@@ -263,7 +263,7 @@ class Joint:
         self._notices: set[str] = set()
         self._path = Path()
         self._lines = 0
-        """Number of lines of this part so far."""
+        """Number of these lines that belong to a head that continues the previous part."""
         self._blank = 0
         """Number of these lines that belong to a head that continues the part before."""
         self._begins: Begins | None = None
@@ -274,8 +274,8 @@ class Joint:
         """Note that the next lines belong to this part."""
         self._path, self._lines, self._blank, self._begins = path, 0, 0, None
 
-    def take(self, lines: list[bytes]) -> list[bytes]:
-        """Return lines of the part as they stand in the trace."""
+    def joint_lines(self, lines: list[bytes]) -> list[bytes]:
+        """Return lines of the part as they appear in the trace."""
         self.kept_head = False
         if not self._lines:
             lines = self._begin(lines)
@@ -323,7 +323,7 @@ class Joint:
             self.begun_anew.append((head.first_step, at_us))
 
     def _borrowed(self, lines: list[bytes]) -> bytes:
-        """Return the header of a later part for one whose own is broken."""
+        """Return the header of a later part, for a part whose own header is broken."""
         header = msgspec.json.decode(self._parts.header)
         steps = (int(match[1]) for line in lines if (match := _STEP_LINE.match(line)) is not None)
         header["first_step"] = 0 if not part_number(self._path) else next(steps, header.get("first_step", 0))
@@ -358,7 +358,7 @@ def file_size(path: Path) -> int:
 
 
 class KnownSettings(msgspec.Struct):
-    """Names and types are those of vLLM's ``SchedulerConfig``; every other field may be anything."""
+    """Settings with names and types of vLLM's ``SchedulerConfig``; all other fields are unchecked."""
 
     max_num_seqs: int | None = None
     max_num_active_seqs: int | None = None
@@ -377,10 +377,10 @@ class KnownSettings(msgspec.Struct):
 
 
 def check_settings(scheduler_config: dict[str, Any]) -> None:
-    """Refuse settings that vLLM cannot have written.
+    """Reject settings that vLLM cannot have written.
 
     Raises:
-        msgspec.ValidationError: a type is another one, with its place.
+        msgspec.ValidationError: If a type is wrong; the error contains the place.
     """
     settings = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
     msgspec.convert(settings, KnownSettings)
@@ -405,8 +405,8 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
 
     Args:
         lines: Some lines of a trace, not its header.
-        first: Number of the first one.
-        problems: Gets the numbers of broken ones.
+        first: Number of the first line.
+        problems: Object that receives the numbers of broken lines.
     """
     by_kind: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in AS_READ.values()}
     header = AS_READ[Header]
@@ -435,10 +435,10 @@ def decode_line(line: bytes) -> Any:
 
 
 def read_header(path: Path, lines: list[bytes]) -> Header:
-    """Return the first line.
+    """Return the header, which is the first line.
 
     Raises:
-        InputError: If it is no header, broken, or of a newer schema.
+        InputError: If the line is no header, is broken, or has a newer schema.
     """
     try:
         raw = msgspec.json.decode(lines[0])

@@ -38,7 +38,7 @@ _OPENS = re.compile(r"\{\s*(?:#.*)?$")
 line.
 """
 _OF_A_RECORD = re.compile(r"""^\s*(?:[\[{(#}\]).]|['"]\w+['"]\s*:)|\{\s*['"]\w+['"]\s*:""")
-"""A line that may be a part of a record."""
+"""Pattern of a line that may be part of a record."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _PREFIX = 200
 """Characters at the beginning of a line in which its time is searched."""
@@ -62,7 +62,7 @@ class RecordedRequest(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """Output of one call, with the keys of the forum thread."""
+    """Output of one call, with the keys that the forum thread's patch logs."""
 
     token_budget: Count | None = None
     remaining_budget: Left | None = None
@@ -81,7 +81,7 @@ class Record(msgspec.Struct):
 
     @property
     def scheduled_requests(self) -> int | None:
-        """``total_requests``, or as many as are listed."""
+        """``total_requests``, or the number of listed requests."""
         return len(self.requests or []) if self.total_requests is None else self.total_requests
 
     @property
@@ -98,7 +98,7 @@ class Record(msgspec.Struct):
             return self.remaining_budget
         return self._put_together(-1, self.token_budget)
 
-    def key(self) -> bytes:
+    def repeat_key(self) -> bytes:
         """Return a key that all repeats of a record share, however they are wrapped."""
         return msgspec.json.encode(self)
 
@@ -108,12 +108,12 @@ class Record(msgspec.Struct):
 
 
 def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None, Record | None]]:
-    """Yield line, time (microseconds, of an unknown time zone) and content of each record; None if broken.
+    """Yield line, time (in microseconds, of an unknown time zone) and content of each record; None if broken.
 
     Braces in the text of a request, which vLLM may log, do not begin a record.
 
     Args:
-        lines: Numbers and texts.
+        lines: Numbers and texts of the lines.
     """
     start, depth, size, logged_us = 0, 0, 0, None
     parts: list[str] = []
@@ -148,7 +148,7 @@ def records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int | None,
 
 
 def parse_record(text: str) -> Record | None:
-    """Return a record from its text; None if it is none."""
+    """Return a record from its text; None if the text is no record."""
     return _decoded(_as_json(text))
 
 
@@ -185,7 +185,7 @@ def _time_of(line: str) -> int | None:
 
 
 def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
-    """Return the index at which the outermost bracket closes in a line, if it does, and the final depth."""
+    """Return the index at which the outermost bracket closes in a line (or None), and the final depth."""
     for token in _TOKEN.finditer(line, at):
         depth += (token[0] in "{[(") - (token[0] in "}])")
         if depth == 0:
@@ -210,19 +210,20 @@ def _as_json(text: str) -> str:
 
 
 PHASES = {"unknown": "running"}
-"""Phases by logged phase: a request with computed tokens in the first record was there before it, or found
-them in the prefix cache."""
+"""Phases by logged phase. A request with computed tokens in the first record was present before it, or
+found them in the prefix cache.
+"""
 RECORD = "log of a patched schedule(), one dict a call"
 
 
 def read_loguru_log(path: Path) -> list[Trace]:
     """Return the records of such a log as one trace; steps are numbered in the order of the records.
 
-    ``start_us`` is when the record was logged, from the first record on, with the log's own resolution
-    (milliseconds by default). Durations are unknown.
+    ``start_us`` is the time at which the record was logged, counted from the first record, with the log's own
+    resolution (milliseconds by default). Durations are unknown.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If the file cannot be read.
     """
     problems, steps, prose = Problems(), _Steps(), 0
 
@@ -243,7 +244,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
         record=RECORD,
         facts=frozenset({Fact.REQUESTS}) if steps.unlisted == 0 else frozenset(),
         problems=problems,
-        notices=steps.notices() + prose_notice("records", steps.rows.count, prose),
+        notices=steps.log_notices() + prose_notice("records", steps.rows.count, prose),
         token_budget=steps.token_budget,
         max_num_running_reqs=steps.max_num_running_reqs,
         attached=steps.begins_later,
@@ -288,7 +289,7 @@ class _Steps:
         self._computed: dict[str, int] = {}
 
     def add(self, logged_us: int | None, record: Record) -> None:
-        key = hash((logged_us, record.key()))
+        key = hash((logged_us, record.repeat_key()))
         if key in self._seen and (logged_us is not None or key == self._last):
             self._repeats += 1
             return
@@ -327,7 +328,7 @@ class _Steps:
             ],
         )
 
-    def notices(self) -> list[str]:
+    def log_notices(self) -> list[str]:
         """Return notices about the log for the user."""
         sentences = []
         if self._repeats:

@@ -38,7 +38,7 @@ class StepTables:
     """Collector of the steps, which accepts each step number once.
 
     Args:
-        tables: What is nested in them goes there.
+        tables: Collector of the tables nested in the steps.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -48,7 +48,7 @@ class StepTables:
         self._events: dict[str, list[pl.DataFrame]] = {name: [] for name in EVENTS}
 
     def add(self, lines: list[Any]) -> None:
-        """Add the steps and deltas of a chunk; None stands for a line that may have been one."""
+        """Add the steps and deltas of a chunk; None stands for a line that may have been a step."""
         taken = map(self.chain.take, lines)
         columns = columns_of([values for values in taken if values is not None])
         self._tables.put({name: entries_of(columns, name) for name in LISTS})
@@ -57,7 +57,7 @@ class StepTables:
             frames.append(entries_of(columns, name).drop("start_us"))
 
     def end(self) -> None:
-        """Note that there are no more lines."""
+        """End the last step: there are no more lines."""
         self.chain.running.end()
         self._tables.finish()
 
@@ -112,15 +112,15 @@ class Parsed:
     end: End | None
     problems: Problems
     in_order: bool = True
-    """Whether its steps came in the order of their numbers."""
+    """Whether the steps came in the order of their numbers."""
 
 
 def parse(lines: WholeLines, tables: Tables) -> Parsed:
     """Read all lines; the lists nested in the steps, such as ``requests``, go to ``tables``.
 
     Raises:
-        InputError: empty, no schedtrace trace, or of a newer schema.
-        CannotWriteError: If ``tables`` cannot.
+        InputError: If the file is empty, is no trace of schedtrace, or has a newer schema.
+        CannotWriteError: If ``tables`` cannot be written.
     """
     with _uncollected():
         return _parse(lines, tables)

@@ -32,7 +32,7 @@ TOO_LARGE = (
 )
 """Message about a part with such a frame."""
 SMALL_FRAME = 2**12
-"""Decompressed bytes that any frame may have."""
+"""Number of decompressed bytes that any frame may have."""
 HEAD_LINES = 2
 """Lines at the beginning of every part but the first: the header and the requests present."""
 LONGEST_HEAD = 2**25
@@ -111,7 +111,7 @@ class ZstdFrames:
                 yield _BLANK.sub(b"\n", content) if b"\n\n" in content else content
 
     def _bounded(self, content: bytes, used: int) -> bytes:
-        """Return what ``used`` bytes decompress to; a newline if the frame expands too far."""
+        """Return the decompressed ``used`` bytes; a newline if the frame expands too far."""
         self._read += used
         self._made += len(content)
         if self._made <= SMALL_FRAME + MOST_EXPANSION * self._read:
@@ -150,7 +150,7 @@ class Begins(msgspec.Struct, tag="header", frozen=True):
 
 
 def decode_head(line: bytes) -> Begins | None:
-    """Decode the first line of a part; None if it is not a header."""
+    """Return the decoded first line of a part; None if it is not a header."""
     try:
         return msgspec.json.decode(line, type=Begins)
     except (ValueError, RecursionError):
@@ -227,7 +227,7 @@ def named_files(names: list[str]) -> str:
 
 
 def _copies(heads: dict[Path, Begins]) -> dict[Path, Path]:
-    """Return each file whose content equals that of an earlier file, with that file."""
+    """Return each file whose content equals that of an earlier file, and that earlier file."""
     alike: dict[tuple[int, int], list[Path]] = defaultdict(list)
     copies = {}
     with suppress(OSError):
@@ -272,13 +272,13 @@ def last_of(files: list[Path], last_us: int | None) -> list[Path]:
 
 
 def _began_us(part: Path) -> int | None:
-    """Return a part's beginning from its second line; None for the first part, or if it cannot be read."""
+    """Return a part's beginning from its second line; None for the first part, or without such a line."""
     lines = head_of(part, HEAD_LINES)
     return began_us(lines[1]) if len(lines) == HEAD_LINES else None
 
 
 def head_of(part: Path, count: int) -> list[bytes]:
-    """Return the first complete lines of a part; none if it cannot be read."""
+    """Return the first complete lines of a part; none if the part cannot be read."""
     blocks, size, newlines = [], 0, 0
     with suppress(OSError), opened(part) as file:
         for block in ZstdFrames().blocks(iter(partial(file.read, BLOCK), b""), 1):

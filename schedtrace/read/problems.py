@@ -1,4 +1,4 @@
-"""What a trace lacks: gaps, of which nothing is recorded, and problems, in words for the person."""
+"""What a trace lacks: gaps in which nothing is recorded, and problems, in words for users."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -40,10 +40,10 @@ def gaps_of(
     """Return the gaps between a trace's steps.
 
     Args:
-        steps: All that are there, by their numbers.
+        steps: All steps of the trace, by their numbers.
         begun_anew: ``WholeLines.begun_anew``.
         events: All ``events`` lines.
-        first_step: Number of the first step that the trace had; None: that of the first one that is there.
+        first_step: Number of the trace's first step; None for the first step that is present.
     """
     if steps.is_empty():
         return pl.DataFrame(schema=GAP_SCHEMA)
@@ -90,7 +90,7 @@ class Problems:
     truncated: bool = False
     """Whether the last line was cut off, and dropped."""
     unclosed: bool = False
-    """Whether the end line is absent: the engine was killed, or still runs."""
+    """Whether the end line is missing: the engine was killed, or still runs."""
     unfinished_requests: int = 0
     """Requests that had arrived but not ended when an unclosed trace ends."""
     missing_steps: int = 0
@@ -102,7 +102,9 @@ class Problems:
     first_step: int = 0
     """First step in the file; earlier steps are in another file, or lost."""
     began_unix_us: int | None = None
-    """Unix time at which the first recorded step began, unless it is the engine's first step."""
+    """Unix time in microseconds at which the first recorded step began, unless it is the engine's first
+    step.
+    """
     gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Missing parts: first and last step, begin and end in microseconds on the trace's clock."""
     broken_frames: int = 0
@@ -110,9 +112,9 @@ class Problems:
     dropped: list[str] = field(default_factory=list)
     """Sentence for each part, or rest of a part, that does not belong to this trace."""
     missing_arrivals: int = 0
-    """Minimum number of requests without a recorded arrival in a trace that lacks lines."""
+    """Minimum number of requests without a recorded arrival, in a trace that lacks lines."""
     missing_finishes: int = 0
-    """Missing departures, not counting requests that have not ended."""
+    """Number of missing departures, not counting requests that have not ended."""
     not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
     """First and last of the dropped steps whose lines contain changes to an unknown step."""
     refused: list[int] = field(default_factory=list)
@@ -142,7 +144,7 @@ class Problems:
         return bool(lost or self.first_step or self.missing_arrivals or self.missing_finishes)
 
     def sentences(self, trace: Path) -> list[str]:
-        """Return a sentence per problem."""
+        """Return one sentence per problem."""
         sentences = [f"{trace}: the last line is cut off and was dropped"] if self.truncated else []
         sentences += self.missing(trace)
         if self.unclosed:
@@ -224,7 +226,7 @@ def number_ranges(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _steps(spans: list[tuple[int, int]]) -> str:
-    """Name some steps and give their number: ``50 steps (12-60, 75)``."""
+    """Return some steps' numbers and their count: ``50 steps (12-60, 75)``."""
     count = sum(last - first + 1 for first, last in spans)
     named = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_NAMED])
     more = ", ..." if len(spans) > _NAMED else ""

@@ -1,6 +1,6 @@
-"""Runs, found from what a person typed: run folders with one trace an engine, or single files.
+"""Runs at the paths that a user gave: run folders with one trace per engine, or single files.
 
-Each trace of a run is read when it is asked for: all ranks of a large run hardly fit into memory.
+Each trace of a run is read on demand, because all ranks of a large run hardly fit into memory.
 """
 
 import re
@@ -47,7 +47,7 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
     """Read a file of any kind; return one trace per engine.
 
     Raises:
-        InputError: If it is of no kind that is read, or cannot be read.
+        InputError: If the file cannot be read, or is of no readable kind.
     """
     kind = kind_of(path)
     if kind is not None and kind.reader is not None:
@@ -59,10 +59,10 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
 
 
 def foreign_reader(path: Path) -> Reader | None:
-    """Return the reader of this file if it is a foreign log.
+    """Return the reader of this file if it is a foreign log; None otherwise.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If the file cannot be read.
     """
     kind = kind_of(path)
     return None if kind is None else kind.reader
@@ -74,7 +74,7 @@ _ONE_LINE = ReadOptions(chunk_bytes=2**16)
 
 @dataclass(frozen=True)
 class _Unread:
-    """Trace of schedtrace of which only the header has been read."""
+    """Trace of schedtrace whose header alone has been read."""
 
     path: Path
     header: Header
@@ -100,10 +100,10 @@ class Traces(Sequence[Trace]):
         return [trace.header for trace in self._traces]
 
     def once(self, place: int) -> Trace:
-        """Return this trace without keeping it; asking for it again reads it again.
+        """Return this trace without keeping it; a second call reads it again.
 
         Raises:
-            InputError: If it cannot be read.
+            InputError: If the trace cannot be read.
         """
         trace = self._traces[place]
         if isinstance(trace, Trace):
@@ -132,7 +132,7 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
     If there are several traces of schedtrace, only their headers are read here.
 
     Raises:
-        InputError: If nothing is understood of any of them, or two are of one rank.
+        InputError: If none of the files is readable, or two are of the same rank.
     """
     if len(files) == 1:
         return Traces(read_record(files[0], options)), []
@@ -151,7 +151,7 @@ def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Trace
 
 
 def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
-    """Raise InputError for two traces of one rank, whose figures could not be told apart."""
+    """Raise InputError if two traces are of the same rank, because their figures could not be told apart."""
     files: dict[int, Path] = {}
     for trace in traces:
         rank = trace.header.engine_rank
@@ -162,10 +162,10 @@ def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
 
 
 def _header(file: Path) -> Header | None:
-    """Return the header of a trace; None if there is none: reading the whole file then reports the problem.
+    """Return the header of a trace; None if there is none, which reading the whole file then reports.
 
     Raises:
-        InputError: of what follows it, not one line is understood.
+        InputError: If no line after the header is valid.
     """
     if foreign_reader(file) is not None:
         return None
@@ -194,14 +194,14 @@ class ProfileName(msgspec.Struct, frozen=True):
     """Workload as stated in the name of its log, which is not compared with the log."""
 
     at: str
-    """Time of day as ``HHMM``."""
+    """Time of day in the form ``HHMM``."""
     batch_size: int
     input_len: int
     output_len: int
 
     @property
     def label(self) -> str:
-        """``10:25 bs16 in1024 out64``."""
+        """Label such as ``10:25 bs16 in1024 out64``."""
         at = f"{self.at[:2]}:{self.at[2:]}"
         return f"{at} bs{self.batch_size} in{self.input_len} out{self.output_len}"
 
@@ -237,11 +237,11 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEndRecord |
     made before they began.
 
     Args:
-        folder: Of the run.
-        engines_began_unix_us: When the first engine wrote its header.
+        folder: Run folder.
+        engines_began_unix_us: Unix time in microseconds at which the first engine wrote its header.
 
     Returns:
-        None where no front end wrote a line.
+        The record; None if no front end wrote a line.
     """
     lines = [line for file in sorted(folder.glob(FRONT_END_PATTERN)) for line in _front_end_lines(file)]
     if not lines:
@@ -275,7 +275,7 @@ class Run:
     traces: Traces
     """Traces in the order of data-parallel ranks."""
     engines: int
-    """Number of ranks of the run, even if only one of them was asked for."""
+    """Number of ranks of the run, even if only one of them was requested."""
     named: ProfileName | None = None
     """Workload as stated in the name of a foreign log."""
     front_end: FrontEndRecord | None = None
@@ -301,18 +301,18 @@ class Skipped:
 
 @dataclass
 class FoundRuns:
-    """Runs and other files at some paths."""
+    """Runs at some paths, and files that are no runs."""
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    """Other files in a folder of runs."""
+    """Files in a folder of runs that are no runs."""
 
 
 def look_for_runs(paths: list[Path]) -> FoundRuns:
     """Return the run folders and files in ``paths``; a folder of runs or logs stands for all of them.
 
     Raises:
-        InputError: If a path is missing or holds no trace.
+        InputError: If a path does not exist or contains no trace.
     """
     runs_found = FoundRuns()
     for path in paths:
@@ -338,7 +338,7 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """Return what ``look_for_runs`` finds, without the files that it skips."""
+    """Return the result of ``look_for_runs`` without the skipped files."""
     return look_for_runs(paths).runs
 
 
@@ -370,7 +370,7 @@ MOST_REASONS, MOST_NAMES = 8, 3
 
 
 def skipped_lines(skipped: list[Skipped]) -> list[str]:
-    """Return a line for each reason, with the names of some files."""
+    """Return one line for each reason, with the names of some files."""
     files: dict[str, list[str]] = {}
     for file in skipped:
         files.setdefault(file.why, []).append(file.path.name)
@@ -395,7 +395,7 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
     """Read a run folder, a single trace file with the manifest beside it, or a foreign log.
 
     Raises:
-        InputError: If nothing was recorded, or it cannot be understood.
+        InputError: If nothing was recorded, or the files cannot be read.
     """
     if path.is_file() and (reader := foreign_reader(path)):
         traces = Traces(reader(path))

@@ -1,10 +1,11 @@
-"""Frames of a trace: its steps as columns, and what is nested in them as flat tables, on disk if too large.
+"""Frames of a trace: steps as columns, and nested lists as flat tables, which are on disk if too large.
 
-Their schemas are derived from the structs of trace lines, so that the two cannot drift apart.
+Their schemas are derived from the structs of trace lines, so the two always agree.
 
-A *stretch* is one request over consecutive steps of a trial: in each of them it got the same number of
-tokens, and its computed tokens rose by just that number. A step in which it was new, resumed or had drafts
-is a stretch of its own. All are cut after so many rows: those of one table explode into bounded memory.
+A *stretch* is a series of consecutive steps of a trial in each of which one request got the same number of
+tokens, and its computed tokens rose by exactly that number. A step in which the request was new, resumed or
+had draft tokens is a stretch of its own. All stretches are cut after a number of rows, so that the rows of
+one table fit into memory.
 """
 
 import enum
@@ -35,7 +36,7 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Stalled, ThreadTime
 
 LARGEST = 10**18
-"""Largest count or time; it fits Polars' integers."""
+"""Largest count or time, which fits Polars' integers."""
 LONGEST_US = 10**15
 """Longest time since the beginning of a trace: 31 years."""
 ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
@@ -43,7 +44,7 @@ ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
 
 
 FOLDED = frozenset({"also"})
-"""Fields of a trace's line that become further rows of its table and not columns."""
+"""Fields of a trace's line that become additional rows of its table, not columns."""
 
 
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
@@ -136,7 +137,7 @@ ORDINARY = tuple(DETAILS.values())
 
 
 class Stretch:
-    """Stretch of a request of the last step, which the next step may continue."""
+    """Stretch of a request up to the last step, which the next step may continue."""
 
     __slots__ = ("computed", "details", "first", "is_open", "order", "request_id", "scheduled")
 
@@ -149,7 +150,7 @@ class Stretch:
         self.is_open = True
 
     def expected(self, step: int) -> int:
-        """Return the computed tokens in a step, unless a line states otherwise."""
+        """Return the request's computed tokens at this step, unless a line states otherwise."""
         return self.computed + (step - self.first) * self.scheduled
 
 
@@ -185,7 +186,7 @@ class EndedStretches:
             stretch.is_open = False
 
     def add_single(self, step: int, trial: int | None, columns: Sequence[Iterable[Any]]) -> None:
-        """Add stretches of this step only, from their column ``request_id`` on."""
+        """Add stretches of this step only, given by their columns from ``request_id`` on."""
         first = len(self._columns[0])
         for column, values in zip(self._columns[3:], columns, strict=True):
             column.extend(values)
@@ -198,7 +199,7 @@ class EndedStretches:
         return self._count + rows > ROWS_AT_ONCE
 
     def count(self, rows: int) -> None:
-        """Count the rows of a step."""
+        """Add the number of rows of a step to the count."""
         if self.is_due(rows):
             self.flush()
         self._count += rows
@@ -232,7 +233,7 @@ def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
 NESTED = _lists_of(Step)
 """Lists of a step, with the type of their entries."""
 EVENTS = tuple(name for name in NESTED if name in Events.__struct_fields__)
-"""Nested fields that also happen between steps."""
+"""Nested fields whose entries also occur between steps."""
 LISTS = tuple(name for name in NESTED if name not in EVENTS and name != "requests")
 """Nested fields that have a table with one row per entry."""
 STRETCHES = "stretches"
@@ -245,7 +246,7 @@ ROWS_A_FILE = 2**17
 
 
 class CannotWriteError(Exception):
-    """Error: there is no room for a table, or it may not be written there."""
+    """Error: a table cannot be written, because there is no room or no permission."""
 
 
 class Tables:
@@ -264,7 +265,7 @@ class Tables:
         """Add rows to tables.
 
         Raises:
-            CannotWriteError: If the disk is full, for instance.
+            CannotWriteError: If the disk is full, for example.
         """
         for name, rows in tables.items():
             self._frames[name].append(rows)
@@ -275,7 +276,7 @@ class Tables:
         """Return the tables by name, in the order of the steps.
 
         Args:
-            in_order: Whether they were added in that order.
+            in_order: Whether rows were added in that order.
         """
         if self._folder is None:
             return {
@@ -290,7 +291,7 @@ class Tables:
         """Write the remaining rows.
 
         Raises:
-            CannotWriteError: If the disk is full, for instance.
+            CannotWriteError: If the disk is full, for example.
         """
         for name in list(self._frames) if self._folder is not None else ():
             self._write(name)
@@ -313,7 +314,7 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
     """Write a Parquet file.
 
     Raises:
-        CannotWriteError: If the disk is full, for instance.
+        CannotWriteError: If the disk is full, for example.
     """
     try:
         safe_files.create(file)
@@ -324,7 +325,7 @@ def write_table(table: pl.DataFrame, file: Path) -> None:
 
 @cache
 def empty_table(name: str) -> pl.DataFrame:
-    """Return a table without rows: ``STRETCHES``, or that of a list."""
+    """Return a table without rows: of ``STRETCHES``, or of a list."""
     if name == STRETCHES:
         return pl.DataFrame(schema=STRETCH_SCHEMA)
     return pl.DataFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))
@@ -350,7 +351,7 @@ null.
 """
 
 Values = Sequence[Any]
-"""Values of ``FIELDS``, in their order."""
+"""Values of the fields in ``FIELDS``, in that order."""
 _values_in = attrgetter(*FIELDS)
 
 
@@ -366,8 +367,8 @@ def rebuilt(delta: Any, before: Values) -> Values:
     """Return the values of a delta's step.
 
     Args:
-        delta: As read.
-        before: Of the step before.
+        delta: Delta as read.
+        before: Values of the step before.
     """
     carried = (*before, None)
     written = _values_in(delta)
@@ -379,8 +380,8 @@ def rebuilt(delta: Any, before: Values) -> Values:
     return values
 
 
-def value(values: Values, name: str) -> Any:
-    """Return the value of a field."""
+def field_value(values: Values, name: str) -> Any:
+    """Return the value of one field."""
     return values[_AT[name]]
 
 
@@ -391,23 +392,23 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def columns_of(steps: Sequence[Values]) -> Columns:
-    """Return the name of a field to its values in these steps."""
+    """Return the values of each field in these steps, by the field's name."""
     return dict(zip(FIELDS, zip(*steps, strict=True) if steps else [()] * len(FIELDS), strict=True))
 
 
 def frame_of(columns: Columns, schema: dict[str, Any]) -> pl.DataFrame:
-    """Return the columns that ``schema`` names."""
+    """Return a frame with the columns that ``schema`` names."""
     return pl.DataFrame([pl.Series(name, columns[name], dtype) for name, dtype in schema.items()])
 
 
 def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFrame:
-    """Make a frame with a row per struct and a column per field."""
+    """Return a frame with a row per struct and a column per field."""
     schema = schema_of(struct)
     return frame_of({name: list(map(attrgetter(name), rows)) for name in schema}, schema)
 
 
 def entries_of(steps: Columns, column: str) -> pl.DataFrame:
-    """Make a frame with a row per entry of a list, with its step."""
+    """Return a frame with a row per entry of a list, with its step."""
     lists = steps[column]
     if not any(lists):  # most lists of most chunks of a growing trace
         return empty_table(column)
@@ -418,14 +419,14 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
 
 
 def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
-    """Return the entries that are only in ``events`` lines and in no step, with their trials."""
+    """Return the entries that occur only in ``events`` lines and in no step, with their trials."""
     entries = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
     trials = pl.Series("trial", [trial for trial, _ in entries], pl.Int64)
     return structs_of([entry for _, entry in entries], NESTED[column]).insert_column(0, trials)
 
 
 def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") -> pl.DataFrame:
-    """Return the requests present when a trace began, or after a gap, in their order: rows of ``Present``.
+    """Return the requests present when a trace began, or after a gap, in order: rows of ``Present``.
 
     Each request appears once, or, with ``all``, once for each line.
 
@@ -441,7 +442,7 @@ def present_in(lines: Sequence[Any], keep: Literal["first", "all"] = "first") ->
 
 
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
-    """Make a frame with a row per ``cpu`` line and thread: the line's ``at_us`` and ``ThreadTime``.
+    """Return a frame with a row per ``cpu`` line and thread: the line's ``at_us`` and ``ThreadTime``.
 
     ``ran_us`` and ``waited_us`` count from the start of the thread.
     """
@@ -454,10 +455,10 @@ STALLS = {"at_us": pl.Int64, **schema_of(Stalled)}
 
 
 def stalls_in(lines: Sequence[Any]) -> pl.DataFrame:
-    """Return a row per stall that the watchdog saw: ``at_us`` (time of the notice), fields of ``Stalled``.
+    """Return one row per stall that the watchdog saw: ``at_us`` of the notice and the fields of ``Stalled``.
 
     Args:
-        lines: ``notice`` lines, others among them.
+        lines: ``notice`` lines, including those without a stall.
     """
     stalls: dict[int, dict[str, Any]] = {}
     for line in lines:

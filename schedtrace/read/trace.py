@@ -1,4 +1,4 @@
-"""The trace of one engine as frames."""
+"""Trace of one engine as frames."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last:
 
 
 def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
-    """Yield the rows of all steps in pieces, so that they are never in memory as a whole."""
+    """Yield the rows of all steps in pieces, so that they are never all in memory."""
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
@@ -99,49 +99,49 @@ class Trace(Parsed):
 
     path: Path
     large: dict[str, pl.LazyFrame]
-    """What requests got (``stretches``), and the entries of each list of a step. Large tables are on disk, so
-    they are never collected as a whole.
+    """Tables of what requests got (``stretches``) and of the entries of each list of a step. Large tables
+    are on disk, so they are never collected as a whole.
     """
     facts: frozenset[Fact] = ALL_FACTS
     """Facts that the record contains. A foreign log's reader states what its kind of log contains; facts that
     the recorder could not see are removed.
     """
     record: str = "trace of schedtrace"
-    """Kind of record it was read from."""
+    """Kind of record from which it was read."""
 
     def __post_init__(self) -> None:
         """Remove the facts that the recorder could not see."""
         self.facts -= {*_unseen(self.header, self.steps)}
 
     def require(self, fact: Fact, what: str) -> None:
-        """Raise UsageError if the record lacks a fact that a caller needs."""
+        """Raise UsageError if the record lacks a fact that the caller needs."""
         if fact not in self.facts:
             msg = f"{self.path} ({self.record}) does not record {fact}, which {what} needs"
             raise UsageError(msg)
 
     def stretches(self) -> pl.LazyFrame:
-        """Return what every request got, as stretches of steps (``read/tables.py``)."""
+        """Return the tokens that every request got, as stretches of steps (``read/tables.py``)."""
         return self.large[STRETCHES]
 
     def requests(self) -> pl.LazyFrame:
-        """Return what every request got: one row per step and request, in the order of the steps."""
+        """Return the tokens that every request got: one row per step and request, in step order."""
         return all_rows(self.stretches(), self.steps)
 
     def exits(self) -> pl.LazyFrame:
-        """Return every recorded exit: one row each, in the order in which they were taken."""
+        """Return all recorded exits, one row each, in the order in which they were taken."""
         return self.large["exits"]
 
     def caps(self) -> pl.LazyFrame:
-        """Return every limit that made a chunk smaller: one row each, in the order of their application."""
+        """Return all limits that reduced a chunk, one row each, in the order of their application."""
         return self.large["caps"]
 
     def preemptions(self) -> pl.LazyFrame:
-        """Return every preemption: one row each."""
+        """Return all preemptions, one row each."""
         return self.large["preempted"]
 
 
 def _unseen(header: Header, steps: pl.DataFrame) -> Iterator[Fact]:
-    """Yield the facts that cannot be recorded when another class replaces a part of vLLM's scheduler."""
+    """Yield the facts that cannot be recorded because a part of vLLM's scheduler is of another class."""
     if not header.preemptions_recorded:
         yield Fact.PREEMPTIONS
         if steps["num_resumed"].sum():  # requests waited again, and nobody knows since when
@@ -160,7 +160,7 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     A large trace is converted to Parquet files, which the next command uses.
 
     Raises:
-        InputError: missing, empty, no schedtrace trace, or of a newer schema.
+        InputError: If the file does not exist, is empty, is no trace of schedtrace, or has a newer schema.
     """
     size = sum(map(file_size, files_for(path, options.last_us)))
     if size * (EXPANDS if is_in_parts(path) else 1) > options.memory_bytes:

@@ -83,7 +83,7 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
         arguments: Positional and keyword arguments of the failed call.
 
     Raises:
-        Exception: whatever vLLM's own code raises when it is asked once more.
+        Exception: Any error that vLLM's own code raises when it is called again.
     """
     if (ask := question(manager)) is None:
         return None
@@ -105,7 +105,7 @@ def question(manager: Any) -> Any:
 
 
 def not_own(manager: Any) -> str | None:
-    """Return the class of the first part of a KV cache manager that is not vLLM's own; None if all are."""
+    """Return the class of the first part of a cache manager that is not vLLM's own; None if all parts are."""
     coordinator = getattr(manager, "coordinator", None)
     pool = getattr(manager, "block_pool", None)
     parts = (manager, coordinator, *managers_of(manager), pool)
@@ -155,14 +155,14 @@ def _from_original(copied: Any, name: str) -> Any:
 
 @cache
 def _values(kind: type) -> tuple[str, ...]:
-    """Return the attributes for which the class also has a value, which would hide the original's."""
+    """Return the attributes that the class also has, and that would hide the original's."""
     names = (name for name in dir(kind) if name[:2] != "__")
     attributes = ((name, inspect.getattr_static(kind, name)) for name in names)
     return tuple(name for name, value in attributes if not callable(value) and not hasattr(value, "__get__"))
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
-    """Return the decisive limit: the first one without which there would have been room."""
+    """Return the decisive limit: the first limit without which there would have been room."""
     if answer is None:
         return None
     full_sequence, computed = answer
@@ -184,7 +184,7 @@ def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal |
 
 @cache
 def stand_in(manager: type) -> StandIn:
-    """Return the stand-in for a class of cache managers; made once, since parsing its module is slow."""
+    """Return the stand-in for a class of cache managers; cached, because parsing its module is slow."""
     try:
         return StandIn(ask=_ask(prove(getattr(manager, "allocate_slots", None))))
     except Exception as error:
@@ -259,7 +259,7 @@ def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> Refus
     """Return the state right after a request was refused blocks; None if the managers are not vLLM's.
 
     Raises:
-        Exception: whatever vLLM's own code raises when it is asked once more.
+        Exception: Any error that vLLM's own code raises when it is called again.
     """
     manager = scheduler.kv_cache_manager
     managers = managers_of(manager)
@@ -316,7 +316,7 @@ def _held(manager: Any) -> tuple[list[str], list[int]]:
 
 
 def refusal_line(head: RefusedHead) -> HeadRefusal:
-    """Return the line's struct (on the writer's thread)."""
+    """Return the struct of the line (on the writer's thread)."""
     held = [dict(zip(ids, counts, strict=True)) for ids, counts in head.groups]
     totals: dict[str, int] = {}
     for group in held:

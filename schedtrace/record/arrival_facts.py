@@ -65,7 +65,7 @@ class Prefixes:
         self._blocks: dict[str, list[Any] | _Prompt] = {}
 
     def keep_prompt(self, request: Any) -> None:
-        """Keep vLLM's hashes of the prompt's marked blocks; its output has none yet.
+        """Keep vLLM's hashes of the prompt's marked blocks; its output has no hashes yet.
 
         If vLLM computes none, because nothing needs them, the prompt itself is kept until it is hashed.
         """
@@ -95,17 +95,17 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt that vLLM does not hash."""
+    """A prompt whose blocks vLLM does not hash."""
 
     token_ids: Sequence[int]
     tokens: int
-    """Number of the prompt's own tokens, whatever the list grows to later."""
+    """Number of tokens of the prompt itself; the list may grow later."""
     block_size: int
     told_apart_by: str
     """Key on which vLLM's hashes depend besides tokens."""
 
     def block_hashes(self) -> Iterator[bytes]:
-        """Yield a hash of every marked block and all before it."""
+        """Yield for every marked block a hash of it and all blocks before it."""
         before, begin = self.told_apart_by.encode(errors="surrogatepass"), 0
         for block in MARKED_BLOCKS[: marks_within(self.tokens // self.block_size)]:
             end = block * self.block_size
@@ -115,7 +115,7 @@ class _Prompt:
 
 
 def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
-    """Return the stored part of a prompt; None if it fills no block, or contains more than tokens."""
+    """Return the stored part of a prompt; None if it fills no block, or contains anything but tokens."""
     token_ids = getattr(request, "prompt_token_ids", None)
     only_tokens = (
         not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None

@@ -47,18 +47,18 @@ _LARGEST = 10**18 - 1
 
 
 class TraceProgress:
-    """Point that a trace has reached."""
+    """Progress of a trace: trial, next step and time."""
 
     def __init__(self) -> None:
         self.trial: int | None = None
         """Trial of the latest arrival."""
         self.next_step = 0
-        """Number of the step after the latest."""
+        """Number of the step after the latest step."""
         self.latest_us = 0
-        """End of the latest call, or time of the latest other event."""
+        """End of the latest call, or time of the latest other event, in microseconds."""
 
     def advance_to(self, step: int, us: int) -> None:
-        """Take a step that ended at this time as the latest."""
+        """Take a step that ended at this time as the latest step."""
         self.next_step, self.latest_us = step + 1, us
 
 
@@ -154,8 +154,8 @@ class Assembler:
         self.progress = TraceProgress()
 
     @property
-    def latest_exits(self) -> list[Exit]:
-        """Exits of the latest step, as its line has them."""
+    def line_exits(self) -> list[Exit]:
+        """Exits of the latest step, as its line lists them."""
         return self._exits.exits
 
     def step_line(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
@@ -385,7 +385,7 @@ class Assembler:
     def write_ids(
         self, arrived: Sequence[Arrival], finished: Sequence[Finish], preempted: Sequence[Preemption] = ()
     ) -> None:
-        """Replace the ids that clients chose by their written form; forget the ids of finished requests."""
+        """Replace the ids that clients chose with their written form; forget the ids of finished requests."""
         gone = [finish.request_id for finish in finished]
         self._ids.replace_ids(arrived, finished, preempted)
         for arrival in arrived:
@@ -413,7 +413,7 @@ class Assembler:
         return phases
 
     def _starts(self, request_id: str, computed: int, start_us: int) -> bool:
-        """Note a scheduled request that the workers do not know; return whether it is its first time."""
+        """Note a scheduled request that the workers do not know; return whether it never ran before."""
         life = self._lives.life_by_id(request_id)
         self._lives.note_running(request_id)
         if life.has_run:
@@ -422,7 +422,7 @@ class Assembler:
         return True
 
     def _count(self, step: Step, rows: Rows | None) -> None:
-        """Sum up the rows: phases, prefill, decode, recomputed and cached tokens."""
+        """Sum up the rows: phases, and prefill, decode, recomputed and cached tokens."""
         number = step.total_requests
         if rows is None and self._only_decodes:
             step.num_continued = step.decode_tokens = number

@@ -27,7 +27,7 @@ ALL = "all"
 
 
 class Happened(msgspec.Struct, gc=False):
-    """Facts of one step, if there are any."""
+    """Facts of one step other than its decisions, if there are any."""
 
     admitted: list[Admission] = []
     refusals: list[allocation.RefusedHead] = []
@@ -48,7 +48,7 @@ class Happened(msgspec.Struct, gc=False):
 
 
 class Rows(msgspec.Struct, gc=False):
-    """Requests of a step that is not steady, and their tokens."""
+    """Requests of a step that is not steady, with their tokens."""
 
     ids: list[str]
     """Requests that ran before: running requests, then resumed ones."""
@@ -64,7 +64,7 @@ class Rows(msgspec.Struct, gc=False):
 
 
 class Result(msgspec.Struct, gc=False, frozen=True):
-    """Output of one step."""
+    """Output of a step."""
 
     back_ns: int
     """Monotonic time at which ``update_from_output`` was called."""
@@ -142,7 +142,7 @@ class Capture:
     the step before and gives one token to each, after each has advanced by one token.
     """
     full: bool
-    """Whether a full line is due."""
+    """Whether a full line is due after this step."""
     events: list[Event] | None
     """Events that the marks noted; None if the same as in the step before and the step is steady."""
     side_events: SideEvents
@@ -176,7 +176,7 @@ class Dropped(msgspec.Struct, gc=False):
 
     last_step: int = 0
     end_ns: int = 0
-    """Monotonic time at which the last of them ended."""
+    """Monotonic time in nanoseconds at which the last of these steps ended."""
     steps: int = 0
     side_events: SideEvents = msgspec.field(default_factory=lambda: SideEvents([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
@@ -186,7 +186,7 @@ class Dropped(msgspec.Struct, gc=False):
     missing_finishes: int = 0
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
-        """Add another dropped step; return its arrivals that are not kept."""
+        """Add another dropped step; return those of its arrivals that are not kept."""
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
         missing = SideEvents(
@@ -212,7 +212,7 @@ _request_id = attrgetter("request_id")
 
 
 def only_samples(scheduler: Any) -> bool:
-    """Return whether each output of this scheduler has a token: no pooling, no transfer of KV or encodings.
+    """Return whether every output of this scheduler has a token: no pooling, no transfer of KV or encodings.
 
     ``update_from_output`` emits an output for new tokens, a pooler's result, transfer parameters, or a
     request that stopped; the last has no token only if nothing is sampled.
@@ -279,12 +279,12 @@ class SteadySteps:
     def __init__(self, *, never: bool = False) -> None:
         self._never = never
         self._ids: list[str] | None = None
-        """Requests of the latest step; None if the next step's must be kept, whatever they are."""
+        """Requests of the latest step; None if the rows of the next step must be kept in any case."""
         self._computed = 0
         """Computed tokens of each request, packed into one number."""
         self._ones: list[int] = []
         self._one_each = 0
-        """Value 1 for each request, packed into a single number."""
+        """A 1 for each request, packed into a single number."""
         self._pack = struct.Struct("").pack
         self._full_ns = 0
 
@@ -330,7 +330,7 @@ class SteadySteps:
         return rows, full
 
     def _packed(self, computed: list[int]) -> int:
-        """Return the numbers packed into one; if they are too large for that, the next step must be kept."""
+        """Return the numbers packed into one; None if they are too large, and the next step must be kept."""
         try:
             return int.from_bytes(self._pack(*computed), "little")
         except struct.error:
@@ -338,7 +338,7 @@ class SteadySteps:
             return -1
 
     def _remember(self, rows: Rows, total: int) -> None:
-        """Remove the oldest parts if the rest covers the time to keep, or if all are too large together."""
+        """Remember the requests of this step for the comparison with the next step."""
         number = len(rows.ids) + len(rows.new)
         if total != number or rows.drafts:
             self._ids = None

@@ -14,13 +14,13 @@ PLAIN = "_schedtrace_plain"
 """Attribute of a traced class: the plain class that it replaces."""
 
 set_class: Any = vars(object)["__class__"].__set__
-"""Assign an object's class as Python itself does, whatever its class defines for assignments."""
+"""Function that assigns an object's class as Python does, whatever its class defines for assignments."""
 
 _T = TypeVar("_T")
 
 
 class Beside(Generic[_T]):
-    """Facts about objects, stored by the objects' identity and dropped when the object is gone.
+    """Facts about objects, stored by the objects' identity and dropped when the object is deleted.
 
     No hash or attribute of an object is read. An object that does not support weak references is kept alive.
     """
@@ -124,7 +124,7 @@ def _disguises(root: type) -> tuple[type, ...]:
 
 
 def _given(thing: Any, kind: type) -> None:
-    """Give the object the class that a user assigned to it; tell its recorder that recording ends here."""
+    """Give the object the class that a user assigned to it, and notify its recorder that recording ends."""
     if kind is plain_class(type(thing)):
         return
     set_class(thing, kind)

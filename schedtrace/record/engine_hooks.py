@@ -29,7 +29,7 @@ class Inputs:
     """Times of one engine's requests, in nanoseconds of the monotonic clock until they are read.
 
     Args:
-        since_anchor: Conversion to the trace's microseconds.
+        since_anchor: Function that converts nanoseconds to the trace's microseconds.
     """
 
     def __init__(self, since_anchor: Any) -> None:
@@ -40,12 +40,12 @@ class Inputs:
         self._grammars: deque[Grammar] = deque(maxlen=MOST_KEPT)
 
     def note_prepared(self, request: Any, began_ns: int) -> None:
-        """Note that the input thread has made a ``Request`` of what a client sent."""
+        """Note that the input thread has made a ``Request`` from a client's message."""
         rank = getattr(request, "data_parallel_rank", None)
         _keep(self._received, request.request_id, (began_ns, time.monotonic_ns(), rank))
 
     def abort_received(self, request_ids: Any) -> None:
-        """Note that a client aborted a request; only the first time counts."""
+        """Note that a client aborted a request; only its first abort counts."""
         now = time.monotonic_ns()
         if isinstance(request_ids, str):
             request_ids = (request_ids,)
@@ -56,7 +56,7 @@ class Inputs:
                 _keep(self._aborts, request_id, now)
 
     def grammar_submitted(self, request: Any) -> None:
-        """Note that a structured request is about to go to a compiling thread, or to be compiled at once."""
+        """Note that a structured request is about to be compiled, on a compiling thread or at once."""
         _keep(self._submitted, request.request_id, time.monotonic_ns())
 
     def grammar_compiled(self, request: Any, began_ns: int, *, failed: bool) -> None:
@@ -73,7 +73,7 @@ class Inputs:
         )
 
     def input_times(self, request_id: str) -> dict[str, int | None]:
-        """Return the fields of an ``Arrival``; none if the request came another way."""
+        """Return the fields of an ``Arrival``; none if the request did not pass the input thread."""
         if not self._received or (times := self._received.pop(request_id, None)) is None:
             return {}
         received_ns, queued_ns, rank = times
@@ -84,7 +84,7 @@ class Inputs:
         }
 
     def abort_us(self, request_id: str) -> int | None:
-        """Return when the abort of a finished request was received."""
+        """Return the time at which the abort of a finished request was received."""
         taken = self._aborts.pop(request_id, None) if self._aborts else None
         return None if taken is None else self._us(taken)
 
@@ -97,7 +97,7 @@ class Inputs:
 
     @property
     def has_grammars(self) -> bool:
-        """Whether any grammar has been compiled since."""
+        """Whether any grammar has been compiled since the last call of ``grammars``."""
         return bool(self._grammars)
 
 
@@ -112,7 +112,7 @@ INPUTS: Beside[Inputs] = Beside()
 _CONTROL_METHODS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
 """Methods of ``EngineCore`` through which an operator controls the engine."""
 _PASSES_A_SYNC = 32
-"""Passes from one sync to the next in vLLM 0.10 to 0.29, before it was a setting."""
+"""Number of passes from one sync to the next in vLLM 0.10 to 0.29, before it was a setting."""
 
 
 def _methods() -> list[tuple[Any, str, Callable[..., Any]]]:
@@ -151,7 +151,7 @@ def unwrap_engine(engine: Any) -> None:
 
 
 def record_passes(core: type) -> None:
-    """Note dummy batches and syncs of a class of engine cores that are not vLLM's, as in a simulation."""
+    """Record dummy batches and syncs of engine cores of a class that is not vLLM's, as in a simulation."""
     wrap(core, "execute_dummy_batch", _dummy_batch)
     wrap(core, "_has_global_unfinished_reqs", _sync)
 
@@ -169,7 +169,7 @@ def _shutdown(original: Method, engine: Any, *args: object, **kwargs: object) ->
 
 
 def _dummy_batch(original: Method, engine: Any, *args: object, **kwargs: object) -> Any:
-    """Note a batch that a data-parallel rank runs only to keep the others company."""
+    """Note a dummy batch, which a data-parallel rank runs only because other ranks have work."""
     began_ns = time.monotonic_ns()
     try:
         return original(engine, *args, **kwargs)
@@ -198,7 +198,7 @@ def _synced(engine: Any, passes: int) -> bool:
 
 
 def _prepare(original: Method, engine: Any, request: Any, *args: object, **kwargs: object) -> Any:
-    """Note when the input thread makes a ``Request`` of what a client sent."""
+    """Note when the input thread makes a ``Request`` from a client's message."""
     recorder = _recorder(engine)
     if recorder is None or not recorder.active:
         return original(engine, request, *args, **kwargs)
@@ -236,11 +236,11 @@ def _controls(kind: ControlKind) -> Callable[..., Any]:
 
 
 _CONTROLS = {kind: _controls(kind) for kind in _CONTROL_METHODS}
-"""Around each of these methods."""
+"""Wrapper for each of these methods."""
 
 
 def _detail(kind: ControlKind, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
-    """Return the name of an RPC, as which a weight update comes; a user's own function is not named."""
+    """Return the name of the RPC, which identifies a weight update; leave out a user's function."""
     method = args[0] if args else kwargs.get("method")
     return shortened(method) if kind == "collective_rpc" and isinstance(method, str) else None
 
@@ -276,7 +276,7 @@ def _grammar_init(original: Method, manager: Any, request: Any, *args: object, *
 
 
 def _create_grammar(original: Method, manager: Any, request: Any, *args: object, **kwargs: object) -> Any:
-    """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long that took."""
+    """Create a grammar, on a thread of vLLM's pool or the input thread, and note how long this took."""
     inputs = INPUTS.get(manager)
     if inputs is None:
         return original(manager, request, *args, **kwargs)

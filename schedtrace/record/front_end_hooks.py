@@ -79,7 +79,7 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that differ from vLLM's default."""
+    """Return the arguments whose values differ from vLLM's defaults."""
     changed = {}
     for field in dataclasses.fields(args):
         default = field.default
@@ -100,7 +100,7 @@ def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
-    """Return the defaults that depend on the usage context, as vLLM itself has just read them."""
+    """Return the defaults that depend on the usage context, as vLLM has just read them."""
     try:
         tokens, seqs = args.get_batch_defaults(args.pipeline_parallel_size * args.tensor_parallel_size)
         by_name = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs}
@@ -113,7 +113,7 @@ def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a scalar as it is, and nothing for a compound value, which may contain a secret."""
+    """Return a scalar unchanged, and None for a compound value, which may contain a secret."""
     return value if value is None or isinstance(value, bool | int | float | str) else "(given)"
 
 

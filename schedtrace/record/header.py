@@ -42,13 +42,13 @@ def make_header(
 
     Args:
         scheduler: Scheduler of vLLM.
-        traced: The class that records it.
-        chosen: How it is recorded.
-        anchor: The moment at which the trace's clock is 0.
+        traced: Class that records the scheduler.
+        chosen: Settings of the recording.
+        anchor: Moment at which the trace's clock is 0.
         attached: Whether the scheduler has run before.
 
     Raises:
-        AttributeError: If ``scheduler`` lacks what every V1 scheduler of vLLM has.
+        AttributeError: If ``scheduler`` lacks an attribute that every V1 scheduler of vLLM has.
     """
     config = scheduler.vllm_config
     parallel = config.parallel_config
@@ -100,7 +100,7 @@ def make_header(
 
 
 def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
-    """Return the notices before the first step of a recording, above all about what it cannot record."""
+    """Return the notices before the first step of a recording, mainly about facts that it cannot record."""
     notices = notices_about(vllm_version())
     notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
@@ -152,7 +152,7 @@ def device_name(config: Any) -> str:
 
 
 def device_memory_bytes(config: Any) -> int | None:
-    """Return the memory of a GPU; None on a CPU, for a simulated device, or if unknown."""
+    """Return the memory of a GPU in bytes; None on a CPU, for a simulated device, or if unknown."""
     from vllm.platforms import current_platform
 
     try:
@@ -164,7 +164,7 @@ def device_memory_bytes(config: Any) -> int | None:
 
 
 def _class_name(traced: type) -> str:
-    """Return the name of vLLM's class: the first in the MRO that is not the recorder's."""
+    """Return the name of vLLM's class: the first class in the MRO that is not the recorder's."""
     chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace.record."))
     return f"{chosen.__module__}.{chosen.__qualname__}"
 
@@ -185,11 +185,11 @@ LISTED = {
         "renderer_num_workers",
     ),
 }
-"""What is recorded of parts that mostly concern a model's execution, and values that vLLM derives."""
+"""Recorded settings of parts that mostly concern a model's execution, and values that vLLM derives."""
 MOST_ENTRIES = 512
-"""Longest list that is recorded; vLLM captures graphs of about 70 sizes."""
+"""Length of the longest list that is recorded; vLLM captures graphs of about 70 sizes."""
 ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
-"""Variables with which vLLM overrides such a setting."""
+"""Environment variables with which vLLM overrides such a setting."""
 OF_CONFIG = ("num_lookahead_tokens", "num_speculative_tokens", "use_v2_model_runner")
 OF_SCHEDULER = (
     "num_lookahead_tokens",
@@ -255,7 +255,7 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
 
 
 def kv_block_bytes(scheduler: Any) -> int | None:
-    """Return the memory of one KV block on a device, as ``vllm/v1/core/kv_cache_utils.py`` divides it.
+    """Return the bytes of one KV block on a device, computed as in ``vllm/v1/core/kv_cache_utils.py``.
 
     Since vLLM 0.32 all tensors are views of one allocation; before that, each tensor was a separate
     allocation, except in a packed layout, whose tensors state the stride of a whole block.
@@ -289,10 +289,10 @@ def settings(scheduler: Any) -> dict[str, Any]:
 
 
 def all_settings(config: Any) -> dict[str, Any]:
-    """Return the public settings of a configuration dataclass that are JSON values and disclose nothing.
+    """Return the public settings of a configuration dataclass that are JSON values and reveal no secret.
 
-    A text is recorded where the setting's type names it as a choice: any other may be a name, a path or an
-    address. Ports are left out, and what vLLM derives instead of taking it as an argument.
+    A text is recorded only if the setting's type lists it as a choice; any other text may be a name, a path
+    or an address. Ports are left out, and so are values that vLLM derives rather than takes as an argument.
     """
     if not dataclasses.is_dataclass(config):
         return {}
@@ -321,7 +321,7 @@ def _is_recordable(value: Any, annotation: Any) -> bool:
 
 
 def _choices(annotation: Any) -> set[Any]:
-    """Return the values that a type names: those of each ``Literal`` within it."""
+    """Return the values that a type lists: the values of each ``Literal`` within it."""
     if get_origin(annotation) is Literal:
         return {*get_args(annotation)}
     return set().union(*map(_choices, get_args(annotation)))
@@ -337,7 +337,7 @@ def _grammar_threads(scheduler: Any) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a JSON value; an enumeration by its name."""
+    """Return a value as a JSON value; an enumeration member becomes its name."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ Method = Callable[..., Any]
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have ``around(original, self, ...)`` called instead of ``owner.name``.
+    """Replace ``owner.name`` with a wrapper that calls ``around(original, self, ...)``.
 
     A second call with the same function does nothing; another function is wrapped around the first one. A
     method that this release of vLLM lacks is not added.
@@ -35,7 +35,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def unwrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Remove ``around``, unless another wrapper has been put around it since."""
+    """Remove ``around``, unless another wrapper has been installed around it."""
     wrapped = vars(owner).get(name)
     if getattr(wrapped, MARK, ())[-1:] != (f"{around.__module__}.{around.__qualname__}",):
         return

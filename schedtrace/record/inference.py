@@ -35,7 +35,7 @@ class InferredExits:
         self._may_watch = is_own_class(type(self._manager))
 
     def begin(self, scheduler: Any, running: int, waiting: int) -> None:
-        """Watch for failed allocations, but only if a request could be refused one.
+        """Watch for failed allocations, if a request could be refused blocks in this call.
 
         A call with no waiting request or no free seat is left alone: its only allocation failures are
         preemptions, which have their own hook. ``docs/overhead.md`` lists the cost of watching.
@@ -63,9 +63,9 @@ class InferredExits:
         """Return the exits of the call that just ended.
 
         Args:
-            scheduler: After the call.
+            scheduler: Scheduler after the call.
             budget_left: Token budget minus the tokens scheduled.
-            scheduled: Request id to tokens of this step.
+            scheduled: Tokens of this step by request id.
             preempted: Requests preempted within this call.
         """
         self.release()
@@ -98,7 +98,7 @@ class InferredExits:
     def _why_waiting_ended(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> tuple[ExitKind, Cause, Any, str | None]:
-        """Return the kind and cause of the exit, its request, and further known facts."""
+        """Return the kind and cause of the exit, its request, and further recorded facts."""
         if self._queues.waiting_count(scheduler) == 0:
             return "condition", Cause.QUEUE_EMPTY, None, None
         if preempted:
@@ -125,7 +125,7 @@ class InferredExits:
 
 
 _WATCHES: Beside[Callable[[Any], None]] = Beside()
-"""Functions to call with a request that a cache manager refuses blocks."""
+"""Functions to call with a request to which a cache manager refuses blocks."""
 
 
 @cache
@@ -161,7 +161,7 @@ def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) 
 
 
 def _why_skipped(request: Any) -> Cause:
-    """Return why a request was skipped: its last token is already in flight, or the reason is unknown."""
+    """Return the reason for a skip: the request's last token is in flight, or the reason is unknown."""
     placeholders = getattr(request, "num_output_placeholders", 0)
     last = request.num_prompt_tokens + request.max_tokens
     if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
@@ -174,7 +174,7 @@ class Departures:
 
     def __init__(self) -> None:
         self._ran: dict[str, Any] = {}
-        """Requests that ran after the last call."""
+        """Requests that ran after the last call, by id."""
         self._explained: set[str] = set()
         """Ids of these requests that were preempted or finished."""
 
@@ -183,7 +183,7 @@ class Departures:
         self._explained.add(request_id)
 
     def unexplained(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
-        """Return requests that stopped running unexplained since the last call: waiting ones, and others."""
+        """Return requests that stopped running for no recorded reason: waiting requests, and all others."""
         if type(scheduler.running) is not list:
             return [], []
         runs = {request.request_id: request for request in scheduler.running}
@@ -211,5 +211,5 @@ def _set_aside(scheduler: Any, request: Any) -> SetAside:
 
 
 def _is_session(request: Any) -> bool:
-    """Return whether the request may wait for more input from its client (vLLM 0.15 and newer)."""
+    """Return whether the request may be waiting for more input from its client (vLLM 0.15 and newer)."""
     return bool(getattr(request, "resumable", False))

@@ -1,6 +1,6 @@
-"""Removal of old recordings beside the one that begins, so that restarted servers do not fill a disk.
+"""Removal of old recordings beside the recording that begins, so that restarted servers do not fill a disk.
 
-Only what is provably a recording of schedtrace's that has ended is removed: see ``_ended_run``.
+Only folders that are provably ended recordings of schedtrace are removed: see ``_ended_run``.
 """
 
 import fcntl
@@ -24,14 +24,16 @@ from schedtrace.record.processes import age_s
 from schedtrace.record.switches import DIR, environment_value
 
 VARIABLE = "SCHEDTRACE_DIR_MAX"
-"""``20G``: what all recordings in ``SCHEDTRACE_DIR`` may take together; ``off``: nothing is removed."""
+"""Variable with the maximum total size of the recordings in ``SCHEDTRACE_DIR``; ``off``: none is removed."""
 DEFAULT = "20G"
 SETTLED_S = 600.0
-"""A recorder writes every few seconds while it lives: a folder without a change for so long has none."""
+"""Seconds without a change after which a folder has no live recorder, which writes every few seconds."""
 CLOCK_S = 60.0
-"""Largest difference between the clock of the disk and that of processes."""
+"""Largest assumed difference between the clock of the disk and that of processes, in seconds."""
 _NAME = re.compile(r"\d{8}-\d{6}((?:-[\w.]+)+)")
-"""Folder name as ``settings.claim_run_dir`` and the flight recorder form it; one number is a process."""
+"""Pattern of a folder name that ``settings.claim_run_dir`` or the flight recorder forms; one number is a
+process id.
+"""
 _FILES = re.compile(r"engine-\d+(\.\d+)?\.jsonl(\.zst)?|front-end-\d+\.jsonl|" + re.escape(FILE_NAME))
 
 
@@ -39,14 +41,14 @@ class OldRun(NamedTuple):
     """A recording that has ended."""
 
     changed_s: float
-    """Time of the last write, Unix time."""
+    """Time of the last write, as Unix time."""
     size: int
     files: list[Path]
     folder: Path
 
 
 class _About(msgspec.Struct):
-    """Fields of a manifest that are read here."""
+    """Fields of a manifest that this module reads."""
 
     schedtrace_version: str
     status: str
@@ -54,10 +56,10 @@ class _About(msgspec.Struct):
 
 
 def remove_old_runs(current: Path) -> None:
-    """Remove the oldest ended recordings beside this one while all together take too much; on a thread.
+    """Remove the oldest ended recordings beside this one while all together exceed the limit; on a thread.
 
     Args:
-        current: The run folder that is written now.
+        current: Run folder of the current recording.
     """
     text = os.environ.get(VARIABLE, "").strip() or DEFAULT
     if text.lower() == "off":
@@ -93,7 +95,7 @@ def _remove(current: Path, most: int) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a folder against the engines that start beside this one.
+    """Lock a folder against other engines that start at the same time.
 
     Raises:
         OSError: If another engine has it.
@@ -107,7 +109,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of a folder that is called as a recording is."""
+    """Return the bytes of a folder that has the name of a recording."""
     with suppress(OSError):
         if _NAME.fullmatch(folder.name) and not folder.is_symlink():
             return sum(path.lstat().st_size for path in folder.iterdir())
@@ -115,7 +117,7 @@ def _size(folder: Path) -> int:
 
 
 def _remove_run(run: OldRun) -> None:
-    """Remove its manifest first: what is left when this is cut off is no recording any more, and stays."""
+    """Remove a run, its manifest first: without one, a partly removed folder is no recording."""
     for path in sorted(run.files, key=lambda path: path.name != FILE_NAME):
         path.unlink()
     run.folder.rmdir()
@@ -134,11 +136,11 @@ def ended_runs(current: Path, now_s: float) -> list[OldRun]:
 
 
 def _ended_run(folder: Path, now_s: float) -> OldRun | None:
-    """Return a folder, if it is provably a recording of this user and host that has ended; else None.
+    """Return a folder if it is provably an ended recording of this user and host; otherwise None.
 
-    It has a name that schedtrace gives and the manifest of a recorded server of this host; the process
-    that it is named after is gone; it holds nothing but files of a recording, each an ordinary one; nothing
-    of it has changed for ``SETTLED_S``.
+    Its name has schedtrace's form, and its manifest is that of a recorded server of this host. The process in
+    its name has ended. It contains only regular files of a recording, and none of them has changed for
+    ``SETTLED_S``.
     """
     named, about = _NAME.fullmatch(folder.name), folder.lstat()
     if named is None or not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():

@@ -1,16 +1,16 @@
 """The ``vllm.general_plugins`` entry point, which vLLM loads first thing in each of its processes.
 
-Nobody may have asked for anything: so this imports next to nothing, touches no scheduler, and says nothing
-(``docs/recording.md``, "Installed and not asked").
+The user may not have asked for a recording. So this imports very little, touches no scheduler, and logs
+nothing (``docs/recording.md``, "Installed but idle").
 """
 
 from schedtrace.record.switches import SWITCH, NotUnderstoodError, enabled, is_on
 
 
 def register() -> None:
-    """Listen, and record where that is asked for; with ``SCHEDTRACE=off`` do nothing. Never raise.
+    """Listen, and record if the environment asks for it; do nothing with ``SCHEDTRACE=off``. Never raise.
 
-    vLLM calls this once per process, possibly more often: installing twice changes nothing.
+    vLLM calls this once per process, or more often; a second installation changes nothing.
     """
     try:
         if not is_on(SWITCH, default=True):
@@ -27,7 +27,7 @@ def register() -> None:
 
 
 def _say(error: Exception) -> None:
-    """Log why nothing is recorded, in one line."""
+    """Log in one line why nothing is recorded."""
     from contextlib import suppress
 
     with suppress(Exception):

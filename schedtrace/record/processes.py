@@ -1,4 +1,4 @@
-"""Facts that Linux has of processes and threads: who started whom, whether they run, and their times."""
+"""Facts about processes and threads from Linux: parents, states and processor times."""
 
 import multiprocessing
 import os
@@ -17,23 +17,23 @@ class ProcessState(NamedTuple):
     """State of a process at one moment (``proc_pid_stat(5)``)."""
 
     state: str
-    """A letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` has ended."""
+    """State as a letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` has ended."""
     parent: int
-    """Process id of who started it."""
+    """Process id of the parent."""
 
 
 def process_state(pid: int) -> ProcessState:
     """Return the state of a process.
 
     Raises:
-        OSError: If it is gone.
+        OSError: If the process has ended.
     """
     state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return ProcessState(state, int(parent))
 
 
 def age_s(pid: int) -> float | None:
-    """Return how long a process has been there; None if it is gone."""
+    """Return the seconds since a process started; None if it has ended."""
     with suppress(OSError):
         started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
@@ -41,12 +41,12 @@ def age_s(pid: int) -> float | None:
 
 
 def process_id(text: str) -> int | None:
-    """Return the process id that a text is; None if it is none."""
+    """Return the process id that a text states; None if the text is no process id."""
     return int(text) if re.fullmatch("[0-9]{1,10}", text) else None
 
 
 def pids_within(pid: int) -> list[int]:
-    """Return the process ids of one process in the PID namespaces that it is in, the outermost first."""
+    """Return the ids of one process in its PID namespaces, the outermost first."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -55,7 +55,7 @@ def pids_within(pid: int) -> list[int]:
 
 
 def above(pid: int) -> list[int]:
-    """Return the processes above one, the nearest first."""
+    """Return the ancestors of a process, the nearest first."""
     parents: list[int] = []
     while pid > 1:
         try:
@@ -67,7 +67,7 @@ def above(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that any thread of this one has started."""
+    """Return the processes that any thread of this process has started."""
     child_ids: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -78,15 +78,15 @@ def children(pid: int) -> list[int]:
 
 EVERY_US = 1_000_000
 IDLE_EVERY_US = 5_000_000
-"""While nothing happens: ``watch`` takes a trace that is silent for longer for that of a dead engine."""
+"""Microseconds between lines of an idle engine; for ``watch``, a trace that is silent longer is dead."""
 
 
 class CpuTimes:
-    """Whether the engine's own threads get the processors that they are ready to use.
+    """Times in which the engine's own threads ran, or were ready and had to wait for a processor.
 
     ``/proc/<pid>/task/<tid>/schedstat`` counts, for each thread, nanoseconds that it ran and nanoseconds that
-    it was ready and had to wait. The engine's thread, the main threads of its workers, and that of the front
-    end. Made on the engine's thread, asked on the writer's.
+    it was ready and had to wait. These are the engine's thread, the main threads of its workers, and that of
+    the front end. Create this object on the engine's thread and call it on the writer's.
     """
 
     def __init__(self) -> None:
@@ -96,11 +96,11 @@ class CpuTimes:
         self._worked = False
 
     def line(self, now_us: int, steps: int) -> list[Cpu]:
-        """Return one line if a second has gone by since the last, five where the engine idles.
+        """Return a line if a second has passed since the last line; five seconds if the engine is idle.
 
         Args:
-            now_us: On the trace's clock.
-            steps: That the engine has made so far.
+            now_us: Time on the trace's clock.
+            steps: Number of steps that the engine has made.
         """
         if now_us < self._next_us or (steps == self._steps and not self._worked and now_us < self._idle_us):
             return []

@@ -1,8 +1,8 @@
-"""Questions about a scheduler's queues, over all releases of vLLM; without effect, and O(1) on a step's path.
+"""Reads of a scheduler's queues, for all releases of vLLM; without side effects, and O(1) on a step's path.
 
-A queue may remember that it was asked, or decide by the clock what to answer: no method of a queue is called.
-What vLLM's own queues hold is read where they keep it; of any other queue nothing is known but how many
-requests are neither running nor done.
+A queue may remember that it was called, or decide its answer by the clock, so no method of a queue is called.
+The contents of vLLM's own queues are read from their attributes. For any other queue, only the number of
+requests that are neither running nor finished is known.
 """
 
 import sys
@@ -19,17 +19,17 @@ class Reader(NamedTuple):
 
     length: Callable[[Any], int]
     first: Callable[[Any], Any]
-    """Request that is taken next; the queue is not empty."""
+    """Function that returns the request that is taken next; the queue is not empty."""
     entries: Callable[[Any], list[Any]]
     """Function that copies the entries of a queue."""
     in_order: Callable[[list[Any]], list[Any]]
-    """The requests of these entries in the order in which they are taken; this may take its time."""
+    """Function that returns the requests of these entries in queue order; it may be slow."""
 
 
 READERS: dict[type, Reader] = {}
 """Readers of the known classes; ``know_queues`` adds vLLM's."""
 _NAMES = ("kv_holding_waiting", "skipped_waiting", "waiting")
-"""The waiting queues, in the order in which vLLM looks at them; each release has one or two."""
+"""Names of the waiting queues, in the order in which vLLM reads them; each release has one or two."""
 _SIZED = (deque, set, frozenset, list, dict)
 
 
@@ -79,26 +79,26 @@ def _request_in(entry: Any) -> Any:
 
 
 def max_running_requests(scheduler: Any) -> int:
-    """Return how many requests may run at once (``max_num_active_seqs`` counts since vLLM 0.31)."""
+    """Return the maximum number of running requests (``max_num_active_seqs`` applies since vLLM 0.31)."""
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
 
 def readable(scheduler: Any) -> bool:
-    """Return whether all its waiting queues can be read."""
+    """Return whether all waiting queues of the scheduler can be read."""
     queues = (getattr(scheduler, name, None) for name in _NAMES)
     return all(type(queue) in READERS for queue in queues if queue is not None)
 
 
 def held_back(scheduler: Any) -> bool:
-    """Return whether balance scheduling keeps requests out of free seats (``schedtrace.balance``) now."""
+    """Return whether balance scheduling (``schedtrace.balance``) now keeps requests out of free seats."""
     return getattr(scheduler, "held_back_by_ranks", False) is True
 
 
 class Queues:
-    """Lengths of a scheduler's queues; which ones this release has is looked up once.
+    """Lengths of a scheduler's queues; the queues that this release has are determined once.
 
     Args:
-        scheduler: Just built.
+        scheduler: Scheduler that was just created.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -107,9 +107,9 @@ class Queues:
         aside = ("deferred_waiting", "skipped_waiting")
         self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
         self._reads_all = readable(scheduler) and is_own_class(type(scheduler))
-        """All that wait are in the queues."""
+        """Whether the queues contain all waiting requests."""
         self._freed: set[str] = set()
-        """Ids of requests that are done; only where the queues do not tell all."""
+        """Ids of finished requests; only needed if the queues do not contain all waiting requests."""
 
     def foreign(self, scheduler: Any) -> list[str]:
         """Return the classes of the queues that cannot be read."""
@@ -117,15 +117,15 @@ class Queues:
         return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in READERS})
 
     def freed(self, request_id: str) -> None:
-        """Note that a request is done, though vLLM may keep it while something reads its blocks."""
+        """Note that a request is finished, though vLLM may keep it while its blocks are still read."""
         if not self._reads_all:
             self._freed.add(request_id)
 
     def waiting_count(self, scheduler: Any) -> int:
-        """Return requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added.
+        """Return the number of requests in all waiting queues, of which ``deferred_waiting`` is a subset.
 
-        Where a queue cannot be read, or the scheduler is not vLLM's: all that neither run nor are done,
-        wherever it keeps them.
+        If a queue cannot be read, or the scheduler is not vLLM's, count all requests that are neither running
+        nor finished.
         """
         if not self._reads_all:
             return self._neither_running_nor_done(scheduler)
@@ -142,7 +142,8 @@ class Queues:
     def num_waiting_seen_from_outside(self, scheduler: Any) -> int:
         """Return the number of waiting requests without knowledge of finished ones; not on a step's path.
 
-        Where the queues do not tell all, a request may be done and kept until somebody has read its blocks.
+        If the queues do not contain all waiting requests, the count may include a finished request that is
+        kept until its blocks have been read.
         """
         waiting = self.waiting_count(scheduler)
         if self._reads_all:
@@ -152,13 +153,14 @@ class Queues:
         return sum(id(request) not in running and not _is_done(request) for request in here)
 
     def any_waiting(self, scheduler: Any, sessions: int) -> bool:
-        """Return whether any request waits besides these sessions, without iterating over the waiting ones.
+        """Return whether any request but these sessions waits, without iterating over the waiting requests.
 
-        Where the queues do not tell all, the latest requests are looked at until enough of them are not done.
+        If the queues do not contain all waiting requests, the latest requests are examined until enough
+        unfinished ones are found.
 
         Args:
-            scheduler: Seen from outside.
-            sessions: Requests that wait for their client's next part.
+            scheduler: Scheduler, read from outside its thread.
+            sessions: Sessions that wait for their client's next part.
         """
         if self.waiting_count(scheduler) <= sessions:
             return False
@@ -172,7 +174,7 @@ class Queues:
         return False
 
     def num_not_ready(self, scheduler: Any) -> int:
-        """Return requests that the scheduler set aside as not ready (or, since 0.31, over a cap)."""
+        """Return the number of requests that were set aside as not ready (or, since 0.31, over a cap)."""
         if self._aside is None:
             return 0
         return _length(getattr(scheduler, self._aside))
@@ -188,7 +190,7 @@ def _is_done(request: Any) -> bool:
 
 
 def _length(queue: Any) -> int:
-    """Return the length of a queue or a collection of Python's; 0 where it is not known."""
+    """Return the length of a queue or a built-in collection; 0 if it is unknown."""
     kind = type(queue)
     if (reader := READERS.get(kind)) is not None:
         return reader.length(queue)
@@ -196,9 +198,9 @@ def _length(queue: Any) -> int:
 
 
 def head(scheduler: Any) -> Any:
-    """Return the next request; None if there is none, or if only the scheduler could tell.
+    """Return the next request; None if there is none, or if only the scheduler can determine it.
 
-    vLLM 0.18 to 0.30 looks at those set aside first, but by priority where that is the policy.
+    vLLM 0.18 to 0.30 takes requests that were set aside first, except under the priority policy.
     """
     heads = []
     for name in _NAMES:
@@ -235,25 +237,25 @@ def queued_requests(waiting: Waiting) -> list[Any]:
 
 
 def first_of(queue: Any) -> Any:
-    """Return the request taken next from a queue; None if it is empty, or only the queue could tell."""
+    """Return the request taken next from a queue; None if it is empty, or only the queue can determine it."""
     reader = READERS.get(type(queue))
     return None if reader is None or not reader.length(queue) else reader.first(queue)
 
 
 def _selects_as_vllm(scheduler: Any) -> bool:
-    """Return whether it is vLLM's method that chooses between two queues; 0.18 to 0.30 have it."""
+    """Return whether the method that chooses between two queues (vLLM 0.18 to 0.30) is vLLM's own."""
     selects = getattr(type(scheduler), "_select_waiting_queue_for_scheduling", None)
     return selects is None or is_own_function(selects)
 
 
 def policy(scheduler: Any) -> str | None:
-    """Return ``fcfs`` or ``priority``, where it is an enumeration as vLLM's."""
+    """Return ``fcfs`` or ``priority``; None if the policy is not an enumeration member as in vLLM."""
     chosen: Any = getattr(scheduler, "policy", None)
     return chosen._value_ if issubclass(type(chosen), Enum) else None
 
 
 def pause_state(scheduler: Any) -> Any:
-    """Return vLLM's ``PauseState``; None before 0.17, which does not pause its scheduler."""
+    """Return vLLM's ``PauseState``; None before 0.17, which cannot pause its scheduler."""
     return getattr(scheduler, "_pause_state", None)
 
 
@@ -263,10 +265,10 @@ def pause_name(scheduler: Any) -> str:
 
 
 def num_in_input_queue(engine: Any) -> int | None:
-    """Return requests that the engine's process has received and its thread has not taken; None if not known.
+    """Return the number of requests received by the engine's process but not by its thread; None if unknown.
 
-    Reads a copy of what the queue keeps, without its lock, which the engine's thread may wait for. What is
-    still in a socket before it is not counted.
+    This reads a copy of the queue's contents without its lock, for which the engine's thread may wait.
+    Requests that are still in a socket are not counted.
     """
     try:
         entries = list(engine.input_queue.queue)

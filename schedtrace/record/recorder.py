@@ -1,4 +1,4 @@
-"""Recorder of the traced scheduler, which passes its notes to the writer and never raises."""
+"""Recorder of the traced scheduler; it passes captures to the writer and never raises."""
 
 import contextlib
 import sys
@@ -30,7 +30,7 @@ from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer
 
 MOST_IN_FLIGHT = 1000
-"""Steps whose output is waited for; an engine that never brings one back does not fill the memory."""
+"""Maximum number of steps whose output is awaited, so that lost outputs do not fill the memory."""
 
 
 class Recorder:
@@ -55,29 +55,29 @@ class Recorder:
         self._only_samples = only_samples(scheduler)
         self._steps = 0
         self._call = Capture()
-        """Capture of the call that runs, or of the latest."""
+        """Capture of the current or latest call."""
         self.in_schedule = False
         self.events: list[Event] | None = None
-        """Notes of the marks in the call of ``schedule()`` that runs; None outside such a call."""
+        """Events that the marks noted in the current ``schedule()`` call; None outside such a call."""
         self.queued = True
         """Whether a request may be waiting in the current call."""
         self.left = 0
-        """Requests that have left the running ones so far: finished, aborted or preempted."""
+        """Number of requests that have stopped running so far: finished, aborted or preempted."""
         self._in_flight: dict[int, tuple[Capture, int]] = {}
-        """Identity of a ``SchedulerOutput`` to its step, and to ``left`` when it was scheduled."""
+        """Step, and ``left`` when it was scheduled, by the identity of its ``SchedulerOutput``."""
         self._preempted: list[tuple[Preemption, int]] = []
         self._free_before_preemption: int | None = None
         self._events: list[Event] = []
         """Events of the latest step."""
         self._ended_waiting = False
-        """Whether they include how its waiting loop ended."""
+        """Whether these events include the end of the waiting loop."""
 
     def note_present(self, queue_copy: QueueCopy) -> None:
         """Note the requests present when recording began, before the first step."""
         self.writer.put_present(PresentRequests(queue_copy, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
-        """Note the state before the call, and whether it was asked to hold back new prefills."""
+        """Note the state before the call, and whether the call was to hold back new prefills."""
         try:
             self.facts.throttled = throttled
             call = self._call = Capture()
@@ -97,7 +97,7 @@ class Recorder:
             self._fail("before schedule()", error)
 
     def schedule_ended(self, scheduler: Any, output: Any) -> None:
-        """Note what the call decided; reads the state right away, since it changes after this."""
+        """Note what the call decided; the state is read at once, because it changes later."""
         end_ns = self.clock()
         try:
             events = self._end_call()
@@ -138,7 +138,7 @@ class Recorder:
             self._fail("after schedule()", error)
 
     def _note_departures(self, scheduler: Any, capture: Capture) -> None:
-        """Note requests that have stopped running in a way that vLLM's own schedulers do not know."""
+        """Note requests that have stopped running in a way that vLLM's own schedulers do not use."""
         if self._departures is None:
             return
         try:
@@ -162,11 +162,11 @@ class Recorder:
             return {}
 
     def _facts_failed(self, error: Exception) -> None:
-        """Say once that a fact beside the decisions could not be read; the decisions are recorded on."""
+        """Report once that a fact other than a decision could not be read; decisions are still recorded."""
         self._warn_once("facts beside the decisions may be missing", error)
 
     def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Event]) -> None:
-        """Infer from the state how the call ended, which no mark noted, and have the next ones watched."""
+        """Infer from the state how the call ended, because no mark noted it, and watch later calls."""
         if not self._expects_inference:
             self._expects_inference = True
             where = f"step {capture.step} ended at no known place of schedule()"
@@ -198,10 +198,10 @@ class Recorder:
 
         Args:
             output: The step's ``SchedulerOutput``.
-            sampled: vLLM's ``ModelRunnerOutput``, where it was given by position.
-            back_ns: When it came.
-            left: ``self.left`` then.
-            outputs: What ``update_from_output`` returned.
+            sampled: vLLM's ``ModelRunnerOutput``, if it was passed by position.
+            back_ns: Monotonic time at which it came, in nanoseconds.
+            left: Value of ``self.left`` at that time.
+            outputs: Return value of ``update_from_output``.
         """
         try:
             done_ns = self.clock()
@@ -241,8 +241,8 @@ class Recorder:
     def request_preempted(self, scheduler: Any, request: Any) -> None:
         """Note a victim before its counters are reset, and the request that needs its blocks.
 
-        The mark before the preemption has told; without marks the caller's frame does: within
-        ``schedule()`` the local ``request`` is the one whose allocation failed (all releases).
+        The mark before the preemption names that request. Without marks, it is the local variable ``request``
+        in the frame of ``schedule()``, in all releases.
         """
         if not self.active:
             return
@@ -272,7 +272,7 @@ class Recorder:
             self._fail("in _preempt_request()", error)
 
     def request_was_preempted(self) -> None:
-        """Note how many blocks became free by it."""
+        """Note how many blocks the preemption freed."""
         if not self.active:
             return
         try:
@@ -312,7 +312,7 @@ class Recorder:
         self.writer.finished.append(finish)
 
     def kv_loads_ended(self, scheduler: Any, output: Any) -> None:
-        """Note KV loads that a ``KVConnectorOutput`` says have arrived or failed."""
+        """Note KV loads that a ``KVConnectorOutput`` reports as completed or failed."""
         if not self.active:
             return
         try:
@@ -322,7 +322,7 @@ class Recorder:
             self._facts_failed(error)
 
     def before_reset(self, scheduler: Any) -> dict[str, int | None]:
-        """Return what a reset of the prefix cache may affect: fields of ``Control``."""
+        """Return the state that a reset of the prefix cache may affect: fields of ``Control``."""
         try:
             return {"running": len(scheduler.running), "prefix_keys": self.facts.prefix_keys}
         except Exception as error:
@@ -339,15 +339,15 @@ class Recorder:
         detail: str | None = None,
         before: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Note what was asked of the engine beside requests, when it is done.
+        """Note a call to the engine other than a request, when the call is over.
 
         Args:
-            scheduler: The one that records.
-            kind: What it was.
-            began_ns: When it began.
-            failed: It raised, or was refused.
-            detail: As ``Control.detail``.
-            before: State before it (``before_reset``); without it, the requests that run now are counted.
+            scheduler: The recorded scheduler.
+            kind: Kind of the call.
+            began_ns: Monotonic time at which it began, in nanoseconds.
+            failed: Whether it raised an error or was refused.
+            detail: Value of ``Control.detail``.
+            before: State before the call (``before_reset``); if None, the running requests are counted now.
         """
         if not self.active:
             return
@@ -360,7 +360,7 @@ class Recorder:
             self._facts_failed(error)
 
     def class_changed(self, kind: type) -> None:
-        """Record no more: the scheduler has given itself another class, which has no hooks."""
+        """Stop recording: the scheduler has assigned itself another class, which has no hooks."""
         if self.active:
             self.active = False
             with contextlib.suppress(Exception):
@@ -384,7 +384,7 @@ class Recorder:
         self.writer.close()
 
     def _end_call(self) -> list[Event] | None:
-        """Return what the marks noted in the call that ends here, None if not watched; they rest now."""
+        """Return the events of the call that ends here, None if it is not watched, and stop collecting."""
         watched, self.in_schedule = self.in_schedule, False
         events, self.events = self.events, None
         return events if watched else None
@@ -395,7 +395,7 @@ class Recorder:
             self._warn(f"{what}: {self.writer.describe(error)}")
 
     def _warn(self, message: str) -> None:
-        """Say it in the log and in the trace."""
+        """Log a warning and write it into the trace."""
         logger.warning("schedtrace: {}", message)
         self.writer.notice(message)
 

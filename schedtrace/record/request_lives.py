@@ -1,4 +1,4 @@
-"""Lives of requests, as the writer remembers them: arrival, tokens' times, and what each lost."""
+"""Histories of requests, as the writer remembers them: arrival, times of tokens, and lost tokens."""
 
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
@@ -8,7 +8,7 @@ from schedtrace.record.capture import ALL, Result
 
 
 class _Tokens:
-    """Time shared by all requests that got their latest token in the same steps, so set once a step."""
+    """Time shared by all requests that got their latest token in the same steps; set once per step."""
 
     __slots__ = ("steps", "us")
 
@@ -20,7 +20,7 @@ _ASKED = [name for name in Arrival.__struct_fields__ if name in Present.__struct
 
 
 class RequestLife:
-    """Life of one request."""
+    """History of one request."""
 
     __slots__ = (
         "accepted", "arrival", "cached", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
@@ -30,22 +30,22 @@ class RequestLife:
 
     def __init__(self, arrival: Arrival | Present | None) -> None:
         self.arrival = arrival
-        """Arrival; None if it was not seen."""
+        """Arrival; None if it was not recorded."""
         self.prompt_tokens = 0 if arrival is None else arrival.prompt_tokens
         self.has_run = False
-        """A step has had it."""
+        """Whether a step has scheduled the request."""
         self.scheduled_us: int | None = None
         self.first_token_us: int | None = None
         self.last_tokens: _Tokens | None = None
         self.tokens_before = 0
-        """Tokens generated, except for those that ``last_tokens`` counts."""
+        """Number of generated tokens, without those that ``last_tokens`` counts."""
         self.computed_tokens = 0
-        """While no step has it."""
+        """Computed tokens while no step contains the request."""
         self.cached = 0
         self.lost_tokens = 0
         self.num_preemptions: int | None = 0
         self.unseen = False
-        """Whether it may have got tokens in steps that were dropped."""
+        """Whether the request may have got tokens in steps that were dropped."""
         self.drafts = self.accepted = self.invalid = 0
 
     @property
@@ -54,7 +54,7 @@ class RequestLife:
         return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
 
     def note_preemption(self, times: int | None) -> None:
-        """Note the loss of its KV blocks; ``times`` is vLLM's count of preemptions, where it has one."""
+        """Note the loss of its KV blocks; ``times`` is vLLM's count of preemptions, if there is one."""
         self.computed_tokens = 0
         if times is not None:
             self.num_preemptions = times
@@ -63,11 +63,11 @@ class RequestLife:
 
 
 class RequestLives:
-    """All requests that have arrived and not left, including those whose arrival was not seen.
+    """Histories of all requests that have arrived and not left, including those that were already present.
 
     Args:
         drafts: Whether a request may have speculative tokens.
-        invalid: Whether this vLLM says which of them the grammar forbade (0.14 and newer).
+        invalid: Whether this vLLM reports which of them the grammar forbade (0.14 and newer).
     """
 
     def __init__(self, *, drafts: bool = False, invalid: bool = False) -> None:
@@ -76,35 +76,37 @@ class RequestLives:
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
         self._rejected: deque[tuple[int, str, int]] = deque()
-        """Refused drafts until a step shows them: when the scheduler learned of them, request, number."""
+        """Refused draft tokens that no step shows yet: time at which the scheduler learned of them,
+        request, number.
+        """
         self._got: Sequence[str] = ()
         self._tokens = _Tokens(0)
 
     def life_by_id(self, request_id: str) -> RequestLife:
-        """Return the life of a request."""
+        """Return the history of a request, creating it if needed."""
         life = self._lives.get(request_id)
         if life is None:
             life = self._lives[request_id] = RequestLife(None)
         return life
 
     def find(self, request_id: str) -> RequestLife | None:
-        """Return the life of a request, if it has one."""
+        """Return the history of a request; None if it has none."""
         return self._lives.get(request_id)
 
     def note_arrival(self, arrival: Arrival) -> None:
-        """Note that a request came; another part of a streaming session changes nothing."""
+        """Note that a request arrived; a later part of a streaming session changes nothing."""
         if arrival.streaming_update and arrival.request_id in self._lives:
             return
         self._lives[arrival.request_id] = RequestLife(arrival)
         self.note_waiting(arrival.request_id, arrival.prompt_tokens)
 
     def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
-        """Note that a request was there before the first step.
+        """Note that a request was present before the first step.
 
         Args:
-            entry: As it is written.
-            wanted_tokens: If it waits.
-            in_flight: It may get tokens of a step that nobody recorded.
+            entry: Entry of the trace.
+            wanted_tokens: Tokens that it wants, if it waits.
+            in_flight: Whether it may get tokens from a step that is not recorded.
         """
         life = self._lives[entry.request_id] = RequestLife(entry)
         life.has_run = entry.state != "waiting"
@@ -116,7 +118,7 @@ class RequestLives:
             self.note_waiting(entry.request_id, wanted_tokens)
 
     def note_finish(self, finish: Finish) -> None:
-        """Note that a request is done; ``finish`` gets the times of its life."""
+        """Note that a request is finished; fill ``finish`` with the times of its history."""
         self.note_running(finish.request_id)
         life = self._lives.pop(finish.request_id, None)
         if life is None:
@@ -133,7 +135,7 @@ class RequestLives:
             finish.drafts_invalid = life.invalid if self._invalid else None
 
     def lose_sight(self) -> None:
-        """Note that steps were dropped: what the requests that had run got in them is not known."""
+        """Note that steps were dropped: the tokens of requests that had run are unknown in these steps."""
         self._got = ()
         for life in self._lives.values():
             if life.has_run:
@@ -141,12 +143,12 @@ class RequestLives:
                 life.unseen, life.last_tokens = True, None
 
     def keep_tokens(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
-        """Note the computed tokens of requests that are in no step any more but were not preempted.
+        """Note the computed tokens of requests that are no longer in a step but were not preempted.
 
         Args:
-            left: They, and the tokens computed if all were accepted.
+            left: These requests, with their computed tokens if all draft tokens were accepted.
             scheduled: The requests of this step.
-            start_ns: When it began: what was forbidden or refused of drafts before, it knows.
+            start_ns: Start of the step, which takes all earlier refusals of draft tokens into account.
         """
         for request_id, tokens in left:
             if (life := self.find(request_id)) is not None and request_id not in self._waiting:
@@ -157,9 +159,9 @@ class RequestLives:
                 life.computed_tokens = max(0, life.computed_tokens - tokens)
 
     def present_requests(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
-        """Yield the requests here: running ones, preempted ones, and waiting ones in order of arrival.
+        """Yield the present requests: running ones, preempted ones, and waiting ones in order of arrival.
 
-        Nobody knows what those asked for that were not seen to come: they are left out.
+        Requests whose arrival was not recorded are left out, because their demand is unknown.
 
         Args:
             scheduled: Requests of the latest step, with the tokens that are computed after it.
@@ -193,19 +195,19 @@ class RequestLives:
         self._waiting[request_id] = tokens
 
     def note_running(self, request_id: str) -> None:
-        """Note that a request is in the queue no longer."""
+        """Note that a request is no longer in the queue."""
         self._waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def waiting_tokens(self, waiting: int) -> int | None:
-        """Return the tokens that the waiting requests want; None if vLLM's number of them is another one."""
+        """Return the number of tokens that waiting requests want; None if vLLM's count of them differs."""
         return self._waiting_tokens if len(self._waiting) == waiting else None
 
     def got_drafts(self, result: Result, drafts: dict[str, int]) -> None:
-        """Note what became of the speculative tokens of a step.
+        """Note the results of a step's draft tokens.
 
         Args:
-            result: What came back for it.
-            drafts: Requests that had some, and how many.
+            result: Output of the step.
+            drafts: Number of draft tokens by request.
         """
         tokens: dict[str, int] = {}
         if not isinstance(result.got, str):
@@ -222,12 +224,12 @@ class RequestLives:
                 life.invalid += (result.invalid or {}).get(request_id, 0)
 
     def got_tokens(self, result: Result, ids: Sequence[str], back_us: int) -> int:
-        """Note when requests got tokens; returns how many in all.
+        """Note when requests got tokens; return the number of all these tokens.
 
         Args:
-            result: What came back for a step.
-            ids: The requests of that step; the same list object for steady steps in a row.
-            back_us: When it came.
+            result: Output of a step.
+            ids: Requests of that step; the same list object for consecutive steady steps.
+            back_us: Time at which it came, in microseconds.
         """
         if result.got is ALL and ids is self._got:
             self._tokens.us = back_us

@@ -1,11 +1,11 @@
 """Recording of vLLM's own choice of scheduler class from the engine's start.
 
 vLLM loads general plugins before ``EngineCore`` asks ``SchedulerConfig.get_scheduler_cls()`` for the class.
-Wrapping that answer keeps ``scheduler_cls`` unset, so async scheduling, diffusion schedulers and a user's
-``--scheduler-cls`` stay what vLLM made of them, and no custom-class warning appears.
+Wrapping that method leaves ``scheduler_cls`` unset. So async scheduling, diffusion schedulers and a user's
+``--scheduler-cls`` work as vLLM intends, and no warning about a custom class appears.
 
-To 0.11.0 ``EngineCore`` reads the class from the configuration, right after it has sized the KV cache: there
-the traced class takes its place.
+Up to 0.11.0, ``EngineCore`` reads the class from the configuration right after it has sized the KV cache.
+There the traced class replaces it.
 """
 
 import inspect
@@ -54,7 +54,7 @@ def _wrap_scheduler_choice() -> None:
 
 
 def _wrap_configured_class() -> None:
-    """Wrap the class configured up to vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
+    """Wrap the class configured in vLLM up to 0.11.0: ``scheduler_cls`` is a class, or its import path."""
     from vllm.v1.engine.core import EngineCore
 
     def initialize(original: Method, engine: Any, vllm_config: Any, *args: object, **kwargs: object) -> Any:
@@ -72,10 +72,11 @@ def _wrap_configured_class() -> None:
 
 
 def _traced(chosen: Any, config: Any) -> Any:
-    """Return the class that records; what ``--scheduler-cls`` leads to records by itself.
+    """Return the class that records; a class from ``--scheduler-cls`` may already record.
 
     Args:
-        chosen: What vLLM would build; ``balance/engine.py`` picks a class by the configuration then.
+        chosen: Class that vLLM would build; for balance scheduling, ``balance/engine.py`` picks a class by
+            the configuration.
         config: vLLM's ``SchedulerConfig``.
     """
     try:

@@ -1,4 +1,4 @@
-"""Settings of what to record and where to: environment variables, since they reach every process of vLLM."""
+"""Settings of recordings: environment variables, because these reach every process of vLLM."""
 
 import os
 import re
@@ -21,23 +21,23 @@ DIR = switches.DIR
 RUN_DIR = switches.RUN_DIR
 
 TRIAL_IDS = "SCHEDTRACE_TRIAL_IDS"
-"""Set by ``schedtrace run``: request ids are its own and tell the trial."""
+"""Variable set by ``schedtrace run``: request ids come from it and contain the trial."""
 
 HASH_IDS = "SCHEDTRACE_HASH_IDS"
-"""Yes (1, true, on): request ids are written as hashes."""
+"""Variable that makes request ids hashes: yes (1, true, on)."""
 
 
 LINES = "SCHEDTRACE_LINES"
-"""``full``: every step is written in full; otherwise most of them by what differs from the step before."""
+"""Variable ``full``: every step is written in full; otherwise most steps are written as changes."""
 
 TRACE = "SCHEDTRACE_TRACE"
-"""``maxsize=1G,maxage=12h``: how much of the trace is kept; ``plain``: one file without bounds."""
+"""Variable that bounds the trace, such as ``maxsize=1G,maxage=12h``; ``plain``: one file without bounds."""
 
 
 KEEP = switches.KEEP
 
 SNAPSHOT_ON = "SCHEDTRACE_SNAPSHOT_ON"
-"""``ttft>5s,e2e>60s,preemptions>100/10s``: when to write one by itself."""
+"""Rules for automatic snapshots, such as ``ttft>5s,e2e>60s,preemptions>100/10s``."""
 
 
 NotUnderstoodError = switches.NotUnderstoodError
@@ -51,14 +51,14 @@ _RULE = re.compile(r"(?:(ttft|e2e)>|preemptions>(\d{1,9})/)(\d{1,9}(?:\.\d{1,9})
 
 @dataclass(frozen=True)
 class Rules:
-    """Objectives whose violation is worth a snapshot; None if not judged."""
+    """Objectives whose violation triggers a snapshot; None if not judged."""
 
     ttft_s: float | None = None
     """Seconds from the arrival of a request to its first token, or to its end if it got none."""
     e2e_s: float | None = None
     """Seconds from the arrival of a request to its end."""
     preemptions: tuple[int, float] | None = None
-    """Number of preemptions, and seconds within which more than that many happen."""
+    """Number of preemptions, and the seconds within which there must be more of them."""
 
     def __bool__(self) -> bool:
         return self != Rules()
@@ -80,10 +80,10 @@ NO_RULES = Rules()
 
 
 def rules(text: str) -> Rules:
-    """Return what was asked for.
+    """Return the rules that the user set.
 
     Raises:
-        ValueError: If it is not understood; the text says what is expected.
+        ValueError: If the variable is invalid; the text says what is expected.
     """
     fields: dict[str, Any] = {}
     for part in [] if text.strip().lower() in switches.NO else text.split(","):
@@ -100,7 +100,7 @@ def rules(text: str) -> Rules:
 
 @dataclass(frozen=True)
 class Settings:
-    """Place and manner of recording in this process."""
+    """Place and options of this process's recordings."""
 
     run_dir: Path
     trial_ids: bool
@@ -110,22 +110,22 @@ class Settings:
     bounds: Bounds | None = None
     """Bounds of a trace in parts; None: one plain file."""
     in_memory: bool = False
-    """Whether these parts stay in memory until a snapshot is asked for."""
+    """Whether these parts stay in memory until a snapshot is requested."""
     snapshot_on: Rules = NO_RULES
-    """Events at which a snapshot is written by itself."""
+    """Rules for automatic snapshots."""
 
 
 def hashes_ids() -> bool:
     """Return whether request ids are to be written as hashes.
 
     Raises:
-        NotUnderstoodError: If it is not said in words that are understood.
+        NotUnderstoodError: If the variable is invalid.
     """
     return switches.is_on(HASH_IDS)
 
 
 def hides_ids() -> bool:
-    """Return whether ids are hidden in what is shown; also where the variable is not understood."""
+    """Return whether ids are hidden in output for users; also if the variable is invalid."""
     try:
         return hashes_ids()
     except NotUnderstoodError:
@@ -136,7 +136,7 @@ def line_format() -> str:
     """Return ``delta`` or ``full``.
 
     Raises:
-        NotUnderstoodError: If it is neither.
+        NotUnderstoodError: If the variable is neither.
     """
     text = switches.environment_value(LINES).lower() or "delta"
     if text not in {"delta", "full"}:
@@ -148,7 +148,7 @@ def line_format() -> str:
 def claim_run_dir(base: str | None = None) -> Path:
     """Return the run folder of this vLLM start.
 
-    The first process (the front end) names it and leaves the name in the environment, where the engine
+    The first process (the front end) chooses the name and stores it in the environment, where the engine
     processes of all data-parallel ranks find it.
     """
     if not os.environ.get(RUN_DIR):
@@ -170,10 +170,10 @@ def _understood(variable: str, text: str, parse: Callable[[str], _T]) -> _T:
 
 
 def bounds_from_environment() -> Bounds | None:
-    """Return how much of a trace is kept; by default a server keeps its last GiB.
+    """Return how much of a trace to keep; by default a server keeps its last GiB.
 
     Raises:
-        NotUnderstoodError: If a variable is not understood.
+        NotUnderstoodError: If a variable is invalid.
     """
     if keeps_in_memory():
         return _understood(KEEP, switches.environment_value(KEEP), memory_bounds)
@@ -182,10 +182,10 @@ def bounds_from_environment() -> Bounds | None:
 
 
 def from_environment() -> Settings:
-    """Return the settings of this process; the run folder is claimed if nobody did before.
+    """Return the settings of this process; claim the run folder if no other process did.
 
     Raises:
-        NotUnderstoodError: If one is not understood.
+        NotUnderstoodError: If a variable is invalid.
     """
     return Settings(
         run_dir=claim_run_dir(),
@@ -199,7 +199,7 @@ def from_environment() -> Settings:
 
 
 def _model_name() -> str | None:
-    """Return the served model as far as the command line tells it, fit for a folder name."""
+    """Return the served model's name, if the command line states it, in a form that fits a folder name."""
     arguments = sys.argv[1:]
     for at, argument in enumerate(arguments):
         value = None
@@ -213,7 +213,7 @@ def _model_name() -> str | None:
 
 
 def create_trace_file(run_dir: Path, name: str) -> tuple[Path, int]:
-    """Return a new file of this engine; a second engine of the process gets a folder of its own."""
+    """Create a new file for this engine; a second engine of the process gets a folder of its own."""
     folder, again = run_dir, 1
     while True:
         safe_files.make_folder(folder)
@@ -226,7 +226,7 @@ def create_trace_file(run_dir: Path, name: str) -> tuple[Path, int]:
 
 
 def write_manifest_if_missing(folder: Path, header: Header) -> None:
-    """Write a manifest where there is none: an attached server has none, ``schedtrace run`` writes more."""
+    """Write a manifest if there is none, as for an attached server; ``schedtrace run`` writes its own."""
     if (folder / FILE_NAME).exists():
         return
     manifest = Manifest(

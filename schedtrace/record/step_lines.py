@@ -1,4 +1,4 @@
-"""Written form of steps: each id once, requests and steps by what changes (writer's thread)."""
+"""Written form of steps: each id once, requests and steps by their changes (on the writer's thread)."""
 
 from collections.abc import Iterable
 from itertools import chain, compress
@@ -20,7 +20,7 @@ from schedtrace.model.trace import (
 from schedtrace.record.capture import Rows
 
 MOST_KEPT = 100_000
-"""Number of ids kept; more belong to requests of which the recorder never learned that they left."""
+"""Maximum number of ids kept; further ids belong to requests whose departure the recorder did not see."""
 
 
 class WrittenIds(dict[Any, str]):
@@ -44,13 +44,13 @@ class WrittenIds(dict[Any, str]):
         return written
 
     def replace_ids(self, *rows: Iterable[Any]) -> None:
-        """Replace the ids of rows, where they have one."""
+        """Replace the ids of rows that have one."""
         for row in chain(*rows):
             if row.request_id is not None:
                 row.request_id = self[row.request_id]
 
     def written_ids(self, request_ids: Iterable[Any]) -> list[str]:
-        """Return ids as they are written."""
+        """Return the written form of ids."""
         return [self[request_id] for request_id in request_ids]
 
     def drop_id(self, request_id: Any) -> None:
@@ -84,7 +84,7 @@ class LatestRows:
         return [tokens - 1 for tokens in self._expected()], [1] * len(self.ids)
 
     def next(self) -> list[tuple[str, int]]:
-        """Return the requests of the latest step, with the tokens that are computed after it."""
+        """Return the requests of the latest step, with their computed tokens after it."""
         return list(zip(self.ids, self._expected(), strict=True))
 
     def _expected(self) -> list[int]:
@@ -96,7 +96,7 @@ class LatestRows:
         ]
 
     def row_changes(self, rows: Rows, phases: dict[str, Phase]) -> RowChanges | None:
-        """Go to the next step; return what changed, or None if no ``RowChanges`` can express it.
+        """Advance to the next step; return the changes, or None if no ``RowChanges`` can express them.
 
         Args:
             rows: Rows of the next step.
@@ -159,7 +159,7 @@ _NONE = RowChanges()
 
 
 class Deltas:
-    """Latest step, which the next delta refers to."""
+    """Latest step, which is the base of the next delta."""
 
     def __init__(self) -> None:
         self._latest: Step | None = None
@@ -167,11 +167,11 @@ class Deltas:
 
     @property
     def has_base(self) -> bool:
-        """Whether there is a step that a delta can refer to."""
+        """Whether there is a step that a delta can be based on."""
         return self._latest is not None
 
     def set_base(self, step: Step) -> None:
-        """Take a step that has a line in full as the latest."""
+        """Take a step with a full line as the latest step."""
         self._latest, self._carried = step, _carried(step)
 
     def delta(self, step: Step, changes: RowChanges | None) -> dict[str, Any]:

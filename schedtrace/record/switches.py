@@ -1,21 +1,21 @@
-"""Environment variables that switch something on or off, read alike everywhere.
+"""Environment variables that switch something on or off, with one syntax for all.
 
-vLLM loads this in each of its processes, whatever they say: it imports nothing but ``os``.
+vLLM loads this module in each of its processes, so it imports nothing but ``os``.
 """
 
 import os
 
 SWITCH = "SCHEDTRACE"
-"""``off``: an installed schedtrace does nothing at all in this process."""
+"""Variable ``off``: an installed schedtrace does nothing at all in this process."""
 
 DIR = "SCHEDTRACE_DIR"
 """Folder that gets one run folder per vLLM start; setting it switches recording on."""
 
 RUN_DIR = "SCHEDTRACE_RUN_DIR"
-"""The run folder itself; found by the first vLLM process and inherited by the others."""
+"""Run folder itself; the first vLLM process sets it and the others inherit it."""
 
 KEEP = "SCHEDTRACE_KEEP"
-"""``120s`` or ``120s,64M``: keep so much in memory and write nothing until a snapshot is asked for."""
+"""Time and size to keep in memory, such as ``120s`` or ``120s,64M``; nothing is written until a snapshot."""
 
 YES = frozenset({"1", "true", "yes", "on"})
 NO = frozenset({"0", "false", "no", "off"})
@@ -23,19 +23,19 @@ EXPECTED = "expected yes or no (1, true, on; 0, false, off)"
 
 
 class NotUnderstoodError(ValueError):
-    """A variable has a value that means nothing; the text says which, and what is expected."""
+    """Error: a variable has an invalid value; the text names it and says what is expected."""
 
 
 def environment_value(variable: str) -> str:
-    """Return what a variable is set to, without blanks around it; empty: it is not set."""
+    """Return the value of a variable without surrounding spaces; empty if it is not set."""
     return os.environ.get(variable, "").strip()
 
 
 def is_on(variable: str, *, default: bool = False) -> bool:
-    """Return what a variable says that is yes or no.
+    """Return whether a variable is switched on.
 
     Raises:
-        NotUnderstoodError: If it says neither.
+        NotUnderstoodError: If the value is neither yes nor no.
     """
     text = environment_value(variable).lower()
     if not text:
@@ -47,7 +47,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
 
 
 def is_switched_off() -> bool:
-    """Return whether this process is to be left alone; also where ``SCHEDTRACE`` is not understood."""
+    """Return whether schedtrace must do nothing in this process; also if ``SCHEDTRACE`` is invalid."""
     try:
         return not is_on(SWITCH, default=True)
     except NotUnderstoodError:
@@ -55,10 +55,10 @@ def is_switched_off() -> bool:
 
 
 def keeps_in_memory() -> bool:
-    """Return whether this process is a flight recorder's: it writes nothing until a snapshot is asked for."""
+    """Return whether this process has a flight recorder, which writes nothing before a snapshot."""
     return environment_value(KEEP).lower() not in NO | {""}
 
 
 def enabled() -> bool:
-    """Return whether this process is asked to record."""
+    """Return whether the environment asks this process to record."""
     return not is_switched_off() and (keeps_in_memory() or any(map(environment_value, (RUN_DIR, DIR))))

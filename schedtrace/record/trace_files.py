@@ -1,6 +1,6 @@
-"""The files that a trace is written to: one plain file, or parts of zstd frames of a second each.
+"""Files of a trace: one plain file, or parts of zstd frames of about one second each.
 
-Of parts, one follows the other, and the oldest go.
+Parts follow each other, and the oldest are deleted.
 """
 
 import contextlib
@@ -21,46 +21,46 @@ from schedtrace.model.trace_bounds import Bounds
 from schedtrace.record.settings import create_trace_file
 
 Begins = Literal["due", "truncated", "removed", "replaced"]
-"""Reason why a file begins while it is recorded: the one before has enough, or something happened to it."""
+"""Reason why a new file begins: the previous one is full, or something happened to it."""
 
 
 NO_FILE = -1
-"""Value that replaces a closed descriptor, whose number may belong to another file by now."""
+"""Value that replaces a closed descriptor, whose number may already belong to another file."""
 
 
 class TraceOutput(Protocol):
-    """Place for the lines of a trace."""
+    """Destination of a trace's lines."""
 
     @property
     def path(self) -> Path:
         """Path of the trace."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return, before lines are written, whether a file begins now, which has to be readable alone.
+        """Return the reason why a new file begins before the next lines, or None; it must be readable alone.
 
         Raises:
-            OSError: If one has to, and cannot.
+            OSError: If a new file is needed and cannot be created.
         """
 
     def write(self, lines: bytes) -> None:
         """Write whole lines.
 
         Raises:
-            OSError: they, or lines before, cannot be written.
+            OSError: If these or earlier lines cannot be written.
         """
 
     def close(self) -> None:
         """Write the remaining lines and close.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the lines cannot be written.
         """
 
     def discard(self) -> None:
-        """Close a trace that could not begin, and leave no file of it.
+        """Close a trace that could not begin, and remove its file.
 
         Raises:
-            OSError: If it cannot be removed.
+            OSError: If the file cannot be removed.
         """
 
 
@@ -68,23 +68,23 @@ class PlainFile:
     """Trace in one file without bounds.
 
     Args:
-        run_dir: The run folder.
-        rank: Of the engine.
+        run_dir: Run folder.
+        rank: Data-parallel rank of the engine.
 
     Raises:
-        OSError: If the folder or the file cannot be made.
+        OSError: If the folder or the file cannot be created.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.path, self._file = create_trace_file(run_dir, plain_name(rank))
         self._links = os.fstat(self._file).st_nlink
         self._size = 0
-        """Least size of the file in bytes, unless other programs changed it."""
+        """Minimum size of the file in bytes, unless other programs changed it."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return whether it was truncated, or lost with nobody's lines in its place, and begins anew.
+        """Return whether the file was truncated, or was removed without a file with content in its place.
 
-        A file that was moved is written on where it is now.
+        A file that was moved is continued in its new place.
         """
         ours, there = os.fstat(self._file), _status(self.path)
         removed = ours.st_nlink < self._links
@@ -103,36 +103,36 @@ class PlainFile:
         return None
 
     def _open(self, flags: int = 0) -> None:
-        """Leave the file that was opened for the one that now has its name."""
+        """Close the current file and open the file that now has its name."""
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, FILE_MODE)
         os.close(self._file)
         self._file, self._links, self._size = file, os.fstat(file).st_nlink, 0
 
     def write(self, lines: bytes) -> None:
-        """Append lines."""
+        """Append lines to the file."""
         append(self._file, lines)
         self._size += len(lines)
 
     def close(self) -> None:
-        """Close the file, in which all is written already."""
+        """Close the file, to which everything has already been written."""
         file, self._file = self._file, NO_FILE
         os.close(file)
 
     def discard(self) -> None:
-        """Remove the file, which has nothing of worth."""
+        """Remove the file, which contains nothing of value."""
         self.close()
         self.path.unlink()
 
 
 class PartFiles:
-    """The parts of a trace in a run folder, which may be moved meanwhile.
+    """Parts of a trace in a run folder, which may be moved meanwhile.
 
     Args:
-        run_dir: The run folder.
-        rank: Of the engine.
+        run_dir: Run folder.
+        rank: Data-parallel rank of the engine.
 
     Raises:
-        OSError: If the folder or the first part cannot be made.
+        OSError: If the folder or the first part cannot be created.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -143,14 +143,14 @@ class PartFiles:
         self._size = 0
 
     def begin(self, number: int) -> None:
-        """Leave the part that is written for the one of this number."""
+        """Switch from the current part to the part with this number."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         file = os.open(part_name(self._rank, number), flags, FILE_MODE, dir_fd=self._folder)
         os.close(self._file)
         self._file, self._size = file, 0
 
     def append(self, frame: bytes) -> None:
-        """Write a whole frame, or nothing of it."""
+        """Write a whole frame, or nothing."""
         append(self._file, frame)
         self._size += len(frame)
 
@@ -162,12 +162,12 @@ class PartFiles:
         return "truncated" if stat.S_ISREG(ours.st_mode) and ours.st_size < self._size else None
 
     def remove(self, number: int) -> None:
-        """Remove a part; one that is gone already, or cannot be removed, stays out of account."""
+        """Remove a part; a part that is already gone, or cannot be removed, is no longer counted."""
         with contextlib.suppress(OSError):
             os.unlink(part_name(self._rank, number), dir_fd=self._folder)
 
     def close(self) -> None:
-        """Close the files, in which all is written already."""
+        """Close the files, to which everything has already been written."""
         files, self._file, self._folder = (self._file, self._folder), NO_FILE, NO_FILE
         for file in files:
             os.close(file)
@@ -177,7 +177,7 @@ def append(file: int, content: bytes) -> None:
     """Write the whole frame; if a full disk cuts it off, truncate the file to its previous end.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the frame cannot be written.
     """
     data = memoryview(content)
     start = os.lseek(file, 0, os.SEEK_END)
@@ -191,7 +191,7 @@ def append(file: int, content: bytes) -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of the file at the path; None if there is none, or it may not be read."""
+    """Return the status of the file at the path; None if there is no file, or it may not be read."""
     try:
         return path.lstat()
     except OSError:
@@ -203,46 +203,46 @@ def _is_empty(status: os.stat_result) -> bool:
 
 
 FRAME_S = 0.8
-"""The writer looks every 0.2 s, so a frame holds a second at most: what a killed process loses."""
+"""Maximum seconds in a frame, which a killed process loses; the writer runs every 0.2 s."""
 FRAME_BYTES = 4 * 2**20
 """Bytes of a frame before compression."""
 SMALL = 2**18
-"""Bytes of a part that is read in no time."""
+"""Bytes of a part that can be read almost at once."""
 MOST_HEAD = 2
-"""A part has so many times the bytes of its head at least, or parts would be little else where many wait."""
+"""Minimum ratio of a part's size to that of its head; otherwise parts would be mostly heads if many wait."""
 LEVEL = 1
-"""Higher levels take longer and save no tenth."""
+"""Compression level; higher levels take longer and save less than a tenth."""
 
 
 class Store(Protocol):
-    """Place for parts."""
+    """Destination of parts."""
 
     @property
     def path(self) -> Path:
         """Path of the trace."""
 
     def begin(self, number: int) -> None:
-        """Begin this part: the next frames belong to it.
+        """Begin this part; the next frames belong to it.
 
         Raises:
-            OSError: If it cannot be made.
+            OSError: If the part cannot be created.
         """
 
     def append(self, frame: bytes) -> None:
-        """Append a frame to the part that was begun last.
+        """Append a frame to the current part.
 
         Raises:
-            OSError: If it cannot be written; nothing of it is.
+            OSError: If the frame cannot be written; then no part of it is written.
         """
 
     def lost(self) -> Begins | None:
         """Return whether the current part was removed or truncated; None if it is intact."""
 
     def remove(self, number: int) -> None:
-        """Remove a part."""
+        """Remove a part from the store."""
 
     def close(self) -> None:
-        """Close the store: there are no more parts."""
+        """Close the store: no more parts follow."""
 
 
 @dataclass
@@ -255,11 +255,11 @@ class _Part:
 
 
 class PartedTrace:
-    """Lines to frames, and frames to parts within their bounds.
+    """Output that combines lines to frames, and frames to parts within their bounds.
 
     Args:
-        store: Where they go; part 0 is begun.
-        bounds: How much is kept.
+        store: Destination of the parts; part 0 has begun.
+        bounds: Bounds of what is kept.
     """
 
     def __init__(self, store: Store, bounds: Bounds) -> None:
@@ -269,10 +269,10 @@ class PartedTrace:
         self._parts = deque([_Part(0, time.monotonic())])
         self._lines: list[bytes] = []
         self._waiting, self._since_s = 0, 0.0
-        """Bytes of these lines, and since when the first of them waits."""
+        """Bytes of the lines for the next frame, and the time since which the first of them waits."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return whether a part begins now, for the one before has enough or was lost."""
+        """Return the reason why a part begins now: the previous part is full or was lost."""
         now, part = time.monotonic(), self._parts[-1]
         lost = self._store.lost()
         if lost is not None:  # lines that continue what is lost go with it
@@ -289,7 +289,7 @@ class PartedTrace:
         return lost or "due"
 
     def _has_enough(self, part: _Part, now: float) -> bool:
-        """Return whether the part may end: an idle engine ends no nearly empty part before its time."""
+        """Return whether the part may end; an idle engine does not end a nearly empty part early."""
         if part.size == part.head and not self._lines:
             return False
         old = now - part.began_s >= self.bounds.part_s
@@ -297,7 +297,7 @@ class PartedTrace:
         return part.size >= enough or (old and (self.bounds.max_s is not None or part.size >= SMALL))
 
     def write(self, lines: bytes) -> None:
-        """Put them into the frame that is gathered."""
+        """Add lines to the current frame."""
         if not self._lines:
             self._since_s = time.monotonic()
         self._lines.append(lines)
@@ -306,10 +306,10 @@ class PartedTrace:
             self.end_frame()
 
     def end_frame(self) -> None:
-        """End the frame.
+        """End the frame and write it.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the frame cannot be written.
         """
         lines, self._lines, self._waiting = self._lines, [], 0
         if lines:
@@ -321,14 +321,14 @@ class PartedTrace:
             self._remove_old(time.monotonic())
 
     def close(self) -> None:
-        """End the last frame."""
+        """End the last frame and close the store."""
         try:
             self.end_frame()
         finally:
             self._store.close()
 
     def discard(self) -> None:
-        """Remove the only part, which has nothing of worth."""
+        """Remove the only part, which contains nothing of value."""
         self._store.remove(0)
         self._store.close()
 

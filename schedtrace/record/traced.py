@@ -1,7 +1,7 @@
-"""A traced subclass of whatever scheduler class vLLM chose: hooks that come before its methods in the MRO.
+"""Traced subclass of the scheduler class that vLLM chose: hooks that precede its methods in the MRO.
 
-Every hook calls the original first to last with the very arguments it got, and tells the recorder before and
-after. The recorder swallows its own errors, so nothing here can change what the scheduler does.
+Every hook calls the original with exactly the arguments that it got, and notifies the recorder before and
+after. The recorder catches its own errors, so nothing here can change what the scheduler does.
 """
 
 import os
@@ -26,16 +26,16 @@ recorder_by_id = RECORDERS.by_id
 
 
 def is_traced(base: type) -> bool:
-    """Return whether it is a traced class."""
+    """Return whether a class is a traced class."""
     return hasattr(base, "_schedtrace_instrumented")
 
 
 def hooks_for(base: type) -> list[type]:
-    """Return the hooks on the methods that a scheduler class has; not every release has all.
+    """Return the hooks for the methods that a scheduler class has; not every release has all of them.
 
-    They descend from the class that gives its objects a ``__dict__`` (vLLM's ``SchedulerInterface``): so a
-    scheduler that is there already can become a traced one and plain again by assigning its ``__class__``,
-    for which CPython wants equal layouts (``compatible_for_assignment`` in ``Objects/typeobject.c``).
+    They descend from the class that gives its objects a ``__dict__`` (vLLM's ``SchedulerInterface``). So a
+    running scheduler can become a traced one, and plain again, by assignment of its ``__class__``, for which
+    CPython requires equal layouts (``compatible_for_assignment`` in ``Objects/typeobject.c``).
     """
     root: type = base
     while "__dict__" not in vars(root) and root.__base__ is not None:
@@ -52,11 +52,11 @@ _METHODS = {
     "PauseHook": "set_pause_state",
     "ResetHook": "reset_prefix_cache",
 }
-"""The method that each of them is for."""
+"""Method that each hook overrides."""
 
 
 def subject(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-    """Return the first argument of a call, however a user's class calls it; None without arguments."""
+    """Return the first argument of a call, however a user's class passes it; None without arguments."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
@@ -70,7 +70,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         @property
         def _schedtrace_recorder(self) -> Recorder | None:
-            """Return what records it; kept beside it."""
+            """Return the recorder of this scheduler, which is stored beside it."""
             return RECORDERS.get(self)
 
         def __init__(self, *args: object, **kwargs: object) -> None:
@@ -130,7 +130,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             return result
 
     class FreeHook(root):  # type: ignore[misc]  # likewise
-        """Hook on ``_free_request``: every way out of the scheduler leads through it."""
+        """Hook on ``_free_request``, which every departing request passes."""
 
         __slots__ = ()
 
@@ -141,7 +141,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             return super()._free_request(*args, **kwargs)
 
     class TransfersHook(root):  # type: ignore[misc]  # likewise
-        """Hook on ``_update_from_kv_xfer_finished``: the workers' word on KV loads."""
+        """Hook on ``_update_from_kv_xfer_finished``, in which workers report KV loads."""
 
         __slots__ = ()
 
@@ -152,7 +152,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             return super()._update_from_kv_xfer_finished(*args, **kwargs)
 
     class PauseHook(root):  # type: ignore[misc]  # likewise
-        """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, sleep and their ends lead through it."""
+        """Hook on ``set_pause_state`` (vLLM 0.17 and newer), which begins and ends every pause and sleep."""
 
         __slots__ = ()
 
@@ -164,7 +164,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
             return super().set_pause_state(*args, **kwargs)
 
     class ResetHook(root):  # type: ignore[misc]  # likewise
-        """Hook on ``reset_prefix_cache``: it may preempt everything that runs."""
+        """Hook on ``reset_prefix_cache``, which may preempt all running requests."""
 
         __slots__ = ()
 
@@ -185,7 +185,7 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
 @cache
 def traced_class(base: type) -> type:
-    """Return a subclass of ``base`` that records; ``base`` itself if it records already.
+    """Return a subclass of ``base`` that records; ``base`` itself if it already records.
 
     Args:
         base: A scheduler class with vLLM's ``SchedulerInterface``.
@@ -204,7 +204,7 @@ def traced_class(base: type) -> type:
 
 
 def traced_or_plain(chosen: Any) -> Any:
-    """Return the traced subclass of vLLM's choice; where that fails, ``chosen`` itself, and warn."""
+    """Return the traced subclass of vLLM's choice; if that fails, warn and return ``chosen`` itself."""
     try:
         return traced_class(chosen)
     except Exception as error:
@@ -231,8 +231,8 @@ def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:
     """Build the scheduler of ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, without plugins.
 
     Chooses between vLLM's ``AsyncScheduler`` and ``Scheduler`` as vLLM does without ``--scheduler-cls``
-    (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the
-    plugin path the user's own class is kept; with this one it cannot be, since the option is taken.
+    (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). The plugin
+    keeps a user's own class; this function cannot, because it takes the place of that class in the option.
     """
     if switches.is_switched_off():
         return _chosen_without_option(vllm_config.scheduler_config)(vllm_config=vllm_config, **kwargs)
@@ -244,7 +244,7 @@ def traced_scheduler(*, vllm_config: Any, **kwargs: object) -> Any:
 
 
 def _chosen_without_option(config: Any) -> Any:
-    """Return the class that vLLM would have chosen; to 0.11.0 the option itself says which."""
+    """Return the class that vLLM would have chosen; up to 0.11.0 the option itself determines it."""
     if not hasattr(config, "get_scheduler_cls"):
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -258,7 +258,7 @@ def _chosen_without_option(config: Any) -> Any:
 
 
 def open_recorder(scheduler: Any) -> None:
-    """Have a traced scheduler recorded that was just built; where that is impossible, one warning says so."""
+    """Start recording a scheduler that was just created; if that is impossible, log one warning."""
     try:
         if not settings.enabled():  # a user's scheduler that is attached to has made another one of its class
             return
@@ -282,17 +282,17 @@ def open_recorder(scheduler: Any) -> None:
 
 
 def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attached: bool = False) -> Recorder:
-    """Return a recorder whose file is open; nothing of the scheduler is changed.
+    """Return a recorder whose file is open; the scheduler is not changed.
 
     Args:
-        scheduler: vLLM's.
-        traced: The class that records it, which it has or is about to get.
-        chosen: Where to and how.
-        attached: Whether it has run before.
+        scheduler: Scheduler of vLLM.
+        traced: Class that records the scheduler, which has it or is about to get it.
+        chosen: Settings of the recording.
+        attached: Whether the scheduler has run before.
 
     Raises:
-        OSError: If the file cannot be made.
-        AttributeError: If the scheduler lacks what every V1 scheduler of vLLM has.
+        OSError: If the file cannot be created.
+        AttributeError: If the scheduler lacks an attribute that every V1 scheduler of vLLM has.
     """
     anchor = read_anchor()
     header = make_header(scheduler, traced, chosen, anchor, attached=attached)

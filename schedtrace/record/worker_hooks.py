@@ -1,7 +1,7 @@
-"""Hooks into a worker's process: when it began to execute a batch, and when the output was ready.
+"""Hooks into a worker's process: the times at which it began to execute a batch, and its output was ready.
 
-Both are readings of its monotonic clock, which processes of one host share, put on the output that goes to
-the engine anyway; nothing else is sent, and nothing is waited for.
+Both times are readings of the monotonic clock, which the processes of one host share. They are attached to
+the output that goes to the engine anyway; nothing else is sent, and nothing waits.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ from schedtrace.record.disguise import Beside
 from schedtrace.record.hooks import Method, unwrap, wrap
 
 Execution = tuple[str, int, int]
-"""Machine's boot, and begin and end in nanoseconds of its monotonic clock."""
+"""Machine's boot id, and begin and end in nanoseconds of its monotonic clock."""
 
 EXECUTION = "_schedtrace_execution"
-"""Attribute of a ``ModelRunnerOutput``."""
+"""Name of the attribute of a ``ModelRunnerOutput`` that holds these times."""
 
 
 def execution_of(output: Any) -> tuple[str, int, int] | None:
-    """Return the times that a worker of this machine put on a ``ModelRunnerOutput``; None if absent."""
+    """Return the times that a worker of this machine attached to a ``ModelRunnerOutput``; None if absent."""
     noted: Execution | None = getattr(output, EXECUTION, None)
     return noted if noted is not None and noted[0] == machine() else None
 
 
 @cache
 def machine() -> str:
-    """Return an id that processes share if their monotonic clocks are the same; empty if not known."""
+    """Return an id that processes share if they read the same monotonic clock; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -38,11 +38,11 @@ def machine() -> str:
 
 
 _BEGAN: Beside[int] = Beside()
-"""Time at which each worker began to execute the batch that it is to sample tokens of."""
+"""Time at which each worker began to execute the batch whose tokens it samples next."""
 
 
 def wrap_worker() -> None:
-    """Install the wrappers on vLLM's own wrapper of whichever worker class it chose (0.12 and newer)."""
+    """Install the wrappers on vLLM's wrapper around the chosen worker class (0.12 and newer)."""
     from vllm.v1.worker import worker_base
 
     wrapper: Any = getattr(worker_base, "WorkerWrapperBase", None)
@@ -55,7 +55,7 @@ def wrap_worker() -> None:
 
 
 def unwrap_worker() -> None:
-    """Take them away again."""
+    """Remove the wrappers."""
     from vllm.v1.worker import worker_base
 
     wrapper: Any = getattr(worker_base, "WorkerWrapperBase", None)
@@ -68,7 +68,7 @@ def unwrap_worker() -> None:
 
 
 def _reach_through(self: Any, *args: object, **kwargs: object) -> Any:
-    """Call the wrapped worker's method, as ``WorkerWrapperBase.__getattr__`` does."""
+    """Call the method of the wrapped worker, as ``WorkerWrapperBase.__getattr__`` does."""
     return self.worker.sample_tokens(*args, **kwargs)
 
 
@@ -107,6 +107,6 @@ def _resolved(get_output: Callable[[], Any], began_ns: int) -> Any:
 
 
 def _put(output: Any, began_ns: int) -> None:
-    """Put the times on an output, unless it is vLLM's shared empty one or a pipeline stage hands it on."""
+    """Attach the times to an output, except to vLLM's shared empty output and one that a stage passes on."""
     if getattr(output, "req_ids", None):
         setattr(output, EXECUTION, (machine(), began_ns, time.monotonic_ns()))

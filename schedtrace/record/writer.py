@@ -1,7 +1,7 @@
-"""Takes captures off the scheduler's thread, turns them into lines and puts them on disk.
+"""Thread that turns captures from the scheduler's thread into lines and writes them to disk.
 
 A step is written as soon as its output is back, or after half a second without (an ``output`` line then
-completes it), so what was recorded a second ago is in the operating system's hands whatever happens.
+completes it). Everything recorded more than a second ago has therefore been passed to the operating system.
 """
 
 import contextlib
@@ -42,44 +42,49 @@ _T = TypeVar("_T")
 
 DRAIN_EVERY_S = 0.2
 WRITE_LATEST_NS = 500_000_000
-"""A step without output is written after this long; with ``DRAIN_EVERY_S`` it stays under one second."""
+"""Nanoseconds after which a step without output is written; with ``DRAIN_EVERY_S``, less than a second."""
 
 WRITE_AFTER_ROWS = 1000
-"""Steps and their requests put together before they are written."""
+"""Number of rows (steps and their requests) that are assembled before they are written."""
 
 SHARE_AFTER = 16
-"""Deltas put together in one go, some 15 us each: handing the interpreter over costs the engine more."""
+"""Number of deltas that are assembled at once, some 15 us each; more frequent thread switches cost the engine
+more.
+"""
 
 MOST_REPEATED = 20
-"""Notices that are repeated where another file begins."""
+"""Maximum number of notices that are repeated where another file begins."""
 
 CLOCK_SET_US = 20_000
-"""Microseconds from which on the wall clock counts as set: NTP sets it by a tenth of a second and more, and
-slews both clocks alike below that."""
+"""Microseconds from which on the wall clock counts as set: NTP sets it by a tenth of a second or more, and
+slews both clocks alike below that.
+"""
 
 CLOSE_S = 10
-"""Seconds for the thread to write the remaining lines."""
+"""Seconds to wait for the thread to write the remaining lines."""
 
 MAX_PENDING = 50_000
-"""Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
+"""Maximum number of captures held: if the disk hangs, steps are dropped and counted, and the memory does not
+fill.
+"""
 
 
 class Writer:
-    """Trace of one engine, and the thread that fills it.
+    """Trace of one engine, and the thread that writes it.
 
     Args:
-        chosen: Where to and how.
-        header: The first line.
+        chosen: Settings of the recording.
+        header: First line of the trace.
         anchor_ns: Monotonic clock at which the trace's time is 0.
 
     Raises:
-        OSError: If the run folder or file cannot be made.
+        OSError: If the run folder or the file cannot be created.
     """
 
     def __init__(self, chosen: Settings, header: Header, anchor_ns: int) -> None:
         self.working = True
         self._stopped: tuple[str, int, int] | None = None
-        """Reason why recording ended though nobody has ended it, when, and before which step."""
+        """Reason why recording stopped without a request to stop, its time, and the next step's number."""
         self.arrived: deque[Arrival] = deque()
         self.finished: deque[Finish] = deque()
         self._dummies: deque[DummyPass] = deque()
@@ -106,7 +111,7 @@ class Writer:
         )
         self._pending: deque[Capture | Dropped | PresentRequests] = deque()
         self._dropping: deque[Dropped] = deque(maxlen=1)
-        """The steps that are being dropped, until one is not; whoever needs them takes them out."""
+        """Steps that are being dropped, until a step is not dropped; the reader removes them."""
         self._early: list[Capture] = []
         self._notices: deque[str | Notice] = deque()
         self._cpu_times = None if header.clock == "virtual" else CpuTimes()
@@ -119,7 +124,7 @@ class Writer:
         self._header = header
         self._begun_anew = False
         self._notices_so_far: list[str] = []
-        """Notices so far, for a file that begins while this one is recorded."""
+        """Notices so far, to be repeated in a new file of this trace."""
         try:
             self._write([header])
             if self.flight is None:
@@ -140,15 +145,15 @@ class Writer:
 
     @property
     def latest_exits(self) -> list[Exit]:
-        """Each exit of the latest step that was put together, some 0.2 s ago."""
-        return one_by_one(self._assembler.latest_exits)
+        """Exits of the latest assembled step, which is about 0.2 s old."""
+        return one_by_one(self._assembler.line_exits)
 
     def put_present(self, were: PresentRequests) -> None:
-        """Hand over the requests present, before the first step (on the engine's thread)."""
+        """Pass the requests present to the writer, before the first step (on the engine's thread)."""
         self._pending.append(were)
 
     def put_step(self, capture: Capture) -> bool:
-        """Hand over one step (engine's thread); False: it is dropped, and the next one must stand alone."""
+        """Pass one step to the writer (engine's thread); return False if it is dropped."""
         self._steps += 1
         if len(self._pending) < MAX_PENDING:
             if self._dropping:
@@ -170,7 +175,7 @@ class Writer:
         return False
 
     def put_beside(self, entry: DummyPass | Synced | Control) -> None:
-        """Hand over what happened beside the steps (engine's thread)."""
+        """Pass events between the steps to the writer (engine's thread)."""
         queue = self._beside[type(entry)]
         if len(queue) < MAX_PENDING:
             queue.append(entry)
@@ -182,27 +187,27 @@ class Writer:
         return bool(self.arrived or self.finished or self._dummies or self._synced or self._controls)
 
     def take_events(self) -> SideEvents:
-        """Return everything that came and went since the last call."""
+        """Return all arrivals and departures since the last call."""
         return SideEvents(*map(_drain, self._side_events)) if self._anything() else NOBODY
 
     def give_back(self, side_events: SideEvents) -> None:
-        """Give back events that were taken for a step that there will not be."""
+        """Return events that were taken for a step that was not made."""
         for queue, taken in zip(self._side_events, side_events, strict=True):
             queue.extendleft(reversed(taken))
 
     def describe(self, error: BaseException) -> str:
-        """Return an error for log and trace; only its kind where ids are hidden: its text may hold one."""
+        """Return an error as text; only its kind if ids are hidden, because its text may contain an id."""
         return type(error).__name__ if self.hash_ids else error_text(error)
 
     def notice(self, message: str) -> None:
-        """Have a notice written."""
+        """Write a notice into the trace."""
         self._notices.append(message)
 
     def put_stall(self, seen: Stalled) -> None:
-        """Have a stall written.
+        """Write a stall.
 
         Args:
-            seen: With microseconds of the monotonic clock.
+            seen: Stall, with times in microseconds of the monotonic clock.
         """
         anchor_us = self._anchor_ns // 1000
         until_us = None if seen.until_us is None else seen.until_us - anchor_us
@@ -211,13 +216,13 @@ class Writer:
         self._notices.append(Notice(at_us=self._now_us(), message=gone_on + seen.sentence, stalled=seen))
 
     def stops(self, why: str) -> None:
-        """Note that recording ends although nobody ended it; only the first reason counts."""
+        """Note that recording stops without a request to stop; only the first reason counts."""
         if self._stopped is None:
             self._stopped = why, time.monotonic_ns(), self._assembler.progress.next_step
 
     @property
     def incomplete_reason(self) -> str | None:
-        """Reason why the trace is incomplete and what it lacks, in a sentence; None if it is complete."""
+        """Sentence with the reason why the trace is incomplete and what it lacks; None if it is complete."""
         if self._stopped is not None:
             why, at_ns, step = self._stopped
             ago = f"{(time.monotonic_ns() - at_ns) / 1e9:,.0f} s ago"
@@ -227,15 +232,15 @@ class Writer:
         return None
 
     def since_anchor(self, ns: int) -> int:
-        """Return a monotonic time in the trace's microseconds."""
+        """Return a monotonic time in nanoseconds as microseconds of the trace's clock."""
         return (ns - self._anchor_ns) // 1000
 
     def from_wall_clock(self, unix_s: float, now_us: int) -> int:
-        """Convert a Unix time to the trace's microseconds, however the wall clock was set meanwhile.
+        """Convert a Unix time to the trace's microseconds, even if the wall clock was set meanwhile.
 
         Args:
-            unix_s: A moment ago; one to come was read before the clock was set back.
-            now_us: Now.
+            unix_s: Unix time of a moment ago; a future time was read before the clock was set back.
+            now_us: Current time in the trace's microseconds.
         """
         wall_us, at_us = time.time_ns() // 1000, int(unix_s * 1e6)
         if at_us <= wall_us and abs(wall_us - now_us - self._wall_anchor_us) >= CLOCK_SET_US:
@@ -243,7 +248,7 @@ class Writer:
         return at_us - self._wall_anchor_us
 
     def close(self) -> None:
-        """Write everything, then the end line; a second call does nothing."""
+        """Write all lines and the end line; a second call does nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -261,7 +266,7 @@ class Writer:
         self.working = False
 
     def abandon(self) -> None:
-        """Give up the file in a forked child: it is the parent's, and nothing is written any more."""
+        """Abandon the file in a forked child: it belongs to the parent, and nothing more is written."""
         self.working = False
         self._closing = threading.Event()
         self._closing.set()
@@ -281,7 +286,7 @@ class Writer:
                 self.flight.close()
 
     def _work(self, *, last: bool) -> None:
-        """Write one round: outputs of early lines, then steps that are ready, then idle-time events."""
+        """Write one round: outputs of early lines, then steps that are ready, then events of idle time."""
         self._begin_if_needed()
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = [*self._noted(), *self._late_outputs()]
@@ -320,7 +325,7 @@ class Writer:
         self._write(lines)
 
     def _noted(self) -> list[Notice]:
-        """Return the notices since the last call; those about the recorder repeat where a file begins."""
+        """Return the notices since the last call; repeat those about the recorder where a file begins."""
         lines = []
         for noted in _drain(self._notices):
             if isinstance(noted, Notice):
@@ -337,7 +342,7 @@ class Writer:
         return [self._assembler.output(capture, capture.result) for capture in done if capture.result]
 
     def _idle_events(self, *, last: bool) -> list[AnyLine]:
-        """Return the arrivals and departures that no step has taken along for half a second."""
+        """Return the arrivals and departures that have been in no step for half a second."""
         now = time.monotonic_ns()
         if self._pending or not (self._dropping or self._anything()):
             self._last_events_ns = now
@@ -350,7 +355,7 @@ class Writer:
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
-        """Write the lines; raise OSError where that fails."""
+        """Write the lines; raise OSError if that fails."""
         if lines and self.flight is not None:
             self.flight.observe(lines)
         if lines:
@@ -362,7 +367,7 @@ class Writer:
         The next step is written in full.
 
         Raises:
-            OSError: If there can be no other file.
+            OSError: If no other file can be created.
         """
         why: Begins | None = self._output.new_file_reason()
         if why is None:
@@ -413,7 +418,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _output(chosen: Settings, header: Header) -> tuple[TraceOutput, FlightRecorder | None]:
-    """Return where lines go, and what writes them if they stay in memory; raise OSError."""
+    """Return the destination of lines, and the flight recorder if they stay in memory; raise OSError."""
     run_dir, rank = chosen.run_dir, header.engine_rank
     if chosen.bounds is None:
         return PlainFile(run_dir, rank), None
@@ -425,7 +430,7 @@ def _output(chosen: Settings, header: Header) -> tuple[TraceOutput, FlightRecord
 
 
 def _drain(queue: deque[_T]) -> list[_T]:
-    """Take all there is; safe against another thread that appends or takes."""
+    """Take all entries of a queue; safe while another thread appends or takes."""
     taken = []
     while queue:
         try:

@@ -1,4 +1,4 @@
-"""A clock that vLLM and the recorder read, on which time passes only when a simulation says so."""
+"""Clock that vLLM and the recorder read, on which time passes only when a simulation advances it."""
 
 import sys
 import time
@@ -10,19 +10,20 @@ from typing import Any, Self
 from schedtrace.step_times.batch import Batch, StepTimes
 
 NEVER = float("inf")
-"""Moment that never comes."""
+"""Time later than any event, in microseconds."""
 READERS = ("vllm.v1", "schedtrace.record")
-"""Packages whose modules read the virtual clock: the engine's core and the recorder."""
+"""Packages whose modules read the virtual clock: the engine core and the recorder."""
 
 
 class VirtualClock:
-    """Stands in for the module ``time`` of ``READERS`` while it is entered; nothing sleeps.
+    """Replacement of the module ``time`` in ``READERS`` while it is entered; nothing sleeps.
 
-    All its clocks read 0 at the start, the wall clock too: traces of several simulations line up.
+    All its clocks read 0 at the start, including the wall clock, so that traces of several simulations line
+    up.
     """
 
     virtual = True
-    """Whether these times are not a machine's; the recorder reads it."""
+    """Whether the times are not a machine's; the recorder reads this."""
 
     def __init__(self) -> None:
         self.now_us: float = 0.0
@@ -44,7 +45,7 @@ class VirtualClock:
         self._replaced.clear()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what does not read a clock: ``strftime``, ..."""
+        """Return attributes of ``time`` that read no clock, such as ``strftime``."""
         return getattr(time, name)
 
     def advance(self, us: float) -> None:
@@ -52,19 +53,19 @@ class VirtualClock:
         self.now_us += us
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; 0 only hands the interpreter over, and other threads may do so."""
+        """Let time pass; with 0, only let other threads run."""
         if seconds:
             self.advance(1e6 * seconds)
         else:
             time.sleep(0)
 
     def until(self, us: float) -> None:
-        """Let time pass up to a moment; no time, if it is over."""
+        """Let time pass up to a moment; do nothing if it is over."""
         self.now_us = max(self.now_us, us)
 
     @contextmanager
     def at(self, us: float) -> Iterator[None]:
-        """Read this moment, for what another thread does while a step runs."""
+        """Make reads return this moment, for another thread's work while a step runs."""
         now, self.now_us = self.now_us, us
         try:
             yield
@@ -84,7 +85,9 @@ class VirtualClock:
 
 
 SPIN_US = 100.0
-"""Linux wakes a sleeper 50 us late (its timer slack) and more: the rest is waited for awake."""
+"""Microseconds that are waited in a loop, because Linux wakes a sleeper 50 us late (its timer slack) or
+more.
+"""
 
 
 class MachineClock:
@@ -107,13 +110,14 @@ class MachineClock:
 def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable[[Any], Batch]) -> type:
     """Subclass a scheduler so that time passes within ``schedule()`` and ``update_from_output()``.
 
-    It decides nothing, and has the name of its parent: a trace's header says which class vLLM chose.
+    The subclass decides nothing and keeps the name of its parent, because a trace's header names the class
+    that vLLM chose.
 
     Args:
-        plain: vLLM's class.
-        clock: Of the simulation.
-        times: How long the calls take.
-        batch_of: What a ``SchedulerOutput`` computes.
+        plain: Scheduler class of vLLM.
+        clock: Clock of the simulation.
+        times: Step times with the durations of the calls.
+        batch_of: Function that returns the batch of a ``SchedulerOutput``.
     """
     parent: Any = plain
 
@@ -124,7 +128,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
             self.schedtrace_steps = self.schedtrace_updates = 0
 
         def _update_after_schedule(self, output: Any) -> None:
-            """Let the time of ``schedule()`` pass: this is its last statement."""
+            """Let the time of ``schedule()`` pass, of which this call is the last statement."""
             super()._update_after_schedule(output)
             self.schedtrace_steps += 1
             batch = batch_of(output)

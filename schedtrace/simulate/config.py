@@ -1,4 +1,4 @@
-"""vLLM's own resolved configuration for an engine that will never load a model."""
+"""vLLM's own resolved configuration for an engine that never loads a model."""
 
 import atexit
 import json
@@ -20,12 +20,12 @@ def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) ->
     """Check the settings of ranks.
 
     Args:
-        changes: Names of settings to values.
-        ranks: How many there are.
+        changes: Values by the names of settings.
+        ranks: Number of ranks.
         lockstep: Whether ranks of this model run in lock-step.
 
     Raises:
-        UsageError: If a value that is not allowed, or balance scheduling where no rank waits for another.
+        UsageError: If a value is not allowed, or balance scheduling is on although no rank waits for another.
     """
     if not isinstance(ranks, int) or ranks < 1:
         msg = f"data_parallel_size={ranks}: expected a number of ranks, 1 or more"
@@ -56,7 +56,7 @@ TINY_MODEL = {
     "max_position_embeddings": 1_048_576,
     "torch_dtype": "bfloat16",
 }
-"""Scheduling depends on a model only through its length, its cache groups and its encoder."""
+"""Configuration of a tiny model; scheduling depends only on its length, cache groups and encoder."""
 
 SMALL: dict[str, Any] = {
     "max_num_seqs": 16,
@@ -65,7 +65,7 @@ SMALL: dict[str, Any] = {
     "enable_prefix_caching": False,
     "block_size": 16,
 }
-"""Used where nothing is given: small enough for a person to count along."""
+"""Defaults for settings that are not stated: small enough to follow by hand."""
 
 
 def engine_config(
@@ -78,17 +78,17 @@ def engine_config(
     usage_context: str | None = None,
     **engine_args: Any,
 ) -> Any:
-    """Return a ``VllmConfig`` as ``EngineArgs`` makes it.
+    """Return a ``VllmConfig`` built by ``EngineArgs``.
 
     Args:
-        num_blocks: KV cache blocks, which an engine would find out by profiling the model.
-        async_scheduling: Whether two batches are in flight; on CPU vLLM would never choose so by itself.
-        model: A folder with a ``config.json``; a tiny dense model if not given.
+        num_blocks: Number of KV cache blocks, which a real engine determines by profiling the model.
+        async_scheduling: Whether two batches are in flight, which vLLM would never choose on a CPU.
+        model: Folder with a ``config.json``; None for a tiny dense model.
         rank: Data-parallel rank.
-        experts: Of the tiny model. With experts, ``data_parallel_size`` ranks run in lock-step; those of a
-            dense model are engines of their own.
+        experts: Number of experts of the tiny model. With experts, ``data_parallel_size`` ranks run in
+            lock-step; ranks of a dense model are independent engines.
         usage_context: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ...: some defaults depend on it.
-        engine_args: Fields of ``EngineArgs``; those not given are ``SMALL``, or vLLM's own.
+        engine_args: Fields of ``EngineArgs``; the others come from ``SMALL`` or are vLLM's defaults.
 
     Raises:
         ValueError: If vLLM does not accept the arguments.
@@ -107,9 +107,9 @@ def engine_config(
 
 @cache
 def tiny_model(experts: int = 0) -> str:
-    """Return a folder that holds ``TINY_MODEL``, until the process ends.
+    """Return a folder with ``TINY_MODEL``, which exists until the process ends.
 
-    With ``num_experts`` in its configuration vLLM takes it for a mixture of experts.
+    With ``num_experts`` in its configuration, vLLM treats it as a mixture of experts.
     """
     folder = Path(tempfile.mkdtemp(prefix="schedtrace-model-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

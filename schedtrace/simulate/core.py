@@ -1,8 +1,8 @@
-"""vLLM's ``EngineCore`` in this process, with an executor and a KV cache of ours.
+"""vLLM's ``EngineCore`` in this process, with schedtrace's executor and KV cache.
 
-Ranks of a mixture of experts are ``DPEngineCoreProc``, which run in lock-step; those of a dense model are
-``EngineCoreProc``, each for itself. Processes, sockets and the process group are left out: the queues and the
-group are ours.
+Ranks of a mixture of experts are ``DPEngineCoreProc``, which run in lock-step. Ranks of a dense model are
+independent ``EngineCoreProc``. There are no processes, sockets or process group; schedtrace provides the
+queues and the group.
 """
 
 import inspect
@@ -23,14 +23,14 @@ from schedtrace.simulate import releases
 def make_core(
     config: Any, executor: Callable[[Any], Any], scheduler_class: type, groups: list[Any]
 ) -> core.EngineCore:
-    """Return an engine core as vLLM builds it, but for what ``built_here`` changes.
+    """Return an engine core as vLLM builds it, except for the changes of ``built_here``.
 
     The KV cache is as large as ``config`` says, instead of what profiling finds.
 
     Args:
         config: ``VllmConfig`` with ``num_gpu_blocks`` set.
-        executor: Makes the executor, from the configuration.
-        scheduler_class: What ``get_scheduler_cls`` would return.
+        executor: Function that creates the executor from the configuration.
+        scheduler_class: Class that ``get_scheduler_cls`` would return.
         groups: vLLM's ``KVCacheGroupSpec`` objects.
     """
 
@@ -41,13 +41,13 @@ def make_core(
             return sized_cache(vllm_config, groups)
 
         def step_fn(self) -> Any:
-            """Return the step function: an attribute of each core from vLLM 0.11, before of processes."""
+            """Return the step function; before vLLM 0.11, only cores in processes have it as an attribute."""
             return self.step() if self.batch_queue is None else self.step_with_batch_queue()
 
         if not hasattr(core.EngineCore, "post_step"):  # vLLM 0.10.0
 
             def post_step(self, _executed: bool) -> None:
-                """Do nothing."""
+                """Do nothing after a step."""
 
     with built_here(scheduler_class):
         return Core(config, executor, log_stats=True)
@@ -62,10 +62,10 @@ def sized_cache(config: Any, groups: list[Any]) -> Any:
 
 @contextmanager
 def built_here(scheduler_class: type) -> Iterator[None]:
-    """Build engine cores with this scheduler class.
+    """Build engine cores with this scheduler class while the block runs.
 
-    Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the process,
-    which goes on to other things.
+    Neither the garbage collector nor vLLM's environment variables are frozen, because the process has other
+    work later.
     """
     chosen: Any = nullcontext()
     if hasattr(SchedulerConfig, "get_scheduler_cls"):
@@ -84,12 +84,12 @@ def make_rank_core(
     """Return the core of a rank.
 
     Args:
-        config: The rank's ``VllmConfig``.
-        executor: Makes the executor, from the configuration.
-        scheduler_class: What ``get_scheduler_cls`` would return.
+        config: ``VllmConfig`` of the rank.
+        executor: Function that creates the executor from the configuration.
+        scheduler_class: Class that ``get_scheduler_cls`` would return.
         groups: vLLM's ``KVCacheGroupSpec`` objects.
         around: The ``ranks.Rank``.
-        lockstep: Whether it steps together with others, of which ``around`` is vLLM's process group.
+        lockstep: Whether it steps together with other ranks; ``around`` is then vLLM's process group.
     """
     with built_here(scheduler_class):
         core = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
@@ -100,7 +100,7 @@ def make_rank_core(
 
 
 class _Rank:
-    """What both kinds replace: how the core is made, and the moments at which time passes."""
+    """Changes that both kinds of cores share: their construction, and the moments at which time passes."""
 
     def __init__(self, config: Any, executor: Any, groups: list[Any], around: Any) -> None:
         self._around, self._groups = around, groups
@@ -145,7 +145,7 @@ class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]  # vLLM is 
 
 class _Lockstep(_Recorded):
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
-        """Gather counts of ``schedtrace.balance``: every rank calls this once a loop."""
+        """Gather counts for ``schedtrace.balance``; every rank calls this once per loop."""
         unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
             observe(self.dp_group.gather(len(self.scheduler.running), self._around.gathering_us))
@@ -154,7 +154,7 @@ class _Lockstep(_Recorded):
 
 @contextmanager
 def reduced_here() -> Iterator[None]:
-    """Route vLLM's all-reduces of the ranks' states through ``Rank.gather`` while it is entered."""
+    """Route vLLM's all-reduces of the ranks' states through ``Rank.gather`` while the block runs."""
 
     def sync(dp_group: Any, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
         states = dp_group.gather((has_unfinished, pending_pause))

@@ -1,8 +1,8 @@
-"""Drives vLLM's real scheduler and KV cache manager: only the model's outputs are made up.
+"""Driver of vLLM's real scheduler and KV cache manager, with made-up model outputs.
 
-The calls come in the order of ``EngineCore``: ``schedule()`` and then ``update_from_output()``, or, with
-async scheduling or pipeline parallelism, as many ``schedule()`` calls before each output as vLLM keeps
-batches in flight. There is no clock: ``Simulation`` adds one.
+Calls follow the order of ``EngineCore``: ``schedule()`` and then ``update_from_output()``, or, with async
+scheduling or pipeline parallelism, as many ``schedule()`` calls before each output as vLLM keeps batches in
+flight. There is no clock: ``Simulation`` adds one.
 """
 
 import itertools
@@ -35,7 +35,7 @@ FULL = {"FullAttention", "MLAAttention", "UniformTypeKVCacheSpecs"}
 _NOTHING = dict.fromkeys(
     ("pooling_params", "eos_token_id", "multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders")
 )
-"""Arguments of ``Request`` that have no default in some release."""
+"""Values for arguments of ``Request`` that have no default in some release."""
 
 
 def kv_cache_groups(config: Any) -> list[Any]:
@@ -51,7 +51,7 @@ def _spec(kind: type, block_size: int, sliding_window: int | None = None) -> Any
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
-    """Return the keyword arguments of ``Scheduler``; each release takes those that it knows."""
+    """Return the keyword arguments of ``Scheduler`` that this release accepts."""
     block_size, hash_block_size = releases.block_sizes(config, groups)
     arguments = {
         "vllm_config": config,
@@ -68,7 +68,7 @@ class RequestArguments(TypedDict, total=False):
     """Arguments of vLLM's ``Request``, as far as its release has them."""
 
     arrival_time: float
-    """Time at which the front end took it in, in seconds."""
+    """Time in seconds at which the front end received it."""
     priority: int
     client_index: int
     cache_salt: str
@@ -76,7 +76,7 @@ class RequestArguments(TypedDict, total=False):
     mm_features: Any
     prompt_embeds: Any
     resumable: bool
-    """Whether it is a streaming session, whose client may send more."""
+    """Whether it is a streaming session, whose client may send more input."""
 
 
 class SampledArguments(RequestArguments, total=False):
@@ -94,7 +94,7 @@ class RequestOptions(SampledArguments, total=False):
     shared: int
     """Number of the prompt's first tokens that are the same in all requests."""
     text: int | None
-    """A number: requests with the same one have the same tokens."""
+    """Number that identifies a text; requests with the same number have the same tokens."""
 
 
 def make_request(
@@ -108,7 +108,7 @@ def make_request(
     structured_outputs: Any = None,
     **arguments: Unpack[RequestArguments],
 ) -> Any:
-    """Make vLLM's ``Request``."""
+    """Create vLLM's ``Request``."""
     params = SamplingParams(
         max_tokens=max_tokens,
         ignore_eos=True,
@@ -126,10 +126,10 @@ def make_request(
 
 
 def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
-    """Return the cache groups of a recorded engine; empty where there is only one of full attention.
+    """Return the cache groups of a recorded engine; empty if there is a single group of full attention.
 
     Raises:
-        UsageError: If a kind of layers that cannot be built from what a trace says.
+        UsageError: If a kind of layers cannot be built from the trace.
     """
     if {group.kind for group in groups} <= FULL and len(groups) <= 1:
         return []
@@ -148,12 +148,12 @@ class Engine:
     """vLLM's scheduler and KV cache manager for a configuration; subclasses drive them.
 
     Args:
-        wrap: Makes the class to build from the one vLLM would choose, for instance
-            ``schedtrace.record.traced.traced_class``; None: vLLM's own.
-        kv_groups: vLLM's ``KVCacheGroupSpec`` objects; one group of full attention if not given.
-        drafts: Tokens that a speculative method proposes per step and request; the scheduler must be
-            configured for them (``speculative_config``).
-        accepted: How many of a request's drafts are right, from its id and their number.
+        wrap: Function from the class that vLLM would choose to the class to build, such as
+            ``schedtrace.record.traced.traced_class``; None for vLLM's own class.
+        kv_groups: ``KVCacheGroupSpec`` objects of vLLM; None for one group of full attention.
+        drafts: Number of tokens that a speculative method proposes per step and request; the scheduler must
+            be configured for this (``speculative_config``).
+        accepted: Function from a request's id and its number of draft tokens to the number of accepted ones.
         options: ``num_blocks``, ``async_scheduling``, ``model``, ``rank`` and any field of vLLM's
             ``EngineArgs``.
 
@@ -174,12 +174,12 @@ class Engine:
         self.model_runner = ModelRunner(drafts, accepted)
         overlapped = self.config.scheduler_config.async_scheduling
         self.depth: int = getattr(self.config, "max_concurrent_batches", 2 if overlapped else 1)
-        """``schedule()`` calls before the first output comes back: batches in flight at once."""
+        """Batches in flight at once: ``schedule()`` calls before the first output comes back."""
         plain: type = AsyncScheduler if overlapped else Scheduler
         groups = kv_groups or kv_cache_groups(self.config)
         self.scheduler: Any = self._build(wrap(plain) if wrap else plain, groups)
         self.requests: dict[str, Any] = {}
-        """Every request ever added, as vLLM's ``Request``."""
+        """Every request that was ever added, as vLLM's ``Request``."""
         caching = self.config.cache_config.enable_prefix_caching
         self._hasher = (
             releases.block_hasher(releases.block_sizes(self.config, groups)[1]) if caching else None
@@ -200,15 +200,15 @@ class Engine:
         text: int | None = None,
         **options: Unpack[SampledArguments],
     ) -> Any:
-        """Make vLLM's ``Request``.
+        """Create vLLM's ``Request``.
 
         Args:
             request_id: Any string.
-            prompt: Its tokens, or how many.
-            max_tokens: Output tokens at most.
-            shared: How many of the prompt's first tokens are the same in all requests.
-            text: A number: requests with the same one have the same tokens.
-            options: Its other arguments.
+            prompt: Tokens of the prompt, or their number.
+            max_tokens: Maximum number of output tokens.
+            shared: Number of the prompt's first tokens that are the same in all requests.
+            text: Number that identifies a text; requests with the same number have the same tokens.
+            options: Other arguments of the request.
         """
         number = next(self._texts) if text is None else text
         if isinstance(prompt, int):
@@ -223,17 +223,17 @@ class Engine:
         max_tokens: int = 4,
         **options: Unpack[RequestOptions],
     ) -> Any:
-        """Put a request (see ``make_request``) into the waiting queue; returns it."""
+        """Add a request (see ``make_request``) to the waiting queue and return it."""
         return self.enqueue(self.make_request(request_id, prompt, max_tokens, **options))
 
     def enqueue(self, request: Any) -> Any:
-        """Put a request that was made before into the waiting queue; returns it."""
+        """Add an existing request to the waiting queue and return it."""
         self.requests[request.request_id] = request
         self.scheduler.add_request(request)
         return request
 
     def abort(self, request_id: str) -> None:
-        """Abort a request whose client went away."""
+        """Abort a request, as if its client had disconnected."""
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def pause(self, state: str) -> None:
@@ -241,29 +241,30 @@ class Engine:
         self.scheduler.set_pause_state(interface.PauseState[state])
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; everything that runs is preempted."""
+        """Empty the prefix cache; all running requests are preempted."""
         self.scheduler.reset_prefix_cache(reset_running_requests=True)
 
 
 class Driver(Engine):
-    """A scheduler driven call by call; see ``Engine`` for how it is made."""
+    """Scheduler that is driven call by call; see ``Engine`` for its construction."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.in_flight: deque[tuple[Any, dict[str, list[int]]]] = deque()
-        """``SchedulerOutput`` and the tokens that will come back for it."""
+        """Steps in flight: ``SchedulerOutput``, and the tokens that will come back."""
 
     def schedule(self, *args: Any) -> Any:
         """Call ``schedule()`` and return its ``SchedulerOutput``.
 
-        Every request that ends its prefill or decodes in it will be given one token, and its accepted drafts.
+        Every request that completes its prefill or decodes in this step will get one token, and its accepted
+        draft tokens.
         """
         output = self.scheduler.schedule(*args)
         self.in_flight.append((output, self.model_runner.execute(output)[1]))
         return output
 
     def update(self) -> dict[int, Any]:
-        """Give the scheduler the output of the oldest step in flight; return its ``EngineCoreOutputs``."""
+        """Pass the output of the oldest step in flight to the scheduler; return its ``EngineCoreOutputs``."""
         output, sampled = self.in_flight.popleft()
         proposed = self.model_runner.proposed(sampled)
         outputs: dict[int, Any] = self.scheduler.update_from_output(
@@ -274,17 +275,17 @@ class Driver(Engine):
         return outputs
 
     def step(self, *args: Any) -> Any:
-        """Run a turn of the engine's loop and return the ``SchedulerOutput``."""
+        """Run the engine's loop once and return the ``SchedulerOutput``."""
         output = self.schedule(*args)
         if len(self.in_flight) == self.depth:
             self.update()
         return output
 
     def finish(self, most_steps: int = 3000) -> None:
-        """Step until every request is done, then close.
+        """Run steps until every request is finished, then close.
 
         Raises:
-            RuntimeError: If requests are left after so many steps.
+            RuntimeError: If requests are left after the maximum number of steps.
         """
         for _ in range(most_steps):
             if not self.scheduler.has_unfinished_requests():

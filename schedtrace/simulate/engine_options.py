@@ -1,4 +1,4 @@
-"""Options of an engine that is built again from a recorded trace, or never was: a model's shape on a GPU."""
+"""Options of a simulated engine, from a recorded trace or from a model's shape and a GPU."""
 
 import dataclasses
 import difflib
@@ -21,12 +21,15 @@ from schedtrace.step_times.gpus import FIT_TO_MEMORY, Gpu, GpuPlatform, kv_cache
 from schedtrace.step_times.shapes import Shape
 
 RENAMED = {"policy": "scheduling_policy"}
-"""Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
+"""Names in vLLM's arguments of fields of ``SchedulerConfig`` that differ."""
 LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
-"""Fields of ``SchedulerConfig`` that a replay chooses by itself. A class that a trace names is never
-imported."""
+"""Fields of ``SchedulerConfig`` that a replay chooses itself. A class that a trace names is never
+imported.
+"""
 OF_SCHEDULER = {field.name for field in dataclasses.fields(SchedulerConfig)} - LEFT_OUT
-"""Taken from a header, which may be anyone's: other arguments of vLLM can name code that is run."""
+"""Fields that may be taken from a header, which may be anyone's; other arguments of vLLM can name code
+that is run.
+"""
 OF_DEVICE = {
     *("block_size", "enable_prefix_caching", "num_gpu_blocks_override", "gpu_memory_utilization"),
     *("kv_cache_memory_bytes", "swap_space", "cpu_offload_gb", "kv_offloading_size", "kv_offloading_backend"),
@@ -36,36 +39,36 @@ OF_DEVICE = {
 }
 """Fields of ``CacheConfig`` about memory, computation and Mamba layers, or that are in the header itself."""
 DENSE = {"prefix_cache_retention_interval": None}
-"""Settings of a trace that lacks them: vLLM was older than they, and kept every block of a window cached."""
+"""Settings of a trace that lacks them, because its vLLM was older and kept every block of a window cached."""
 NEEDED = {
     "parallel_config.decode_context_parallel_size": (None, 1),
     "parallel_config.prefill_context_parallel_size": (None, 1),
     "speculative_config.num_speculative_tokens_per_batch_size": (None, []),
 }
-"""Settings that decide scheduling and that a replay has only with these values."""
+"""Settings that decide scheduling and that a replay supports only with these values."""
 BLOCKS = "num_gpu_blocks_override"
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
 def _is_text_of_list(value: Any) -> bool:
-    """Return whether a value is a list recorded as text; no list decides anything in the scheduler."""
+    """Return whether a value is a list recorded as text; no list affects the scheduler."""
     return isinstance(value, str) and value.startswith("[")
 
 
 def engine_options(
     header: Header, changes: Mapping[str, Any] | None = None, *, ranks: int = 1
 ) -> dict[str, Any]:
-    """Return options of ``Engine`` (for several ranks ``Ranks``) for what recorded a trace, some changed.
+    """Return the options of ``Engine`` (or ``Ranks``) for the engine of a trace, with changes.
 
     Args:
-        header: Of the trace; of several engines, of one of them.
-        changes: Names of vLLM's arguments to values; ``num_gpu_blocks_override`` is the size of the KV cache.
-            ``router`` has every request routed anew; ``balance_ranks`` is ``schedtrace.balance``.
-        ranks: Engines of the run.
+        header: Header of the trace, or of one of several engines.
+        changes: Values by the names of vLLM's arguments; ``num_gpu_blocks_override`` is the size of the KV
+            cache. ``router`` routes every request anew; ``balance_ranks`` is ``schedtrace.balance``.
+        ranks: Number of engines of the run.
 
     Raises:
-        UsageError: a name is none of vLLM's, or a change that a replay cannot make; the model has layers that
-            it cannot build, or the trace a setting that a replay cannot have.
+        UsageError: If a name is not one of vLLM's arguments, a replay cannot make a change, the model has
+            layers that it cannot build, or the trace has a setting that it does not support.
     """
     changes = dict(changes or {})
     _require_replayable(header.settings)
@@ -106,7 +109,7 @@ def engine_options(
 
 
 def _require_replayable(settings: Mapping[str, Any]) -> None:
-    """Refuse by name a recorded setting that decides scheduling and that a replay cannot have."""
+    """Refuse a recorded setting that decides scheduling and that a replay does not support."""
     for name, values in NEEDED.items():
         if settings.get(name) not in values:
             msg = (
@@ -116,7 +119,7 @@ def _require_replayable(settings: Mapping[str, Any]) -> None:
 
 
 def _cache_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings of the KV cache that vLLM takes as arguments."""
+    """Return the recorded settings of the KV cache that vLLM accepts as arguments."""
     recorded = {
         name.removeprefix("cache_config."): value
         for name, value in settings.items()
@@ -132,7 +135,7 @@ def is_lockstep(header: Header) -> bool:
 
 
 def _rank_options(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
-    """Return options of ``Ranks``; none for an engine that stays on its own."""
+    """Return the options of ``Ranks``; none for an independent engine."""
     ranks = changes.get("data_parallel_size", recorded)
     lockstep = is_lockstep(header)
     require_values(changes, ranks=ranks, lockstep=lockstep)
@@ -150,7 +153,7 @@ def require_known(name: str) -> None:
     """Check the name of a change.
 
     Raises:
-        UsageError: If no argument of vLLM, or one that a replay cannot change.
+        UsageError: If it is not an argument of vLLM, or a replay cannot change it.
     """
     refuse_memory_setting(name)
     if name not in NAMES and name not in OF_RANKS:
@@ -160,7 +163,7 @@ def require_known(name: str) -> None:
 
 
 def _require_room(options: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a KV cache without room for a request of ``max_model_len``, with which vLLM does not start."""
+    """Refuse a KV cache too small for a request of ``max_model_len``, with which vLLM does not start."""
     if not {"num_blocks", "max_model_len", "block_size"} & changes.keys() or options.get("kv_groups"):
         return
     needed = -(-options["max_model_len"] // options["block_size"])
@@ -177,9 +180,9 @@ BLOCK_SIZE = 16
 UTILIZATION = 0.92
 """vLLM's default of ``gpu_memory_utilization`` since 0.20."""
 DEFAULT_LENGTH = 2048
-"""vLLM's for a model whose ``config.json`` names none."""
+"""Length of a model whose ``config.json`` states none, as in vLLM."""
 _ASYNC = arg_utils.EngineArgs.async_scheduling
-"""vLLM's default: None where it decides by itself, False in releases that only do as they are told."""
+"""Default of ``async_scheduling``: None if vLLM decides, False in releases without such a decision."""
 OF_MODEL = {
     "model",
     "load_format",
@@ -189,26 +192,26 @@ OF_MODEL = {
     "kv_cache_dtype",
     "enforce_eager",
 }
-"""Arguments that say nothing to a scheduler without a model."""
+"""Arguments that do not affect a scheduler without a model."""
 
 
 def shaped_options(
     shape: Shape, gpu: Gpu, arguments: Mapping[str, Any], *, online: bool = True
 ) -> dict[str, Any]:
-    """Return options of ``Engine`` for a model on GPUs.
+    """Return the options of ``Engine`` for a model on GPUs.
 
-    What is not given is vLLM's default on that GPU. ``num_blocks`` follows from the memory, unless
-    ``num_gpu_blocks_override`` is given. ``max_model_len``, not given or ``auto`` (-1), is the model's own
-    or, where the KV cache holds less, as much as it holds.
+    Other settings have vLLM's defaults on that GPU. ``num_blocks`` follows from the memory, unless
+    ``num_gpu_blocks_override`` is set. If ``max_model_len`` is not set, or is ``auto`` (-1), it is the
+    model's own or, if that is too large, as much as the KV cache holds.
 
     Args:
-        shape: The model's.
+        shape: Shape of the model.
         gpu: One of ``tensor_parallel_size``.
         arguments: vLLM's arguments, by name.
-        online: As ``vllm serve``, whose defaults differ from those of ``LLM``.
+        online: Whether to use the defaults of ``vllm serve``, which differ from those of ``LLM``.
 
     Raises:
-        UsageError: If the model does not fit, or a setting of ranks that cannot be.
+        UsageError: If the model does not fit, or a setting of ranks is impossible.
     """
     options = {name: value for name, value in arguments.items() if name not in OF_MODEL}
     tensor_parallel_size = options.pop("tensor_parallel_size", 1)

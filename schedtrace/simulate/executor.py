@@ -1,7 +1,7 @@
-"""An executor without a model: vLLM's engine runs as it is, and its batches take what step times say.
+"""Executor without a model: vLLM's engine runs unchanged, and its batches take the modelled step times.
 
-``EngineCore`` hands it every ``SchedulerOutput``; it returns made-up tokens when the batch would be done, on
-whichever clock it is given. vLLM takes it through ``distributed_executor_backend``.
+``EngineCore`` passes it every ``SchedulerOutput``. It returns made-up tokens when the batch would be done, by
+a virtual or real clock. vLLM loads it through ``distributed_executor_backend``.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from schedtrace.step_times.batch import Batch, StepTimes
 
 TOKEN, STOP_TOKEN = 7, 8
 STOP_AT = "stop_at"
-"""Key in ``SamplingParams.extra_args``: the output token, from 1, at which a request stops by itself."""
+"""Key in ``SamplingParams.extra_args``: number of the output token (from 1) at which a request stops."""
 
 NOTHING = Batch({}, 0, 0, 0)
 
@@ -26,11 +26,11 @@ NOTHING = Batch({}, 0, 0, 0)
 class ModelRunner:
     """Model runner that keeps the number of tokens of each request, including sampled ones in flight.
 
-    It reads ``SchedulerOutput`` only, as vLLM's do, so it serves a driver and an executor alike.
+    It reads only ``SchedulerOutput``, like vLLM's own, so both a driver and an executor can use it.
 
     Args:
-        drafts: Tokens that a speculative method proposes per step and request.
-        accepted: How many of a request's drafts are right, from its id and their number.
+        drafts: Number of tokens that a speculative method proposes per step and request.
+        accepted: Function from a request's id and its number of draft tokens to the number of accepted ones.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelRunner:
         self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
 
     def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
-        """Return the batch of a ``SchedulerOutput`` and each request's tokens: none until its prompt is done.
+        """Return the batch of a ``SchedulerOutput`` and each request's tokens, none until its prompt is done.
 
         A second call with the same output returns the same result.
         """
@@ -81,13 +81,13 @@ class ModelRunner:
         return batch, sampled
 
     def proposed(self, sampled: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Return the drafts for the next step of the decoding requests."""
+        """Return the draft tokens for the next step of the decoding requests."""
         if not self.drafts:
             return {}
         return {request_id: [TOKEN] * self.drafts for request_id, tokens in sampled.items() if tokens}
 
     def _learn(self, output: Any) -> Iterator[tuple[str, int]]:
-        """Note finished, new and resumed requests; return how many tokens each had computed."""
+        """Note finished, new and resumed requests; return each request's number of computed tokens."""
         for request_id in output.finished_req_ids:
             for of_requests in (self._known, self._prompt, self._stop_at):
                 of_requests.pop(request_id, None)
@@ -108,8 +108,8 @@ class ModelRunner:
     def _preempted_since(self, output: Any) -> Iterator[tuple[str, int]]:
         """Yield requests that vLLM 0.10.2 and 0.11.0 preempted by priority after giving them tokens.
 
-        The output of the step omits them. A worker computes them all the same. How much of a prompt was
-        computed is not known: 0 stands for it.
+        The step's output omits them, but a worker computes them nevertheless. The computed part of a prompt
+        is unknown; 0 stands for it.
         """
         listed = {*output.scheduled_cached_reqs.req_ids, *(new.req_id for new in output.scheduled_new_reqs)}
         for request_id in output.num_scheduled_tokens:
@@ -128,15 +128,15 @@ class ModelRunner:
 
 
 DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
-"""Batch of a data-parallel rank that has nothing to compute: one token."""
+"""Batch of a data-parallel rank without requests: one token."""
 
 
 class EngineClock(Protocol):
-    """Clock by which an executor reads the time and waits."""
+    """Clock that an executor reads and waits on."""
 
     @property
     def now_us(self) -> float:
-        """Microseconds since some start."""
+        """Microseconds since an arbitrary start."""
         ...
 
     def until(self, us: float) -> None:
@@ -151,26 +151,26 @@ class Ran(NamedTuple):
     ended_us: float
 
     def put_on_output(self, output: Any) -> None:
-        """Put it on vLLM's ``ModelRunnerOutput``, where the recorder looks for a worker's times."""
+        """Put the times on vLLM's ``ModelRunnerOutput``, where the recorder reads a worker's times."""
         setattr(output, EXECUTION, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
 
 
 class Pipeline:
-    """The stages of a device: they take batches one after the other, each an equal part of a batch's time.
+    """Stages of a device, which take batches in turn; each stage takes an equal part of a batch's time.
 
     Args:
-        stages: How many.
+        stages: Number of stages.
     """
 
     def __init__(self, stages: int) -> None:
         self._free_us = [0.0] * stages
 
     def run(self, ready_us: float, device_us: float) -> Ran:
-        """Compute a batch.
+        """Return the times at which the device computes a batch.
 
         Args:
-            ready_us: When it is there.
-            device_us: What it takes all stages together.
+            ready_us: Time at which the batch is ready, in microseconds.
+            device_us: Total time of the batch in all stages, in microseconds.
         """
         began_us = max(ready_us, self._free_us[0])
         for stage, free_us in enumerate(self._free_us):
@@ -183,10 +183,10 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
     """A device, or a pipeline of devices, that computes nothing.
 
     Args:
-        vllm_config: vLLM's.
-        clock: Virtual, or a machine's.
-        times: How long a batch takes; each stage of a pipeline takes an equal part of it.
-        model_runner: Makes up the tokens.
+        vllm_config: Configuration of vLLM.
+        clock: Virtual or real clock.
+        times: Step times; each stage of a pipeline takes an equal part of a batch's time.
+        model_runner: Model runner that makes up the tokens.
     """
 
     supports_pp = True
@@ -207,7 +207,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return True
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
-        """Begin a batch; its tokens are there once the last stage is done with it."""
+        """Begin a batch; its tokens are available when the last stage is done."""
         now_us = self._clock.now_us  # before tokens are made up, which would take a device no time
         batch, sampled = self._model_runner.execute(scheduler_output)
         if sampled:
@@ -229,35 +229,35 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return _At(self._clock, now_us, EMPTY_MODEL_RUNNER_OUTPUT)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002  # vLLM's signature
-        """Return the tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
+        """Return the tokens of the latest batch (vLLM 0.12 and newer request them separately)."""
         return self._last if non_block else self._last.result()
 
     def take_draft_token_ids(self) -> Any:
-        """Return the next step's drafts as vLLM's ``DraftTokenIds``; 0.10.0 has none and does not ask."""
+        """Return the next step's draft tokens as vLLM's ``DraftTokenIds``, which 0.10.0 does not have."""
         if not self._proposed:
             return None
         return outputs.DraftTokenIds(list(self._proposed), list(self._proposed.values()))
 
     def execute_dummy_batch(self) -> None:
-        """Run a batch of one token, as a data-parallel rank with nothing to do does."""
+        """Run a batch of one token, as a data-parallel rank without requests does."""
         self._clock.until(self._clock.now_us + self._times.device_us(DUMMY))
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """Return the workers' answers; ``None`` for orders, which need not be carried out."""
+        """Return the workers' answers; ``None`` for commands, which need not be carried out."""
         return [("generate",)] if method == "get_supported_tasks" else [None]
 
     def check_health(self) -> None:
-        """Report no fault."""
+        """Report that the executor is healthy."""
 
     def shutdown(self) -> None:
-        """Do nothing: nothing runs."""
+        """Do nothing, because nothing runs."""
 
     def _init_executor(self) -> None:
         """Start no worker."""
 
 
 class _At(Future[Any]):
-    """An output that is there at a moment of a clock."""
+    """Output that becomes available at a moment of a clock."""
 
     def __init__(self, clock: EngineClock, ready_us: float, output: Any) -> None:
         super().__init__()

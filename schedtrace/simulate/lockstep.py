@@ -1,9 +1,9 @@
-"""What ranks in lock-step do together: forward passes and all-reduces, in virtual time.
+"""Joint work of ranks in lock-step: forward passes and all-reduces, in virtual time.
 
-In real time the devices of ranks in lock-step take every batch together. On GPUs the collectives of the
-experts tie the forward passes of the ranks together: none begins to compute before all have launched
-theirs, and none is done before the slowest. The k-th batch of a rank belongs to the k-th of all others,
-dummy batches included, since each engine loop of vLLM runs one batch a pass.
+On GPUs, the collectives of the experts tie the forward passes of the ranks together. No rank begins to
+compute before all have launched their batch, and none is done before the slowest. The k-th batch of a rank
+belongs to the k-th batch of all others, dummy batches included, because each engine loop of vLLM runs one
+batch per pass.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from schedtrace.step_times.batch import Batch, StepTimes
 
 
 class LockstepRank(Protocol):
-    """What ranks in lock-step know of each other: a place in virtual time (``ranks.Rank``)."""
+    """Rank in lock-step as other ranks see it: a place in virtual time (``ranks.Rank``)."""
 
     number: int
 
@@ -33,31 +33,31 @@ class LockstepRank(Protocol):
         ...
 
     def wait(self, us: float) -> None:
-        """Return at that moment; other threads run meanwhile."""
+        """Wait until that moment; other threads run meanwhile."""
         ...
 
     def wake(self, us: float) -> None:
-        """End a wait at that moment (called by others)."""
+        """End a wait at that moment (other ranks call this)."""
         ...
 
 
 class Meeting:
-    """A rendezvous of all ranks, over when the last rank has come.
+    """Rendezvous of all ranks, complete when the last rank has joined.
 
     Args:
-        ranks: How many come.
+        ranks: Number of ranks.
     """
 
     def __init__(self, ranks: int) -> None:
         self._missing = ranks
         self.there: list[LockstepRank] = []
         self.values: dict[int, Any] = {}
-        """What each rank brought."""
+        """Value of each rank."""
         self.latest_us = 0.0
-        """Time at which the last rank came, in microseconds."""
+        """Time at which the last rank joined, in microseconds."""
 
     def join(self, rank: LockstepRank, value: Any) -> bool:
-        """Join with a value; return whether everybody is there."""
+        """Join with a value; return whether all ranks have joined."""
         self.there.append(rank)
         self.values[rank.number] = value
         self.latest_us = max(self.latest_us, rank.now_us)
@@ -66,15 +66,15 @@ class Meeting:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody is there."""
+        """Whether all ranks have joined."""
         return self._missing == 0
 
 
 class RankGroup:
-    """The ranks' collectives: what each brings, all get, when the last one has come.
+    """Collectives of the ranks: when the last rank has joined, each gets all values.
 
     Args:
-        ranks: How many.
+        ranks: Number of ranks.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -82,7 +82,7 @@ class RankGroup:
         self._meeting = Meeting(ranks)
 
     def gather_values(self, rank: LockstepRank, value: Any, us: float = 0.0) -> list[Any]:
-        """Return every rank's value, in the order of ranks, ``us`` after the last one is there."""
+        """Return all ranks' values in order of ranks, ``us`` microseconds after the last rank has joined."""
         meeting = self._meeting
         if meeting.join(rank, value):
             self._meeting = Meeting(self._ranks)
@@ -95,18 +95,18 @@ class RankGroup:
 
 
 class Forward(Meeting):
-    """A pass through the model on all ranks: experts are shared, so no rank is done before the slowest."""
+    """Pass through the model on all ranks; experts are shared, so no rank is done before the slowest."""
 
     ran = Ran(0.0, NEVER)
     longest_us = 0.0
 
 
 class Device:
-    """The devices of all ranks, which take their passes together.
+    """Devices of all ranks, which run their passes together.
 
     Args:
-        ranks: How many.
-        stages: Of a pipeline; each takes an equal part of a pass.
+        ranks: Number of ranks.
+        stages: Number of pipeline stages; each takes an equal part of a pass.
     """
 
     def __init__(self, ranks: int, stages: int) -> None:
@@ -116,7 +116,7 @@ class Device:
         self._next = [0] * ranks
 
     def dispatch(self, rank: LockstepRank, device_us: float) -> Forward:
-        """Return a rank's next pass: it begins once all have dispatched it, and lasts for the longest."""
+        """Return a rank's next pass, which begins once all dispatched it and takes as long as the longest."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
         forward = self._passes.setdefault(number, Forward(self._ranks))
@@ -133,15 +133,15 @@ class Device:
 
 
 class LockstepExecutor(SimulatedExecutor):
-    """The device of one rank, which computes with those of the others.
+    """Device of one rank, which computes together with those of the other ranks.
 
     Args:
-        vllm_config: vLLM's.
-        rank: Whose it is.
-        device: Of all ranks.
-        clock: As ``SimulatedExecutor``, like ``times`` and ``model_runner``.
-        times: How long a batch takes.
-        model_runner: Makes up the tokens.
+        vllm_config: Configuration of vLLM.
+        rank: Rank of this device.
+        device: Devices of all ranks.
+        clock: As for ``SimulatedExecutor``, like ``times`` and ``model_runner``.
+        times: Step times.
+        model_runner: Model runner that makes up the tokens.
     """
 
     def __init__(
@@ -158,22 +158,22 @@ class LockstepExecutor(SimulatedExecutor):
         super().__init__(vllm_config, clock=clock, times=times, model_runner=model_runner)
 
     def execute_dummy_batch(self) -> None:
-        """Run a batch of one token with the other ranks' batches."""
+        """Run a batch of one token together with the other ranks' batches."""
         self._launched(self._rank.now_us, DUMMY, None).result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002  # as its base class
-        """Return the output of a batch that is done when all ranks are through with theirs."""
+        """Return the output of a batch that is done when all ranks are done with theirs."""
         return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
 
     def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002  # likewise
-        """Return an output that is there at once, without a pass; no other rank gets a turn before."""
+        """Return an output that is available at once, without a pass; no other rank runs before."""
         done: Future[Any] = Future()
         done.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
         return done
 
 
 class _Joint(Future[Any]):
-    """An output that is there when a pass is over on all ranks."""
+    """Output that becomes available when a pass is over on all ranks."""
 
     def __init__(self, rank: LockstepRank, forward: Forward, output: Any) -> None:
         super().__init__()
@@ -194,13 +194,13 @@ class _Joint(Future[Any]):
 class CommonPasses:
     """A rank's place among the devices of all ranks.
 
-    The ranks agree in a process group of their own, in a thread of their own: a device computes while the
-    engine's thread waits in vLLM's all-reduces for another rank's.
+    The ranks communicate in a separate process group and thread, because a device computes while the engine's
+    thread waits in vLLM's all-reduces.
 
     Args:
-        parallel: vLLM's ``ParallelConfig``, of a rank in lock-step. Returns once all ranks have come.
-        clock: The machine's.
-        stages: Of a pipeline; each takes an equal part of a pass.
+        parallel: ``ParallelConfig`` of a rank in lock-step. The call returns once all ranks have joined.
+        clock: Clock of the machine.
+        stages: Number of pipeline stages; each takes an equal part of a pass.
 
     Raises:
         UsageError: If the ranks are not on one machine.
@@ -218,16 +218,16 @@ class CommonPasses:
             raise UsageError(msg)
 
     def dispatch(self, device_us: float) -> "Future[Ran]":
-        """Launch this rank's next batch; the answer is there once all ranks have launched theirs.
+        """Launch this rank's next batch; the answer is available once all ranks have launched theirs.
 
         Args:
-            device_us: What it would take alone.
+            device_us: Time that the batch would take alone, in microseconds.
         """
         ready_us = self._clock.now_us
         return self._thread.submit(lambda: self._pipeline.run(*self._largest(ready_us, device_us)))
 
     def close(self) -> None:
-        """End the engine; forget the batches that other ranks do not launch any more."""
+        """End the engine; drop the batches that other ranks no longer launch."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _largest(self, *values: float) -> list[float]:
@@ -240,7 +240,7 @@ class CommonPasses:
 
 
 def _group(parallel: Any) -> ProcessGroupGloo:
-    """Return a group of the ranks beside vLLM's, which the engine's thread uses at the same time."""
+    """Return a process group of the ranks beside vLLM's, which the engine's thread uses at the same time."""
     rank, size, host = (
         parallel.data_parallel_rank, parallel.data_parallel_size, parallel.data_parallel_master_ip,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Puts the requests of a load on an engine in virtual time.
+"""Player that sends the requests of a load to an engine in virtual time.
 
-Step by step, an engine on its own counts its ``schedule()`` calls. Ranks in lock-step count passes, which all
-of them have in common: by wave and step counter.
+In a replay by step, an independent engine counts its ``schedule()`` calls. Ranks in lock-step count passes,
+which they have in common, by wave and step counter.
 """
 
 from collections import deque
@@ -24,11 +24,11 @@ from schedtrace.workloads.workload import LoadRequest, Pass, Workload
 
 @dataclass
 class Played:
-    """Result of a load, besides its trace."""
+    """Result of a load, in addition to its trace."""
 
     folder: Path
     refused: list[str] = field(default_factory=list)
-    """Requests that vLLM's front end would not accept: their prompt fills ``max_model_len``."""
+    """Requests that vLLM's front end would refuse, because their prompt fills ``max_model_len``."""
     steps: int = 0
     virtual_s: float = 0.0
     wall_s: float = 0.0
@@ -38,11 +38,11 @@ class Player:
     """Player of a load on an engine, or on data-parallel ranks.
 
     Args:
-        engine: Idle.
+        engine: Idle engine.
         load: The requests.
-        began_us: When the load begins.
-        played: Gets those that are refused.
-        routed: Ranks are chosen anew, whichever the requests name.
+        began_us: Time at which the load begins, in microseconds.
+        played: Result, which receives refused requests.
+        routed: Whether to choose ranks anew, whatever rank a request names.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Player:
             rank.model_runner.accepted = self._accepted
 
     def play(self) -> None:
-        """Play to the end of the load: each request at its time or, of clients that wait, after an answer."""
-        clients = self.load.closed
+        """Play to the end of the load: each request at its time or, if clients wait, after an answer."""
+        clients = self.load.replayed_clients
         if clients is not None:
             (self._play_rounds if clients.pattern == "barrier" else self._play_closed)(clients)
             return
@@ -72,7 +72,7 @@ class Player:
         self._engine.run()
 
     def _play_rounds(self, clients: Clients) -> None:
-        """Send each round after the last answer of the one before."""
+        """Send each round after the last answer of the previous round."""
         coming, thinks = iter(self.load), iter(clients.think_us)
         began_us = self._began_us
         while requests := [*islice(coming, clients.clients)]:
@@ -96,7 +96,7 @@ class Player:
         self._engine.run()
 
     def _send(self, request: LoadRequest, sent_us: float) -> bool:
-        """Make the client send a request then and, if it did so when recorded, go away later."""
+        """Make the client send a request at that time and, if it aborted the recorded one, abort it later."""
         if not self.enter(request, sent_us + request.front_end_us, sent_us):
             return False
         self._open.add(request.request_id)
@@ -115,12 +115,12 @@ class Player:
             self._answered()
 
     def enter(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
-        """Make a request reach the engine then; at once, if that is now.
+        """Make a request reach the engine at that time; at once if it is now.
 
         Args:
-            request: To be added.
-            at_us: When it is in the input queue.
-            sent_us: When the client sent it; None: as recorded.
+            request: Request to add.
+            at_us: Time at which it is in the input queue, in microseconds.
+            sent_us: Time at which the client sent it; None for the recorded delay.
 
         Returns:
             Whether vLLM's front end accepts it.
@@ -154,7 +154,7 @@ class Player:
             of_requests.pop(request_id, None)
 
     def _accepted(self, request_id: str, drafts: int) -> int:
-        """Return how many of a request's drafts to accept, at the share accepted when recorded."""
+        """Return how many of a request's draft tokens to accept, at the recorded share."""
         share = self._acceptance.get(request_id, 1.0)
         owed = self._owed.get(request_id, 0.0) + share * drafts
         taken = min(drafts, int(owed))
@@ -174,18 +174,18 @@ class _Event(NamedTuple):
     at: Pass
     request_id: str
     request: LoadRequest | None
-    """Request that arrives; None: the client of a request goes away."""
+    """Request that arrives; None if the client of a request disconnects."""
 
 
 class FeedByStep:
-    """Plays a load to its end by the step: what each rank lets in when it reads its input queue.
+    """Feed that plays a load to its end by step: it lets requests in when a rank reads its input queue.
 
-    Requests enter and clients go away before the step, or of ranks in lock-step the pass, before which they
-    did when the load was recorded; nobody waits for a request.
+    Requests enter, and clients disconnect, before the same step as in the recording (for ranks in lock-step,
+    the same pass). No rank waits for a request.
 
     Args:
-        engine: Idle.
-        player: Has the load, and puts its requests on the engine.
+        engine: Idle engine.
+        player: Player of the load.
     """
 
     def __init__(self, engine: VirtualEngines, player: Player) -> None:
@@ -193,7 +193,7 @@ class FeedByStep:
         self._coming = [deque(sorted(events, key=lambda event: event.at)) for events in self._events()]
         self._first = [rank.steps for rank in engine.ranks]
         self._began, self._stands_for = (0, 0), (0, 0)
-        """A pass of the simulation, and that of the record whose place it takes."""
+        """Pass of the simulation, and the recorded pass that it corresponds to."""
 
     @property
     def expected(self) -> bool:
@@ -201,10 +201,10 @@ class FeedByStep:
         return any(self._coming)
 
     def play(self) -> None:
-        """Play to the end.
+        """Play the load to its end.
 
         Raises:
-            NoProgressError: If requests are left that never will be done.
+            NoProgressError: If requests are left that will never finish.
         """
         engine = self._engine
         engine.feed = self
@@ -241,7 +241,7 @@ class FeedByStep:
         return self._stands_for[0] + later, counter + ahead
 
     def _events(self) -> list[list[_Event]]:
-        """Return the events of each rank from a single pass over the load; requests keep their order."""
+        """Return the events of each rank, from a single pass over the load; requests keep their order."""
         of_ranks: list[list[_Event]] = [[] for _ in self._engine.ranks]
         for request in self._player.load:
             queued, left = request.queued_pass, request.abort_pass

@@ -1,7 +1,7 @@
-"""N data-parallel ranks in virtual time, in one process: vLLM's own loops take turns.
+"""Data-parallel ranks in virtual time, in one process: vLLM's own loops take turns.
 
-Each rank's loop runs in a thread until it would wait: for a batch, for the other ranks, for a message. Then
-the rank goes on whose time comes first. Nothing sleeps, and only one runs at any moment.
+Each rank's loop runs in a thread until it would wait for a batch, for the other ranks, or for a message. Then
+the rank with the earliest time continues. Nothing sleeps, and only one rank runs at any moment.
 """
 
 import heapq
@@ -25,17 +25,17 @@ from schedtrace.step_times.constants import Constants
 
 
 class TurnsStopped(SystemExit):  # vLLM's loop lets it through
-    """Raised where the function has stopped, to end it."""
+    """Exception that ends the function where it has paused."""
 
 
 class Turns:
-    """A function in a thread of its own, which runs only between ``resume`` and its own ``pause``.
+    """Function in a separate thread, which runs only between ``resume`` and its own ``pause``.
 
-    Never do it and its caller run at the same time, so it needs no locks and its order is that of the calls.
+    It and its caller never run at the same time, so it needs no locks, and its order is that of the calls.
 
     Args:
-        function: What runs.
-        name: Of the thread.
+        function: Function to run.
+        name: Name of the thread.
     """
 
     def __init__(self, function: Callable[[], object], name: str) -> None:
@@ -50,10 +50,10 @@ class Turns:
         """Whether the function has returned or raised."""
 
     def resume(self) -> None:
-        """Let it run until it pauses or ends.
+        """Let the function run until it pauses or ends.
 
         Raises:
-            BaseException: what the function raised.
+            BaseException: Any exception that the function raises.
         """
         if self._thread.ident is None:
             self._thread.start()
@@ -65,10 +65,10 @@ class Turns:
             raise error
 
     def yield_turn(self) -> None:
-        """Give the turn back, and return when it comes again; called by the function.
+        """Return control to the caller, and continue at the next ``resume``; the function itself calls this.
 
         Raises:
-            TurnsStopped: If it will not come.
+            TurnsStopped: If there is no next ``resume``.
         """
         self._back.release()
         self._go.acquire()
@@ -76,7 +76,7 @@ class Turns:
             raise TurnsStopped
 
     def end_turns(self) -> None:
-        """End it where it has paused."""
+        """End the function where it has paused."""
         if self.ended or self._thread.ident is None:
             return
         self._stopping = True
@@ -95,14 +95,14 @@ class Turns:
 
 
 class Rank(TimedEngine):
-    """A rank; ``Ranks`` lets it run when its time has come.
+    """Rank that ``Ranks`` runs when its time has come.
 
     Args:
-        number: From 0.
-        around: All of them; its clock shows the time of the one that runs.
-        times: How long the parts of a step take.
-        together: The devices and the group of ranks in lock-step; None if this rank is on its own.
-        wrap: As ``TimedEngine``.
+        number: Number of the rank, from 0.
+        around: All ranks; their clock shows the time of the running rank.
+        times: Step times.
+        together: Devices and group of ranks in lock-step; None for an independent rank.
+        wrap: As for ``TimedEngine``.
         options: As ``TimedEngine``.
     """
 
@@ -118,12 +118,12 @@ class Rank(TimedEngine):
         self.number, self._around, self._together = number, around, together
         self.inputs = _Inputs(self)
         self.outputs = SimpleNamespace(put_nowait=lambda message: around.told(self, *message))
-        """The queue that vLLM's output thread empties at once."""
+        """Queue that vLLM's output thread would empty at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
         """Time at which the rank continues; infinite if it waits for an event."""
         self.idle_steps = 0
-        """Steps in a row without a token."""
+        """Number of consecutive steps without a token."""
         self.reached_us = 0.0
         """Time that the rank has reached."""
         self._updates = 0
@@ -141,22 +141,22 @@ class Rank(TimedEngine):
         return self.core.scheduler
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
-        """Return every rank's value: to vLLM a lock-step rank is its process group (``RankGroup``)."""
+        """Return every rank's value; for vLLM, a lock-step rank is its process group (``RankGroup``)."""
         assert self._together is not None  # noqa: S101  # nobody else asks
         return self._together[1].gather_values(self, value, us)
 
     @property
     def now_us(self) -> float:
-        """The time of the rank that runs."""
+        """Time of the running rank in microseconds."""
         return self.clock.now_us
 
     def resume(self) -> None:
-        """Run until it waits for something, from ``wake_us`` on."""
+        """Run the rank until it waits, from ``wake_us`` on."""
         self.clock.now_us = self.reached_us = self.wake_us
         self._turns.resume()
 
     def wait(self, us: float) -> None:
-        """Let others run until a moment; no time, if it is over."""
+        """Let other ranks run until a moment; do nothing if it is over."""
         self.reached_us = self.clock.now_us
         self.wake_us = max(us, self.reached_us)
         self._turns.yield_turn()
@@ -168,14 +168,14 @@ class Rank(TimedEngine):
         self.wake_us = max(min(self.wake_us, us), self.reached_us)
 
     def send(self, kind: Any, message: Any) -> None:
-        """Put a message into the input queue, now."""
+        """Put a message into the input queue now."""
         if self.inputs.is_blocking:
             woken = self._times.wake_us() if kind == EngineCoreRequestType.ADD else 0.0
             self.wake(self.clock.now_us + woken)
         self.inputs.put_nowait((kind, message))
 
     def abort(self, request_id: str) -> None:
-        """Abort a request whose client went away: the input thread puts it into two queues."""
+        """Abort a request, as if its client had disconnected; the input thread puts it into two queues."""
         if self.recorded_inputs is not None:
             self.recorded_inputs.abort_received([request_id])
         self.core.aborts_queue.put_nowait([request_id])
@@ -193,18 +193,18 @@ class Rank(TimedEngine):
         self._around.loop_begins(self)
 
     def stepped(self, *, executed: bool) -> None:
-        """Count what comes to nothing."""
+        """Count consecutive steps without a token."""
         self.idle_steps = 0 if executed or not self.scheduler.requests else self.idle_steps + 1
 
 
 class _Inputs(deque[Any]):
-    """The queue that vLLM's input thread fills: what ``get`` waits for comes in virtual time."""
+    """Queue that vLLM's input thread would fill; a blocking ``get`` waits in virtual time."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__()
         self._rank = rank
         self.is_blocking = False
-        """The rank is idle: it waits for a message."""
+        """Whether the rank is idle and waits for a message."""
 
     get_nowait = deque.popleft
     put_nowait = deque.append
@@ -225,14 +225,15 @@ class Ranks(VirtualEngines):
     """Data-parallel ranks; ``clock`` must be entered before they are made, and left after their end.
 
     Args:
-        clock: Of all ranks.
-        wrap: As ``Engine``.
-        data_parallel_size: How many.
-        lockstep: As ranks of a mixture of experts: a pass takes as long as the slowest rank's, and who has
-            nothing to do runs dummy batches. Else as those of a dense model: each for itself.
-        router: A name of ``ROUTERS``: who gets a request that names no rank.
-        times: How long the parts of a step take, on every rank.
-        options: As ``Engine``, and ``balance_ranks``: whether ranks in lock-step admit requests together.
+        clock: Clock of all ranks.
+        wrap: As for ``Engine``.
+        data_parallel_size: Number of ranks.
+        lockstep: Whether ranks behave like those of a mixture of experts: a pass takes as long as the slowest
+            rank's, and ranks without requests run dummy batches. Otherwise they are independent, as for a
+            dense model.
+        router: Name in ``ROUTERS``; the router chooses a rank for requests that name none.
+        times: Step times, the same on every rank.
+        options: As for ``Engine``, and ``balance_ranks``: whether ranks in lock-step admit requests together.
 
     Raises:
         ValueError: If vLLM does not accept the options.
@@ -273,7 +274,7 @@ class Ranks(VirtualEngines):
         self.close()
 
     def _when(self, us: float, arrives: Callable[[], None]) -> None:
-        """Do it at once if that time is over: the rank that asks is about to read its input queue."""
+        """Run the action at once if its time is over: the calling rank is about to read its input queue."""
         if us <= self.clock.now_us:
             arrives()
         else:
@@ -333,7 +334,7 @@ class Ranks(VirtualEngines):
             self.feed.let_in(rank)
 
     def told(self, rank: Rank, client: int, outputs: Any) -> None:
-        """Take the outputs that a core puts into its output queue."""
+        """Handle the outputs that a core puts into its output queue."""
         if client < 0:
             self.front_end.message(rank.number, outputs)
         for output in outputs.outputs:

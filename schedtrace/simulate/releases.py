@@ -1,4 +1,4 @@
-"""What a driver says differently to older releases of vLLM: 0.10 to 0.13 where nothing else is noted."""
+"""Differences of older vLLM releases that a driver must know: 0.10 to 0.13 unless noted."""
 
 import dataclasses
 import inspect
@@ -27,11 +27,11 @@ _LEFT_OUT: dict[str, Any] = {
     "prompt_logprobs_dict": {},
     "pooler_output": [],
 }
-"""Arguments of ``ModelRunnerOutput`` that later have a default, or are gone."""
+"""Values for arguments of ``ModelRunnerOutput`` that later releases default or removed."""
 
 
 def supported_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that this release's function takes."""
+    """Return those arguments that this release's function accepts."""
     parameters = _parameters(function)
     return {name: value for name, value in arguments.items() if name in parameters}
 
@@ -42,7 +42,7 @@ def _parameters(function: Any) -> frozenset[str]:
 
 
 def structured(params: Any) -> dict[str, Any]:
-    """Return the argument of ``SamplingParams`` that asks for structured output."""
+    """Return the argument of ``SamplingParams`` that requests structured output."""
     if params is None:
         return {}
     name = "structured_outputs" if "structured_outputs" in SamplingParams.__struct_fields__ else None
@@ -50,7 +50,7 @@ def structured(params: Any) -> dict[str, Any]:
 
 
 def structured_request(params: Any) -> dict[str, Any]:
-    """Return a ``StructuredOutputRequest`` argument: until 0.11.0 ``Request`` does not make it itself."""
+    """Return a ``StructuredOutputRequest`` argument; until 0.11.0, ``Request`` does not create it itself."""
     if "structured_output_request" not in _parameters(Request.__init__):
         return {}
     return {"structured_output_request": StructuredOutputRequest(sampling_params=params)}
@@ -60,7 +60,7 @@ def batch_defaults(context: Any) -> tuple[int, int]:
     """Return the ``max_num_batched_tokens`` and ``max_num_seqs`` of ``EngineArgs`` on this platform.
 
     Args:
-        context: vLLM's ``UsageContext``.
+        context: ``UsageContext`` of vLLM.
     """
     engine_args = arg_utils.EngineArgs
     if hasattr(engine_args, "get_batch_defaults"):
@@ -75,13 +75,13 @@ def batch_defaults(context: Any) -> tuple[int, int]:
 
 
 def by_name_or_class(executor: str) -> Any:
-    """Return an executor as ``distributed_executor_backend`` takes it; 0.10.0 wants the class, not a name."""
+    """Return an executor for ``distributed_executor_backend``; 0.10.0 needs the class, not a name."""
     named = str in get_args(ParallelConfig.__annotations__["distributed_executor_backend"])
     return executor if named else resolve_name(executor)
 
 
 def kv_cache_config(config: Any, groups: list[Any]) -> Any:
-    """Return the KV cache of a configuration's ``num_gpu_blocks``, with all settings that vLLM hands on."""
+    """Return the KV cache of a configuration's ``num_gpu_blocks``, with all settings that vLLM passes on."""
     cache = config.cache_config
     names = {field.name for field in dataclasses.fields(KVCacheConfig)}
     settings = {name: getattr(cache, name) for name in sorted(names) if hasattr(cache, name)}
@@ -102,7 +102,7 @@ def block_sizes(config: Any, groups: list[Any]) -> tuple[int, int]:
 
 
 def block_hasher(block_size: int) -> Any:
-    """Return what hashes full blocks of a request; None in 0.10.0, whose KV cache manager does it."""
+    """Return the function that hashes full blocks; None in 0.10.0, where the cache manager does it."""
     if not hasattr(kv_cache_utils, "get_request_block_hasher"):
         return None
     return kv_cache_utils.get_request_block_hasher(block_size, _hash_function())
@@ -117,7 +117,7 @@ def _hash_function() -> Any:
 
 
 def model_output(sampled: dict[str, list[int]], drafts: dict[str, list[int]] | None) -> Any:
-    """Make a ``ModelRunnerOutput``; the drafts go with it in 0.10.0 only."""
+    """Create a ``ModelRunnerOutput``; only in 0.10.0 it contains the draft tokens."""
     arguments = supported_arguments(outputs.ModelRunnerOutput, _LEFT_OUT)
     if "spec_token_ids" in arguments:
         arguments["spec_token_ids"] = drafts and [drafts.get(request_id, []) for request_id in sampled]
@@ -127,26 +127,27 @@ def model_output(sampled: dict[str, list[int]], drafts: dict[str, list[int]] | N
 
 
 def tell_drafts(scheduler: Any, request_ids: list[str], drafts: list[list[int]]) -> None:
-    """Give the scheduler a step's drafts after the step's output (from 0.10.2)."""
+    """Pass a step's draft tokens to the scheduler after the step's output (from 0.10.2)."""
     if hasattr(scheduler, "update_draft_token_ids"):
         scheduler.update_draft_token_ids(outputs.DraftTokenIds(request_ids, drafts))
 
 
 def num_prompt_tokens(new: Any) -> int:
-    """Count the prompt tokens of a ``NewRequestData``, whose prompt may be embeddings (from 0.11)."""
+    """Return the prompt tokens of a ``NewRequestData``, whose prompt may be embeddings (from 0.11)."""
     return len(new.prompt_token_ids if new.prompt_token_ids is not None else new.prompt_embeds)
 
 
 def num_known_tokens(new: Any) -> int:
-    """Count known tokens: the prompt, and with the second model runner output before a preemption."""
+    """Return the number of known tokens: the prompt and, with the second model runner, earlier output."""
     prefill = getattr(new, "prefill_token_ids", None)
     return num_prompt_tokens(new) if prefill is None else len(prefill)
 
 
 def resumed_outputs(cached: Any) -> Iterator[tuple[str, int]]:
-    """Yield requests of a ``CachedRequestData`` that go on after a preemption, with their output tokens.
+    """Yield requests of a ``CachedRequestData`` that resume after a preemption, with their output tokens.
 
-    To 0.11.0 nobody is told; a worker's own count is right there, since nothing is in flight.
+    Up to 0.11.0 there is no such information; a worker's own count is correct there, because nothing is in
+    flight.
     """
     resumed = getattr(cached, "resumed_req_ids", ())
     if resumed:

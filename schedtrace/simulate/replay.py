@@ -1,4 +1,4 @@
-"""A load on an engine in virtual time, recorded as a run."""
+"""Load on an engine in virtual time, recorded as a run."""
 
 import os
 import time
@@ -39,24 +39,24 @@ def play_loads(
     trial_ids: bool = False,
     manifest: Manifest | None = None,
 ) -> Played:
-    """Make the requests of each load arrive, load (trial) after load, and record what happens.
+    """Send the requests of each load (trial) in turn, and record what happens.
 
     Args:
-        loads: Each begins once the engine is done with the one before.
-        options: Of ``Engine``; with ``data_parallel_size`` above 1, of ``Ranks``. With a ``router``
-            every request goes to the rank that it chooses, not to the one that the request names.
-        times: How long steps take.
-        folder: The run folder to be written.
-        by_step: Requests enter, and clients go away, before the step before which they did when the load was
-            recorded, instead of at their times.
-        keep_prefix_cache: Do not empty it between the loads.
-        trial_ids: The requests' ids tell their trials, as those of ``schedtrace run`` do; those of other
-            loads are made so.
-        manifest: Of the run; None: what a trace's header tells.
+        loads: Loads; each begins when the previous one is finished.
+        options: Options of ``Engine``, or of ``Ranks`` if ``data_parallel_size`` exceeds 1. With a
+            ``router``, every request goes to the rank that the router chooses, not to the one that it names.
+        times: Step times.
+        folder: Run folder to write.
+        by_step: Whether requests enter, and clients disconnect, before the same step as in the recording,
+            instead of at their times.
+        keep_prefix_cache: Whether to keep the prefix cache between the loads.
+        trial_ids: Whether the requests' ids contain their trials, as in ``schedtrace run``; ids of other
+            loads are changed.
+        manifest: Manifest of the run; None to rely on the trace's header.
 
     Raises:
         UsageError: If vLLM does not accept the options.
-        NeverEndsError: The load never ends with them.
+        NeverEndsError: If the load never ends with these options.
     """
     played, began_s = Played(folder), time.perf_counter()
     if manifest is not None:
@@ -92,7 +92,7 @@ def play_loads(
 
 
 def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -> VirtualEngines:
-    """Make an engine, or as many ranks as ``data_parallel_size`` says."""
+    """Create an engine, or ``data_parallel_size`` ranks."""
     if options.get("data_parallel_size", 1) > 1:
         return Ranks(clock, traced_class, times=times, **options)
     of_ranks = {"data_parallel_size", "lockstep", *OF_RANKS}
@@ -101,7 +101,7 @@ def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -
 
 
 def _with_trial_ids(load: Workload, trial: int) -> Workload:
-    """Return the load with ids that tell its trial."""
+    """Return the load with ids that contain its trial."""
 
     def read() -> Iterator[LoadRequest]:
         for number, request in enumerate(load):

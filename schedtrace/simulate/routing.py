@@ -1,8 +1,8 @@
 """Routing of requests to data-parallel ranks: routers, and vLLM's front end and coordinator around them.
 
 The front end routes requests, starts waves and publishes counts. Messages take no time here. Counts are
-published as vLLM's coordinator does it: at most every 100 ms, and of ranks in lock-step those of the last
-step that all have ended.
+published as by vLLM's coordinator: at most every 100 ms and, for ranks in lock-step, for the last step that
+all have ended.
 """
 
 from collections import Counter
@@ -18,14 +18,14 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from schedtrace.simulate.clock import NEVER, VirtualClock
 
 Counts = tuple[int, int, float]
-"""Load of a rank: waiting requests, running requests, share of its KV cache in use."""
+"""Load of a rank: waiting requests, running requests, used share of its KV cache."""
 
 
 class Router:
-    """Chooses the rank with the fewest requests that are not done; of equal ones the first.
+    """Router that chooses the rank with the fewest unfinished requests; among equals, the first.
 
     Args:
-        ranks: How many.
+        ranks: Number of ranks.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -33,12 +33,12 @@ class Router:
         self._of: dict[str, tuple[int, int]] = {}
 
     def choose_rank(self, request_id: str, tokens: int, rank: int | None = None) -> int:
-        """Return the rank, from 0, that a request goes to.
+        """Return the rank (from 0) for a request.
 
         Args:
-            request_id: Of the request.
-            tokens: Of its prompt, and those that it may generate.
-            rank: The one that it names.
+            request_id: Id of the request.
+            tokens: Number of tokens of its prompt and its output limit.
+            rank: Rank that the request names.
         """
         chosen = self._next() if rank is None else rank
         self._of[request_id] = chosen, self._weight(tokens)
@@ -51,7 +51,7 @@ class Router:
         self._sums[rank] -= weight
 
     def published(self, counts: Sequence[Counts]) -> None:
-        """Ignore the counts that vLLM's coordinator publishes with a delay: no sum here is stale."""
+        """Ignore the delayed counts that vLLM's coordinator publishes; this router's sums are current."""
 
     def _next(self) -> int:
         return self._sums.index(min(self._sums))
@@ -61,14 +61,14 @@ class Router:
 
 
 class LeastTokens(Router):
-    """The rank whose requests have the fewest tokens together (prompts, and what they may generate)."""
+    """Router that chooses the rank whose requests have the fewest tokens (prompts and output limits)."""
 
     def _weight(self, tokens: int) -> int:
         return tokens
 
 
 class RoundRobin(Router):
-    """Router that takes one rank after the other."""
+    """Router that takes the ranks in turn."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
@@ -79,7 +79,7 @@ class RoundRobin(Router):
 
 
 class Vllm(Router):
-    """vLLM's own ``DPLBAsyncMPClient`` without its sockets; the counts that it goes by are stale."""
+    """vLLM's own ``DPLBAsyncMPClient`` without its sockets; its counts are delayed."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
@@ -102,13 +102,13 @@ class Vllm(Router):
         return int(DPLBAsyncMPClient.get_core_engine_for_request(self._client, request))
 
     def done(self, request_id: str) -> None:
-        """Tell the client that a request is done."""
+        """Notify the client that a request is finished."""
         outputs = SimpleNamespace(finished_requests={request_id})
         with suppress(StopIteration):  # it never waits
             DPLBAsyncMPClient.process_engine_outputs(self._client, outputs).send(None)
 
     def published(self, counts: Sequence[Counts]) -> None:
-        """Give the client the counts."""
+        """Pass the counts to the client."""
         self._client.lb_engines = [list(pair) for pair in counts]
 
 
@@ -118,22 +118,22 @@ ROUTERS: dict[str, Callable[[int], Router]] = {
     "least-running": Router,
     "least-tokens": LeastTokens,
 }
-"""Routers by the name that an option gives them; each is made for a number of ranks."""
+"""Routers by option value; each is created for a number of ranks."""
 
 
 PUBLISH_EVERY_US = 100_000.0
-"""``min_stats_update_interval_ms`` of ``DPCoordinatorProc``."""
+"""Value of ``min_stats_update_interval_ms`` of ``DPCoordinatorProc``, in microseconds."""
 
 
 class VirtualFrontEnd:
     """Front end of all ranks.
 
     Args:
-        send: Puts a message into the input queue of a rank.
-        ranks: How many.
-        router: Chooses ranks.
+        send: Function that puts a message into the input queue of a rank.
+        ranks: Number of ranks.
+        router: Router that chooses ranks.
         lockstep: Whether ranks begin and end waves together.
-        clock: Of the ranks.
+        clock: Clock of the ranks.
     """
 
     def __init__(
@@ -149,19 +149,19 @@ class VirtualFrontEnd:
         self._clock = clock
         self.wave = 0
         self.running = False
-        """Whether the ranks are in a wave, as far as messages have said."""
+        """Whether the ranks are in a wave, according to their messages."""
         self.rank_of: dict[str, int] = {}
-        """Rank of each request that is not done."""
+        """Rank of each unfinished request."""
         self._counts: list[Counts] = [(0, 0, 0.0)] * ranks
         self._of_last_step: list[Counts] | None = None
         self._step = (0, 0)
         self._changed = False
         self._published_us = -PUBLISH_EVERY_US
         self.publishes_us = NEVER
-        """Time at which ``publish`` is due."""
+        """Time at which ``publish`` is due, in microseconds."""
 
     def add(self, request: Any, tokens: int, rank: int | None) -> int:
-        """Send a request to a rank, chosen if None is given; returns it."""
+        """Send a request to a rank and return the rank; None lets the router choose."""
         request_id = request.request_id
         chosen = self._router.choose_rank(request_id, tokens, rank)
         self.rank_of[request_id] = chosen
@@ -171,12 +171,12 @@ class VirtualFrontEnd:
         return chosen
 
     def done(self, request_id: str) -> None:
-        """Note that a request has its last token, or that its client went away."""
+        """Note that a request has its last token, or that its client disconnected."""
         if self.rank_of.pop(request_id, None) is not None:
             self._router.done(request_id)
 
     def message(self, rank: int, outputs: Any) -> None:
-        """Take a rank's message to the coordinator: the end or begin of a wave, or its counts."""
+        """Handle a rank's message to the coordinator: the end or begin of a wave, or its counts."""
         if (stats := outputs.scheduler_stats) is not None:
             self._count(rank, stats)
         if (wave := outputs.wave_complete) is not None:
@@ -204,7 +204,7 @@ class VirtualFrontEnd:
         self._publish_later()
 
     def publish(self) -> None:
-        """Tell the front end what the ranks have."""
+        """Publish the ranks' counts to the front end."""
         self.publishes_us, self._published_us = NEVER, self._clock.now_us
         counts, self._of_last_step = self._of_last_step, None
         self._router.published(counts or self._counts)

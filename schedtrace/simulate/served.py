@@ -1,7 +1,8 @@
-"""The simulated executor in real time, for an engine that serves: ``vllm serve`` and ``schedtrace run``.
+"""Simulated executor in real time, for an engine that serves: ``vllm serve`` and ``schedtrace run``.
 
-vLLM takes it by its path (``--distributed-executor-backend schedtrace.simulate.served.ServedExecutor``) and
-makes it from its configuration alone, in the engine's process. No weights are loaded and no memory is taken.
+vLLM loads it by its path (``--distributed-executor-backend schedtrace.simulate.served.ServedExecutor``) and
+creates it from its configuration alone, in the engine's process. No weights are loaded and no memory is
+taken.
 """
 
 import os
@@ -32,13 +33,13 @@ _SUPPORTED = f"layers of {FULL.replace('_', ' ')}, {SLIDING.replace('_', ' ')} a
 def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
     """Return vLLM's ``KVCacheSpec`` by the layer's name, for each stage of a pipeline.
 
-    GPUs of one stage have the same layers, so one speaks for all of them.
+    All GPUs of one stage have the same layers, so one represents them.
 
     Args:
         config: vLLM's ``VllmConfig``.
 
     Raises:
-        UsageError: layers whose KV cache is not one of keys and values of tokens.
+        UsageError: If there are layers whose KV cache does not consist of keys and values of tokens.
     """
     model, parallel = config.model_config, config.parallel_config
     kinds = _kinds(model)
@@ -53,10 +54,10 @@ def kv_cache_specs(config: Any) -> list[dict[str, Any]]:
 
 
 def kv_dtype(config: Any) -> str | None:
-    """Return the KV cache's type as ``step_times`` calls it; None if it is the model's.
+    """Return the KV cache's type as ``step_times`` names it; None if it is the model's.
 
     Raises:
-        UsageError: If a type whose size is not just that of its numbers.
+        UsageError: If the size of the type is more than that of its numbers.
     """
     dtype = str(config.cache_config.cache_dtype)
     if dtype == "auto":
@@ -111,16 +112,16 @@ def _spec(config: Any, kind: str) -> Any:
 
 
 class ServedExecutor(SimulatedExecutor):
-    """Batches take as long as ``additional_config["schedtrace"]`` says (``SimulatedDevice``), in real time.
+    """Executor whose batches take as long as ``additional_config["schedtrace"]`` states, in real time.
 
-    Tokens are made up: their text means nothing, grammars and log probabilities are not obeyed.
+    Tokens are made up: their text has no meaning, and grammars and log probabilities are ignored.
 
     Args:
-        vllm_config: vLLM's; its device gets the name of what is simulated.
+        vllm_config: Configuration of vLLM; its device gets the name of the simulated device.
 
     Raises:
         UsageError: If a part cannot be simulated, or the GPU or model is unknown.
-        InputError: step times or a ``config.json`` that cannot be read.
+        InputError: If step times or a ``config.json`` cannot be read.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -145,20 +146,20 @@ class ServedExecutor(SimulatedExecutor):
         super().__init__(vllm_config, clock=clock, times=times, model_runner=ModelRunner())
 
     def execute_dummy_batch(self) -> None:
-        """Launch a batch of one token; returns once all ranks have launched theirs, as vLLM's on a GPU."""
+        """Launch a batch of one token; return once all ranks have launched theirs, as vLLM does on a GPU."""
         if self._common is None:
             super().execute_dummy_batch()
         else:
             self._common.dispatch(self._times.device_us(DUMMY)).result()
 
     def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
-        """Return the output of a batch; with ranks in lock-step it is done when all are done with theirs."""
+        """Return the output of a batch; in lock-step, it is done when all ranks are done."""
         if self._common is None:
             return super()._launched(now_us, batch, output)
         return _InCommon(self._clock, self._common.dispatch(self._times.device_us(batch)), output)
 
     def shutdown(self) -> None:
-        """Leave the other ranks alone."""
+        """Leave the group of ranks."""
         if self._common is not None:
             self._common.close()
 
@@ -167,7 +168,7 @@ class ServedExecutor(SimulatedExecutor):
         return self._specs
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """Return every layout for each GPU: any will do (vLLM 0.32 and newer ask)."""
+        """Return every layout for each GPU, because any is acceptable (vLLM 0.32 and newer ask)."""
         from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: PLC0415  # older releases have none
 
         return [[layout.name for layout in KVCacheLayout]] * len(self._specs)
@@ -175,16 +176,16 @@ class ServedExecutor(SimulatedExecutor):
     def determine_available_memory(self) -> list[int]:
         """Return the bytes for the KV cache on one GPU of each stage.
 
-        ``--kv-cache-memory-bytes`` or what ``--num-gpu-blocks-override`` takes; else what the model leaves of
-        the GPU's memory, as ``step_times.gpus`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which vLLM's CPU
-        platform puts in place of the first, is no GPU's.
+        This is ``--kv-cache-memory-bytes``, or the size of ``--num-gpu-blocks-override``. Otherwise it is the
+        GPU's memory beside the model, as ``step_times.gpus`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which
+        vLLM's CPU platform uses instead of the first, does not apply.
         """
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
         kv_bytes = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
         if kv_bytes and not (platform_is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
             return [kv_bytes] * len(self._specs)
-        blocks = cache.num_gpu_blocks_override or self._device.kv_blocks(
+        blocks = cache.num_gpu_blocks_override or self._device.memory_blocks(
             config.model_config.model,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
             tensor_parallel_size=parallel.tensor_parallel_size,
@@ -199,7 +200,7 @@ class ServedExecutor(SimulatedExecutor):
         return [blocks * sum(spec.page_size_bytes for spec in specs.values()) for specs in self._specs]
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
-        """Do nothing: there is no cache to make, and up to 0.26 nothing to compile."""
+        """Do nothing: there is no cache to create and, up to 0.26, nothing to compile."""
 
     def compile_or_warm_up_model(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -213,7 +214,7 @@ class ServedExecutor(SimulatedExecutor):
         non_block: bool = False,
         **__: object,
     ) -> Any:
-        """Return workers' answers: about adapters and tasks; ``None`` for orders that concern a device."""
+        """Return workers' answers about adapters and tasks; ``None`` for commands to a device."""
         del timeout  # nothing takes time
         answers = self._adapters(method, *args) if method in _ADAPTERS else super().collective_rpc(method)
         if not non_block:
@@ -236,7 +237,7 @@ class ServedExecutor(SimulatedExecutor):
 
 
 class _InCommon(Future[Any]):
-    """An output that is there when all ranks are through with a pass."""
+    """Output that is available when all ranks are done with a pass."""
 
     def __init__(self, clock: EngineClock, ran: "Future[Ran]", output: Any) -> None:
         super().__init__()
@@ -256,7 +257,7 @@ _ADAPTERS = ("add_lora", "remove_lora", "pin_lora", "list_loras")
 
 
 def _refuse(config: Any) -> None:
-    """Refuse settings that would need a model's answers, or other machines'."""
+    """Refuse settings that need a model's answers, or other machines."""
     together = config.parallel_config.data_parallel_size > 1
     refused = {
         "sleeping ranks in lock-step": together and getattr(config.model_config, "enable_sleep_mode", False),

@@ -1,4 +1,4 @@
-"""vLLM's engine core in virtual time: requests arrive at their times, steps take what a device model says.
+"""vLLM's engine core in virtual time: requests arrive at their times, and steps take modelled times.
 
 ``EngineCore``'s own ``step`` functions run, with an executor that computes nothing. Nothing sleeps.
 """
@@ -19,22 +19,22 @@ from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
 
 YIELD_US = 1000
-"""What ``EngineCore`` sleeps after a step without tokens while requests are left."""
+"""Microseconds that ``EngineCore`` sleeps after a step without tokens while requests are left."""
 MOST_IDLE_STEPS = 2000
-"""Consecutive steps without a token and without expected arrivals after which requests never finish."""
+"""Consecutive steps without a token or an expected arrival after which requests never finish."""
 
 
 class NoProgressError(RuntimeError):
-    """Requests are left that never will be done."""
+    """Error: requests are left that will never finish."""
 
 
 class TimedEngine(Engine):
-    """An engine whose scheduler takes its time on a virtual clock.
+    """Engine whose scheduler takes time on a virtual clock.
 
     Args:
-        clock: Entered before the engine is made.
-        wrap: As ``Engine``.
-        times: How long the parts of a step take.
+        clock: Clock, which must be entered before the engine is created.
+        wrap: As for ``Engine``.
+        times: Step times.
         balance_ranks: Whether it admits requests together with other ranks (``schedtrace.balance``).
         options: As ``Engine``.
     """
@@ -42,7 +42,7 @@ class TimedEngine(Engine):
     number = 0
     """Data-parallel rank."""
     core: Any
-    """vLLM's ``EngineCore``, or a subclass of it."""
+    """``EngineCore`` of vLLM, or a subclass of it."""
 
     def __init__(
         self,
@@ -64,23 +64,23 @@ class TimedEngine(Engine):
 
     @property
     def steps(self) -> int:
-        """``schedule()`` calls so far."""
+        """Number of ``schedule()`` calls so far."""
         return int(self.scheduler.schedtrace_steps)
 
     @property
     def recorded_inputs(self) -> Any:
-        """What the recorder keeps of the input thread; None if nothing is recorded."""
+        """Recorder's facts about the input thread; None if nothing is recorded."""
         return INPUTS.get(self.scheduler.structured_output_manager)
 
     def prepared(self, us: float, request: Any) -> None:
-        """Record that the input thread has made a request of a client's message."""
+        """Note for the recorder that the input thread has made a request from a client's message."""
         if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
                 inputs.note_prepared(request, self.clock.monotonic_ns())
 
 
 class Feed(Protocol):
-    """Lets requests in by the step, not by the clock."""
+    """Source that lets requests in by step, not by the clock."""
 
     @property
     def expected(self) -> bool:
@@ -88,38 +88,40 @@ class Feed(Protocol):
         ...
 
     def let_in(self, engine: TimedEngine) -> None:
-        """Let requests in; called before an engine lets in what has arrived."""
+        """Let requests in; called before an engine lets in requests that have arrived."""
         ...
 
 
 class VirtualEngines(ABC):
-    """Engines on which a load is played: one (``Simulation``), or data-parallel ranks (``Ranks``)."""
+    """Engines that play a load: a single engine (``Simulation``), or data-parallel ranks (``Ranks``)."""
 
     clock: VirtualClock
     ranks: Sequence[TimedEngine]
-    """The engines; of one that is on its own, itself."""
+    """The engines; for an independent engine, itself."""
     lockstep = False
     """Whether the ranks step together."""
 
     def __init__(self) -> None:
         self.finished: Callable[[str], Any] = lambda _: None
-        """Called with the id of a request whose last token is back: a closed loop's client sends its next."""
+        """Function called with the id of a request whose last token is back; in a closed loop, its client
+        then sends the next.
+        """
         self.feed: Feed | None = None
         self._coming: list[tuple[float, int, Callable[[], Any]]] = []
         self._order = count()
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a request, at most."""
+        """Maximum number of tokens of a request."""
         return int(self.ranks[0].scheduler.max_model_len)
 
     @property
     def steps(self) -> int:
-        """``schedule()`` calls so far, of all ranks."""
+        """Number of ``schedule()`` calls of all ranks so far."""
         return sum(rank.steps for rank in self.ranks)
 
     def at(self, us: float, action: Callable[[], Any]) -> None:
-        """Make something happen then; for one engine, before the first step that begins then or later."""
+        """Run an action at that time; for one engine, before the first step that begins then or later."""
         heapq.heappush(self._coming, (us, next(self._order), action))
 
     def arrive(
@@ -135,16 +137,17 @@ class VirtualEngines(ABC):
     ) -> None:
         """Make a request reach an engine's input queue.
 
-        One whose prompt fills ``max_model_len`` does not: vLLM's front end refuses it.
+        A request whose prompt fills ``max_model_len`` does not reach it, because vLLM's front end refuses it.
 
         Args:
-            us: When.
+            us: Time in microseconds.
             request_id: Any string.
-            prompt: Its tokens, or how many.
-            max_tokens: Output tokens at most.
-            rank: Which one; None: the router chooses then.
-            front_end_us: The client sent it so long before.
-            options: Of ``Engine.make_request``; its arrival time follows from ``us`` and ``front_end_us``.
+            prompt: Tokens of the prompt, or their number.
+            max_tokens: Maximum number of output tokens.
+            rank: Data-parallel rank; None to let the router choose.
+            front_end_us: Microseconds by which the client sent it earlier.
+            options: Options of ``Engine.make_request``; the arrival time follows from ``us`` and
+                ``front_end_us``.
         """
         options["arrival_time"] = (us - front_end_us) / 1e6
 
@@ -160,15 +163,15 @@ class VirtualEngines(ABC):
         self.at(us, arrives)
 
     def drop_request(self, request_id: str) -> None:
-        """Keep nothing of a request that is done."""
+        """Drop the data of a finished request."""
         for rank in self.ranks:
             rank.requests.pop(request_id, None)
 
     def finish(self) -> None:
-        """Run until every request is done, then close.
+        """Run until every request is finished, then close.
 
         Raises:
-            NoProgressError: If requests are left that never will be done.
+            NoProgressError: If requests are left that will never finish.
         """
         self.run()
         self.close()
@@ -179,36 +182,36 @@ class VirtualEngines(ABC):
 
     @abstractmethod
     def _enter(self, us: float, request: Any, rank: int | None) -> None:
-        """Hand a request that arrived at that time to an engine."""
+        """Pass a request that arrived at that time to an engine."""
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
-        """Abort a request whose client goes away now; do nothing if it is done."""
+        """Abort a request, as if its client disconnected now; do nothing if it is finished."""
 
     @abstractmethod
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache of all ranks; everything that runs is preempted."""
+        """Empty the prefix cache of all ranks; all running requests are preempted."""
 
     @abstractmethod
     def run(self, until_us: float = NEVER) -> None:
-        """Work as engines do until nothing is left to do, or until a time.
+        """Run the engines until nothing is left to do, or until a time.
 
         Raises:
-            NoProgressError: If requests are left that never will be done.
+            NoProgressError: If requests are left that will never finish.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End it, and its traces, with whatever is left."""
+        """Close the engines and their traces, even if requests are left."""
 
 
 class Simulation(TimedEngine, VirtualEngines):
     """An engine in virtual time; enter ``clock`` before making it, and leave it after its end.
 
     Args:
-        clock: Several engines may share it.
-        wrap: As ``Engine``.
-        times: How long the parts of a step take.
+        clock: Clock, which several engines may share.
+        wrap: As for ``Engine``.
+        times: Step times.
         options: As ``Engine``.
     """
 
@@ -225,9 +228,9 @@ class Simulation(TimedEngine, VirtualEngines):
         self._updated = False
         """Whether an output came back in the last step."""
         self._gap_us = 0.0
-        """What passed after it."""
+        """Microseconds that passed after that output."""
         self._idle = 0
-        """Steps in a row without a token."""
+        """Number of consecutive steps without a token."""
         super().__init__(clock, wrap, times, **options)
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
@@ -241,7 +244,7 @@ class Simulation(TimedEngine, VirtualEngines):
 
     @property
     def busy(self) -> bool:
-        """Whether the engine has anything to do, outputs in flight included."""
+        """Whether the engine has any work, including outputs in flight."""
         return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
     def run(self, until_us: float = NEVER) -> None:
@@ -256,7 +259,7 @@ class Simulation(TimedEngine, VirtualEngines):
                 return
 
     def step(self) -> None:
-        """Run a turn of the engine's loop: let in what has arrived, then step ``EngineCore``."""
+        """Run the engine's loop once: let in requests that have arrived, then step ``EngineCore``."""
         if self.feed is not None:
             self.feed.let_in(self)
         if self._updated:  # now it is known how many came meanwhile
@@ -299,7 +302,7 @@ class Simulation(TimedEngine, VirtualEngines):
             raise NoProgressError(msg)
 
     def _sleep(self, until_us: float) -> None:
-        """Let time pass until something comes to an engine that has nothing to do."""
+        """Let time pass until the next event, for an engine without work."""
         comes_us = self._coming[0][0]
         if comes_us > until_us:
             self.clock.until(until_us)

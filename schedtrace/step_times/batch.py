@@ -1,4 +1,4 @@
-"""The batch of a step, all that a model of its time may look at, and what every such model answers."""
+"""Batch of a step with everything that a model of its time may use, and the protocol of such models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class StepTimes(Protocol):
 
     @property
     def description(self) -> str:
-        """Sentence that says which model this is, and where it is from."""
+        """Sentence that describes the model and its source."""
 
     def device_us(self, batch: Batch) -> float:
         """Return the time of execution in the worker, sampling included."""
@@ -52,10 +52,10 @@ class StepTimes(Protocol):
         """Return the time of ``update_from_output()``."""
 
     def gap_us(self, arrivals: int) -> float:
-        """Return the host's time from an update to the next ``schedule()``, with so many arrivals let in."""
+        """Return the host's time from an update to the next ``schedule()``, for this many arrivals."""
 
     def wake_us(self) -> float:
         """Return the time until an idle engine takes a request from its input queue."""
 
     def gathering_us(self) -> float | None:
-        """Return what gathering a number of each rank in lock-step adds to a loop; None if not known."""
+        """Return the time that gathering a number from each rank adds to a loop; None if unknown."""

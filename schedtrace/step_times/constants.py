@@ -1,4 +1,4 @@
-"""Step times from constants: by the step, the request and the token."""
+"""Step times from constants: per step, per request and per token."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from schedtrace.step_times.batch import Batch
 
 @dataclass(frozen=True)
 class HostTimes:
-    """The engine's own work, in microseconds: constant, and more by the request.
+    """The engine's own work in microseconds: a constant, and a part per request.
 
     The defaults of ``schedule()`` and ``update_from_output()`` are the lines through 16 and 256 running
     requests of ``docs/overhead.md`` (131 and 1,880 us, 56 and 843 us: one processor, steady decode). The
@@ -21,9 +21,9 @@ class HostTimes:
     gap_base_us: float = 100.0
     gap_per_arrival_us: float = 50.0
     wake_us: float = 0.0
-    """Time until an idle engine takes a request in; no assumption is made."""
+    """Microseconds until an idle engine takes a request in; 0 by default."""
     gathering_us: float | None = None
-    """Time that gathering a number of each rank in lock-step adds to a loop; not known."""
+    """Microseconds that gathering a number from each rank in lock-step adds to a loop; None if unknown."""
 
     def schedule_us(self, batch: Batch) -> float:
         """Return the time of ``schedule()``, in microseconds."""
@@ -39,7 +39,7 @@ class HostTimes:
 
 
 class OnHost:
-    """Host's part of a model of step times (``StepTimes``), as its ``host`` has it."""
+    """Host's part of a model of step times (``StepTimes``), taken from its ``host``."""
 
     host: HostTimes
 
@@ -60,7 +60,7 @@ class OnHost:
         return self.host.wake_us
 
     def gathering_us(self) -> float | None:
-        """Return what gathering a number of each rank adds to a loop, in microseconds; None if not known."""
+        """Return the microseconds that gathering a number from each rank adds to a loop; None if unknown."""
         return self.host.gathering_us
 
 
@@ -69,7 +69,7 @@ NO_HOST_TIME = HostTimes(0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Constants(OnHost):
-    """Steps take a constant time and more by the token; all in microseconds. The host takes none."""
+    """Steps that take a constant time and a time per token, in microseconds; the host takes none."""
 
     base_us: float = 1000.0
     per_prefill_token_us: float = 10.0

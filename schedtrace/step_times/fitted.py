@@ -1,4 +1,4 @@
-"""Step times fitted to recorded traces, with their error and where they came from.
+"""Step times fitted to recorded traces, with their error and their source.
 
 ``RecordedTimes`` has those of one trace step by step, for a replay that must reproduce it.
 """
@@ -24,9 +24,9 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.version import __version__
 
 BLOCK = 25
-"""Steps of a block: residuals of neighbours are alike, so they are drawn in blocks."""
+"""Number of steps in a block; residuals of neighbours are similar, so they are drawn in blocks."""
 MOST_STEPS = 20_000
-"""Largest number of steps of a fit: of more, evenly chosen blocks are fitted."""
+"""Maximum number of steps of a fit; of more steps, evenly spaced blocks are fitted."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Fitted:
         return self.fit.wake_us
 
     def gathering_us(self) -> float | None:
-        """Return the cost of gathering, as recorded all-reduces have it (``fitting.gathering_us``)."""
+        """Return the cost of gathering, as measured by recorded all-reduces (``fitting.gathering_us``)."""
         return self.fit.gathering_us
 
     def extrapolates(self, batch: Batch) -> bool:
-        """Return whether a batch lies outside the recorded range, so that its device time is extrapolated."""
+        """Return whether a batch lies outside the recorded range, so that its time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.is_outside_fit(_device_columns(batch))
 
     @cached_property
@@ -143,7 +143,7 @@ def load(path: Path) -> Fitted:
     """Load a saved fit.
 
     Raises:
-        InputError: missing, or no such file.
+        InputError: If the file does not exist, or is no saved fit.
     """
     try:
         return Fitted(msgspec.json.decode(path.read_bytes(), type=Fit))
@@ -162,12 +162,12 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     batch of that rank.
 
     Args:
-        timelines: Of one model on one device.
-        runs: What to call where they came from, for instance the run folder's name.
-        gathering_us: Of ranks in lock-step (``fitting.gathering_us``); None if not known.
+        timelines: Timelines of one model on one device.
+        runs: Name of their source, such as the run folder's name.
+        gathering_us: Cost of gathering for ranks in lock-step (``fitting.gathering_us``); None if unknown.
 
     Raises:
-        InputError: If too few steps have an output and requests that are known.
+        InputError: If too few steps have an output and known requests.
     """
     header = timelines[0].header
     rows = pl.concat(
@@ -199,20 +199,22 @@ def _host_columns(batch: Batch) -> dict[str, float]:
 
 
 class Counted:
-    """A fit that counts the steps it is asked about (``StepTimes``).
+    """Fit that counts the steps that it is asked about (``StepTimes``).
 
     Args:
-        fitted: Fit that answers.
+        fitted: Fit to use.
         noise: Factors of successive steps' device time. If empty, every step is scaled by total measured over
             total fitted time, so that outliers are included.
-        economies: Assume economies of scale in steps with more tokens than any recorded step.
+        economies: Whether to assume economies of scale in steps with more tokens than any recorded step.
     """
 
     def __init__(self, fitted: Fitted, noise: list[float] | None = None, *, economies: bool = True) -> None:
         self._fitted, self._noise = fitted, noise or [1 + fitted.fit.error.total_frac]
         self._device_us = fitted.device_us if economies else fitted.without_economies_us
         self.steps = self.outside = self.larger = 0
-        """Steps asked for; those outside what was recorded; those with more tokens than any recorded step."""
+        """Numbers of steps asked about: all, those outside the recorded range, and those with more tokens
+        than any recorded step.
+        """
 
     @property
     def outside_frac(self) -> float:
@@ -233,7 +235,7 @@ class Counted:
 
 
 class RecordedTimes:
-    """Durations of a trace's steps, in their order; past its end, or where it lacks one, fitted ones.
+    """Durations of a trace's steps, in order; fitted durations past its end, or where it lacks one.
 
     Each call is about a step: ``schedule_us`` about the next one, ``device_us`` about the one scheduled last,
     ``update_us`` about the oldest whose update was recorded and not asked for, ``gap_us`` about the time
@@ -241,7 +243,7 @@ class RecordedTimes:
 
     Args:
         timeline: The recorded trace, or one trial of it.
-        fitted: Step times for all that it lacks.
+        fitted: Step times for missing durations.
     """
 
     def __init__(self, timeline: Timeline, fitted: Fitted) -> None:
@@ -256,7 +258,7 @@ class RecordedTimes:
         self._fitted = fitted
         self._scheduled = self._updated = 0
         self.extrapolated = 0
-        """Steps scheduled after the recorded ones were used up."""
+        """Number of steps scheduled after the last recorded one."""
 
     @property
     def description(self) -> str:

@@ -38,7 +38,7 @@ GPUS = {
 
 
 SAID_BESIDE = frozenset({"", "nvidia", "sxm", "sxm4", "sxm5", "sxm6", "80gb", "hbm2e", "hbm3", "hbm3e"})
-"""Words of a name that make no difference between the GPUs of the table."""
+"""Words in a name that do not distinguish the GPUs of the table."""
 
 
 def gpu(name: str) -> Gpu:
@@ -77,15 +77,15 @@ class GpuPlatform:
 
 
 OUTSIDE_BYTES = 2**30
-"""Assumed: CUDA context, NCCL's buffers and CUDA graphs, which no tensor accounts for."""
+"""Assumed bytes for CUDA context, NCCL's buffers and CUDA graphs, which no tensor accounts for."""
 LIVE_HIDDEN, LIVE_INTERMEDIATE = 4, 2
-"""Assumed: activations of a layer that live at once, in widths of the model and of its MLP."""
+"""Assumed activations of a layer that are alive at once, in widths of the model and of its MLP."""
 LOGITS_BYTES = 4
-"""vLLM samples from logits in float32."""
+"""Bytes of a logit, from which vLLM samples in float32."""
 OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
-"""Settings that change the number of KV cache blocks by way of a GPU's memory."""
+"""Settings that change the number of KV cache blocks through a GPU's memory."""
 FIT_TO_MEMORY = {None, -1, "auto"}
-"""Values of ``max_model_len`` that leave it to the KV cache; vLLM itself does so where one is given."""
+"""Values of ``max_model_len`` that let the KV cache decide, as vLLM itself does."""
 MOST_BLOCKS = 2**18
 """KV cache blocks of an engine whose model is tiny: each is an object in vLLM's memory."""
 
@@ -94,7 +94,7 @@ def refuse_memory_setting(name: str, option: str = "--set") -> None:
     """Refuse to change a setting of ``OF_MEMORY`` in a replay.
 
     Raises:
-        UsageError: what to give instead.
+        UsageError: If it is such a setting; the text states what to use instead.
     """
     if name in OF_MEMORY:
         msg = (
@@ -108,7 +108,7 @@ def dtype_bytes(dtype: str) -> float:
     """Return the bytes of a number of this type.
 
     Raises:
-        UsageError: not a known type.
+        UsageError: If the type is unknown.
     """
     if dtype not in DTYPE_BYTES:
         msg = f"unknown data type '{dtype}': known are {', '.join(DTYPE_BYTES)}"

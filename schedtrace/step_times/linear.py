@@ -13,26 +13,28 @@ from schedtrace.timeline.step_time import FEWEST_STEPS, resolved
 
 ROUNDS = 30
 HUBER = 1.5
-"""Standard deviations beyond which residuals count linearly, not squared."""
+"""Number of standard deviations beyond which residuals count linearly, not squared."""
 TO_STANDARD_DEVIATION = 1.4826
 """Standard deviation as a multiple of the median absolute deviation, for normal residuals."""
 APART_FRAC = 0.01
-"""A column is fitted if the others, and a constant, leave so much of its variance unexplained."""
+"""Share of a column's variance that other columns must leave unexplained for it to be fitted."""
 SLACK_FRAC = 0.05
-"""A step may leave a column's recorded range, or its relation to others, by so much of the range."""
+"""Share of a column's range by which a step may leave it, or its relation to other columns."""
 RESOLVED_FRAC = 1e-6
 """Precision of a fit for a column that never changes."""
 ROUNDS_OF_TWO = 8
-"""Rounds of giving each step to one of two sums, and fitting these."""
+"""Rounds of assigning each step to one of two sums, and fitting these."""
 FEWEST_OF_A_SUM = 8
-"""Steps that one of two sums is fitted to: a long prompt among short ones makes few large steps."""
+"""Fewest steps to which one of two sums is fitted; a long prompt among short ones makes few large steps."""
 BETTER_FRAC, BETTER_LOG = 0.05, 0.001
 """Two sums are taken if their error is less than one sum's by this part of it, and by this much: they have
 more to fit noise with."""
 CAPPED = 0.3
-"""Errors of a step are logarithms of measured by fitted; beyond this a step counts no more."""
+"""Largest logarithm of measured by fitted time that counts as a step's error."""
 SPLITS = tuple(part / 10 for part in range(1, 10))
-"""Begins of the search, as shares of the way from the smallest to the largest step on a log scale."""
+"""Starting points of the search, as shares of the way from the smallest to the largest step on a log
+scale.
+"""
 
 
 class Unresolved(msgspec.Struct, frozen=True):
@@ -52,7 +54,7 @@ class Linear(msgspec.Struct, frozen=True):
     factors: dict[str, float]
     unresolved: list[Unresolved]
     ranges: dict[str, tuple[float, float]]
-    """Least and most of each column in the recorded steps."""
+    """Minimum and maximum of each column in the recorded steps."""
     steps: int
 
     def us(self, values: dict[str, float]) -> float:
@@ -148,7 +150,7 @@ class Larger(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> int:
-        """Number of steps that it was fitted to."""
+        """Number of steps in the fit."""
         return sum(part.steps for part in self.parts)
 
     @property

@@ -1,4 +1,4 @@
-"""Step times of a trace: one row a step, with what it computed and how long each part took."""
+"""Step times of a trace: one row per step, with its work and the time of each part."""
 
 import polars as pl
 
@@ -29,7 +29,7 @@ OF_BATCH = (
     "decode_requests",
     "decode_context_tokens",
 )
-"""Columns with the names and meanings of ``Batch``."""
+"""Columns that have the names and meanings of ``Batch``."""
 WORKER_CLOCK_FRAC = 0.9
 """Share of the steps with tokens that must have the worker's clock for it to be used."""
 
@@ -115,7 +115,7 @@ def _batches(timeline: Timeline) -> pl.DataFrame:
 def _parts(
     stretches: pl.DataFrame, kind: str, tokens: pl.Expr, value: pl.Expr, slope: pl.Expr
 ) -> pl.DataFrame:
-    """Return what each stretch adds to its steps; ``value`` in its first step grows by ``slope``."""
+    """Return what each stretch adds to its steps: ``value`` in its first step, growing by ``slope``."""
     return stretches.select(
         "step",
         "last_step",
@@ -157,7 +157,7 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _wakes(timeline: Timeline) -> pl.DataFrame:
-    """Return ``step`` and ``wake_us``: the time until an idle engine took its next request in."""
+    """Return ``step`` and ``wake_us``: the time until an idle engine took in its next request."""
     work = pl.col("num_running_after") + pl.col("num_waiting_after")
     idle = timeline.steps.sort("step").filter(
         (pl.col("total_requests").shift(1).fill_null(0) == 0) & (work.shift(1).fill_null(0) == 0)

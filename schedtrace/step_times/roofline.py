@@ -1,6 +1,6 @@
 """Step times from a model's shape and a GPU: the roofline. Formulas and sources: ``docs/simulation.md``.
 
-An estimate within a factor, for where nothing was recorded; a fitted trace is better wherever there is one.
+The result is an estimate within a factor, for use without a recording; a fitted trace is better.
 """
 
 from dataclasses import dataclass
@@ -37,15 +37,15 @@ class Roofline(OnHost):
     """Times of a shape on GPUs; each group of kernels takes the longer of compute and memory time.
 
     Args:
-        shape: The model's.
+        shape: Shape of the model.
         gpu: One of the GPUs.
-        tensor_parallel_size: How many of them.
-        kv_dtype: Type of the KV cache; None: as the model's.
-        efficiency: Of kernels.
-        host: The engine's own work.
+        tensor_parallel_size: Number of GPUs.
+        kv_dtype: Type of the KV cache; None for the model's type.
+        efficiency: Efficiency of kernels.
+        host: Times of the engine's own work.
 
     Raises:
-        UsageError: heads cannot be divided among the GPUs, or an unknown type.
+        UsageError: If heads cannot be divided among the GPUs, or a type is unknown.
     """
 
     shape: Shape
@@ -114,7 +114,7 @@ class Roofline(OnHost):
         return self._longer((layers + logits), read / self.gpu.memory_bytes_per_s) / self.tensor_parallel_size
 
     def _unread_bytes(self, tokens: int) -> float:
-        """Return the bytes that a step does not read: experts without a token, and input embeddings."""
+        """Return the bytes that a step does not read: experts without tokens, and input embeddings."""
         shape = self.shape
         unread = 0.0 if shape.tied else shape.vocab * shape.hidden * dtype_bytes(shape.dtype)
         if shape.experts:

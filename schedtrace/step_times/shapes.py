@@ -1,4 +1,4 @@
-"""Shapes of models: of public ones, from a Hugging Face ``config.json``, and written as one."""
+"""Shapes of models: of public models, from a Hugging Face ``config.json``, and written as one."""
 
 import json
 import tempfile
@@ -30,7 +30,7 @@ class Shape:
     positions: int | None = None
     """Longest sequence, ``max_position_embeddings``: what vLLM's ``max_model_len`` is unless given."""
     tied: bool = False
-    """Input and output embeddings are one matrix."""
+    """Whether input and output embeddings are one matrix."""
     dtype: str = "bfloat16"
     """Type of activations, embeddings and, where they are not quantized, weights."""
     quantization: str | None = None
@@ -38,14 +38,14 @@ class Shape:
     experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
-    """Experts that every token goes through, besides ``experts_per_token``."""
+    """Number of experts that every token passes, in addition to ``experts_per_token``."""
     expert_intermediate: int = 0
     dense_layers: int = 0
-    """First layers without experts, in a model that has them."""
+    """Number of first layers without experts, in a model with experts."""
     kv_rank: int = 0
-    """Multi-head latent attention: width of the compressed keys and values; 0: the model has none."""
+    """Width of the compressed keys and values in multi-head latent attention; 0 if the model has none."""
     query_rank: int = 0
-    """Width of the compressed queries; 0: not compressed."""
+    """Width of the compressed queries; 0 if they are not compressed."""
     nope_dim: int = 0
     rope_dim: int = 0
     value_dim: int = 0
@@ -94,7 +94,7 @@ class Shape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with in the layers."""
+        """Number of parameters in the layers that one token is multiplied with."""
         return self.shared_parameters + self.expert_layers * self.experts_per_token * self.expert_parameters
 
 
@@ -105,7 +105,7 @@ REQUIRED = {
     "layers": "num_hidden_layers",
     "vocab": "vocab_size",
 }
-"""Fields of ``Shape`` to keys of a ``config.json``, which are those of ``transformers``."""
+"""Keys of a ``config.json`` (those of ``transformers``) by field of ``Shape``."""
 LATENT = {
     "kv_rank": "kv_lora_rank",
     "query_rank": "q_lora_rank",
@@ -113,11 +113,11 @@ LATENT = {
     "rope_dim": "qk_rope_head_dim",
     "value_dim": "v_head_dim",
 }
-"""Fields of latent attention to their keys in ``config.json``."""
+"""Keys of a ``config.json`` by field of latent attention."""
 OURS = "schedtrace_shape"
-"""Key of a ``config.json`` written here: the name of the shape in full, of which vLLM is told less."""
+"""Key in a ``config.json`` written here: the full name of the shape."""
 QUANTIZED_AS = {"fp8": "fp8", "awq": "int4", "gptq": "int4"}
-"""``quant_method`` of a ``config.json`` to what a weight is stored as; scales are left out."""
+"""Stored type of a weight by ``quant_method`` of a ``config.json``; scales are left out."""
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 FULL_ATTENTION = frozenset({"full_attention", "attention"})
 
@@ -256,9 +256,9 @@ _FAMILIES = {
 
 
 def shape_folder(shape: Shape) -> Path:
-    """Return a folder of the user's cache with its ``config.json``; a temporary one if need be.
+    """Return a folder of the user's cache with the shape's ``config.json``; a temporary folder if necessary.
 
-    That is enough for a simulated engine.
+    This is enough for a simulated engine.
 
     Args:
         shape: One of ``SHAPES``.

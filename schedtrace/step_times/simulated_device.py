@@ -1,4 +1,4 @@
-"""A device to be simulated in real time: what is asked for, and what that makes of a model's steps.
+"""Device that is simulated in real time: its settings, and the resulting step times of a model.
 
 vLLM carries it to the engine's process in its own ``additional_config``, under ``KEY``. A setting of vLLM's
 reaches every engine process, a Ray actor's too, and stands in vLLM's log; an environment variable may not.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
 
 MOST = 1.0
-"""A standard deviation above that is no noise any more."""
+"""Largest standard deviation; a larger one is no noise any more."""
 
 
 class Noisy:
@@ -61,7 +61,7 @@ class Noisy:
         return self._times.device_us(batch) * factor
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the step times: the host's do not scatter."""
+        """Return any other attribute of the step times; host times have no noise."""
         return getattr(self._times, name)
 
 
@@ -90,7 +90,7 @@ class SimulatedDevice(
         """Return the GPU, if it is set.
 
         Raises:
-            UsageError: unknown.
+            UsageError: If the GPU is unknown.
         """
         return None if self.gpu is None else gpu(self.gpu)
 
@@ -98,7 +98,7 @@ class SimulatedDevice(
         """Return the saved step times, if they are set.
 
         Raises:
-            InputError: no such file.
+            InputError: If there is no such file.
         """
         if self.step_times is None:
             return None
@@ -110,8 +110,8 @@ class SimulatedDevice(
         """Return the device's name in traces.
 
         Raises:
-            UsageError: unknown, or none given.
-            InputError: no such file.
+            UsageError: If the GPU is unknown, or none is set.
+            InputError: If there is no such file.
         """
         fitted = self.saved_times()
         if self.gpu is None and fitted is not None:
@@ -127,7 +127,7 @@ class SimulatedDevice(
             kv_dtype: Type of the KV cache; None: as the model's.
 
         Raises:
-            UsageError: unknown GPU, model or type, or none given.
+            UsageError: If the GPU, model or type is unknown, or none is set.
             InputError: If no such file, or a model's folder that cannot be read.
         """
         times: StepTimes | None = self.saved_times()
@@ -135,7 +135,7 @@ class SimulatedDevice(
             times = Roofline(shape(model), self._required_gpu(), tensor_parallel_size, kv_dtype)
         return Noisy(times, self.noise, self.seed) if self.noise else times
 
-    def kv_blocks(
+    def memory_blocks(
         self, model: str, *, pipeline_parallel_size: int = 1, **options: Unpack[CacheOptions]
     ) -> int:
         """Return the number of KV cache blocks in the GPU's memory.
@@ -146,7 +146,7 @@ class SimulatedDevice(
             options: Options of ``gpus.kv_cache_blocks``.
 
         Raises:
-            UsageError: without a GPU, or the model does not fit.
+            UsageError: If no GPU is set, or the model does not fit.
             InputError: If a model's folder that cannot be read.
         """
         device = self.gpu_of()
@@ -168,7 +168,7 @@ def simulated_device(additional_config: Any) -> SimulatedDevice:
     """Return the device that ``additional_config`` asks for.
 
     Raises:
-        UsageError: If a key or value that is none of ``SimulatedDevice``.
+        UsageError: If a key or value does not belong to ``SimulatedDevice``.
     """
     settings = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     try:

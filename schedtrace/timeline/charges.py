@@ -1,13 +1,14 @@
-"""Charges of every wait: each is followed to the end of its chain, step by step.
+"""Charges of every wait: each wait is followed to the end of its chain of causes, step by step.
 
-A request that waits for a seat waits, in the end, for what stalls the requests in the seats; a request that
-waits for the token budget may wait for one long prompt. The result is a table that divides the time of
-``request_states`` in which requests got nothing, and so cannot disagree with it.
+A request that waits for a seat may in fact wait for the cause that stalls the requests in the seats. A
+request that waits for the token budget may in fact wait for one long prompt. The result is a table that
+divides the time in ``request_states`` in which requests got nothing, so the two cannot disagree.
 
-Some waits end at holders of what is refused: KV blocks of idle requests, or most of the token budget. A
-streaming session keeps its blocks between two parts; a finished request keeps them until a KV transfer has
-fetched them. Loads on their way and requests that their scheduler set aside are not among ``idle_holders``:
-rules of their own describe them. A long prompt takes most of the steps' prefill tokens.
+Some waits end at the holders of a resource: idle requests that hold KV blocks, or a prompt that takes most of
+the token budget. A streaming session keeps its blocks between two parts; a finished request keeps them until
+a KV transfer has fetched them. ``idle_holders`` does not include requests with KV loads in progress or
+requests that the scheduler set aside, because other rules describe them. A long prompt takes most of the
+steps' prefill tokens.
 """
 
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, steps_of, time_within, united
 
 FEWEST_STEPS = 10
-"""Fewest steps of a run, within which every running request gets tokens."""
+"""Fewest steps of a run; within so many steps, every running request normally gets tokens."""
 MOST_FRAC = 0.5
-"""Share of the held blocks from which their holders are to blame."""
+"""Share of the held blocks from which their holders are reported."""
 ELSEWHERE = ("kv_loads", "set_aside")
 
 HOLDERS_SCHEMA = {
@@ -42,7 +43,7 @@ HOLDERS_SCHEMA = {
 
 
 def make_idle_holders(frames: EngineFrames) -> pl.DataFrame:
-    """Return a row per run of steps that refused a request KV blocks, and holder that got no tokens in it.
+    """Return one row per run of steps that refused a request KV blocks, and per holder without tokens in it.
 
     Only runs of at least ``FEWEST_STEPS`` count, in which such holders keep ``MOST_FRAC`` of all held blocks.
 
@@ -131,11 +132,13 @@ def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 MOST_PREFILL_FRAC = 0.5
 """Share of a step's prefill tokens that one prompt takes to count as long."""
 SHORT_FRAC = 0.25
-"""Relative length up to which a prompt is short beside another one; longer prompts are of the same kind."""
+"""Largest relative length of a prompt that counts as short beside another; longer prompts are of the same
+kind.
+"""
 
 
 def prefills(frames: EngineFrames) -> pl.DataFrame:
-    """Return one row per step and prompt of which the step computed a part.
+    """Return one row per step and prompt, for prompts of which the step computed a part.
 
     Columns, as in ``timeline.requests``: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens``
     and ``computed_tokens``.
@@ -158,8 +161,8 @@ def prefills(frames: EngineFrames) -> pl.DataFrame:
 def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
     """Return the steps in which one long prompt took at least half of the prefill tokens.
 
-    A prompt is long if it is larger than the token budget and the usual prompt is short beside it; many long
-    prompts are simply a full device.
+    A prompt is long if it exceeds the token budget and the median prompt is short in comparison. Many long
+    prompts simply fill the device.
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
@@ -182,7 +185,7 @@ def make_long_prefills(frames: EngineFrames) -> pl.DataFrame:
 
 
 PARKED_LOADS = "parked_loads"
-"""Charge of a wait for KV blocks while at least as many requests wait for KV from elsewhere as run."""
+"""Charge of a wait for KV blocks while at least as many requests load KV from elsewhere as run."""
 IDLE_HOLDERS = "idle_holders"
 """Charge of a wait while idle requests, such as sessions between two inputs, hold half of the held blocks."""
 HEAD_OF_LINE = "head_of_line"
@@ -190,7 +193,7 @@ HEAD_OF_LINE = "head_of_line"
 PRIORITY_INVERSION = "priority_inversion"
 """Charge of a wait for something that less urgent running requests hold."""
 LONG_PROMPT = "long_prompt"
-"""Charge of a wait while one prompt, far longer than the request's own, takes the token budget."""
+"""Charge of a wait while one prompt, far longer than the request's own prompt, takes the token budget."""
 CACHE_RESET = "cache_reset"
 """Charge of waiting and recomputation after a reset of the prefix cache took the request's KV blocks."""
 ABORTED_WORK = "aborted_work"
@@ -208,7 +211,7 @@ CHARGES = (
     ABORTED_WORK,
     RECOMPUTE,
 )
-"""Charges other than a ``Cause``."""
+"""Charges that are not a ``Cause``."""
 
 OF_LIMITS = (
     Cause.MAX_NUM_SEQS,
@@ -216,11 +219,11 @@ OF_LIMITS = (
     Cause.INPUT_BUDGET,
     Cause.KV_BLOCKS,
 )
-"""Charges that are shorter where the device does less in vain."""
+"""Charges that shrink by the time in which the device works in vain."""
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
 """Causes that follow from a preemption, and thus from a lack of KV blocks."""
 HALF = 0.5
-"""Share of the seats that decides."""
+"""Share of the seats that decides the charge."""
 
 SCHEMA = {
     "request_id": pl.String,
@@ -246,15 +249,15 @@ def make_charges(
     long: pl.DataFrame,
     in_vain: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Return the rows of ``request_states`` in which requests got nothing, by what that is charged to.
+    """Return the rows of ``request_states`` in which requests got nothing, divided among charges.
 
     Columns: those of ``SCHEMA``. A row appears once for each of its charges; their ``time_us`` add up to the
     row's length, or to the length of the part that is behind a refused head.
 
     Args:
-        frames: One engine's.
-        states: Its ``request_states``.
-        events: Its interruptions.
+        frames: Frames of one engine.
+        states: ``request_states`` of the engine.
+        events: Interruptions of the engine.
         held_up: Requests behind refused heads, which would have fitted (``queue_waits.behind_head``).
         idle: ``idle_holders``.
         long: ``long_prefills``.
@@ -284,7 +287,7 @@ def make_charges(
 
 
 def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge rows to a reset if the request's last preemption was one: nothing else took its blocks."""
+    """Charge rows to a reset if the request's last preemption was a reset: nothing else took its blocks."""
     taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
     if taken["in_schedule"].all():
         return rows
@@ -299,7 +302,7 @@ def _after_resets(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge the part of the waits that lies in an interruption to that interruption."""
+    """Charge the part of the waits within an interruption to that interruption."""
     spans = merged(events)
     if spans.is_empty():
         return rows
@@ -309,7 +312,7 @@ def _interrupted(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_vain(work: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Charge to aborted requests what of the waits for a limit the device worked for them."""
+    """Charge to aborted requests the part of each wait for a limit in which the device worked for them."""
     if work.is_empty():
         return rows
     inside = time_within(rows, work, {"us": pl.col("in_vain")})["us"]
@@ -319,7 +322,7 @@ def _in_vain(work: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _behind_heads(frames: EngineFrames, waits: pl.DataFrame, held_up: pl.DataFrame) -> pl.DataFrame:
-    """Return the waits, cut where a request began to be held up by a refused head (``held_up``)."""
+    """Return the waits, cut where a refused head began to hold up the request (``held_up``)."""
     starts = frames.steps.select("step", held_us="start_us")
     held = held_up.join(starts, on="step").sort("held_us")
     held = held.select("request_id", "held_us", "left_step")
@@ -351,8 +354,9 @@ class _Steps:
     """Spans of time, one per step, with the facts that decide the charge of a wait in that step."""
 
     spans: pl.DataFrame
-    """``begin_us``, ``end_us``, ``seats``, ``kv`` (the charge of a wait for each), ``unused`` (share of the
-    token budget) and ``long_prompt``."""
+    """``begin_us``, ``end_us``, ``seats`` and ``kv`` (the charges of a wait for each), ``unused`` (share
+    of the token budget) and ``long_prompt``.
+    """
     longest_prompt: int
     """Tokens of the longest prompt that took most of a step's prefill tokens."""
     prompts: pl.DataFrame
@@ -426,7 +430,7 @@ def _divided(
 
 
 def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
-    """Return each row twice: part of ``time_us`` is charged to ``charge``, the rest as before."""
+    """Return each row twice: a part of ``time_us`` is charged to ``charge``, the rest as before."""
     return pl.concat(
         [
             rows.with_columns(charge=pl.lit(charge), time_us=part_us),

@@ -1,8 +1,9 @@
 """Ranks of one data-parallel run on one clock, and the passes that ranks in lock-step make together.
 
 Ranks of a mixture-of-experts model run in lock-step: each makes one forward pass for every value of a common
-step counter, a dummy batch where it has nothing to compute, and no rank begins a pass before all are through
-the one before. Ranks of a dense model are independent engines (vLLM 0.14 and newer) and have no counter.
+step counter. A rank with nothing to compute runs a dummy batch. No rank begins a pass before all ranks have
+finished the previous pass. Ranks of a dense model are independent engines (vLLM 0.14 and newer) and have no
+counter.
 
 A pass lasts as long as its slowest rank needs. Its length without a prefill is estimated from the passes in
 which no rank prefilled, by a line through their median lengths over the requests of the fullest rank. Every
@@ -39,22 +40,22 @@ BEYOND = 1.5
 
 @dataclass(frozen=True)
 class Pace:
-    """Step times of one rank as a function of their work."""
+    """Step times of one rank as a function of the steps' work."""
 
     model: StepTime
     """Model of a step's time on the device."""
     work: dict[str, float]
-    """Mean of each of ``FEATURES`` over its steps."""
+    """Mean of each of ``FEATURES`` over the rank's steps."""
     least: dict[str, float]
     most: dict[str, float]
     """Largest value of each feature."""
 
     def knows(self, work: dict[str, float]) -> bool:
-        """Return whether the steps had about as much of each feature; far beyond that, a model guesses."""
+        """Return whether the steps had about as much of each feature; far beyond, no model is trusted."""
         return all(self.least[name] / BEYOND <= work[name] <= self.most[name] * BEYOND for name in FEATURES)
 
     def expected_us(self, work: dict[str, float]) -> float:
-        """Return what a step with this work takes on the rank, in microseconds."""
+        """Return the microseconds that a step with this work takes on the rank."""
         return float(pl.DataFrame(work).select(self.model.predicted()).item())
 
 
@@ -78,7 +79,7 @@ class RankSummary:
     arrived: int
     """Requests that reached its scheduler."""
     pinned: int
-    """Arrivals for which the client asked for this rank."""
+    """Number of arrivals for which the client asked for this rank."""
     mean_prompt_tokens: float | None
     """Mean over the requests that arrived; None if no request did."""
     mean_output_tokens: float | None
@@ -93,7 +94,7 @@ class RankSummary:
 
     @property
     def number(self) -> int:
-        """Data-parallel rank."""
+        """Data-parallel rank number."""
         return self.header.engine_rank
 
     @property
@@ -103,7 +104,7 @@ class RankSummary:
 
 
 def rank_of(timeline: Timeline) -> RankSummary:
-    """Extract from a timeline what is needed across ranks."""
+    """Return the figures of a timeline that are needed across ranks."""
     steps = timeline.steps
     arrivals = timeline.first_arrivals
     most = steps["num_running_after"].max()
@@ -197,9 +198,10 @@ class RankLoads:
     """Work of the ranks of a run."""
 
     loads: pl.DataFrame
-    """Table with a row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running`` and
-    ``waiting`` requests, and ``tokens`` of the steps that began in it. Parts in which no rank had a request
-    are left out."""
+    """Table with a row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running``
+    and ``waiting`` requests, and ``tokens`` of the steps that began in it. Parts without any request are left
+    out.
+    """
     avoidable_us: dict[int, int]
     """Time by rank in which its requests were refused while another rank had a seat and no queue."""
     waited_us: dict[int, int]
@@ -214,8 +216,8 @@ def rank_loads(ranks: list[RankSummary], offsets_us: dict[int, int]) -> RankLoad
     """Return the loads of all ranks; None if no rank has a request.
 
     Args:
-        ranks: Of one run.
-        offsets_us: Microseconds that turn each rank's times into those of one clock.
+        ranks: Ranks of one run.
+        offsets_us: Microseconds to add to each rank's times to convert them to a common clock.
     """
     spans = {
         rank.number: rank.presence.with_columns(pl.col("begin_us", "end_us") + offsets_us[rank.number])
@@ -296,7 +298,7 @@ def _waiting_us(spans: pl.DataFrame, room: pl.DataFrame) -> int:
 
 
 FEWEST_PASSES = 20
-"""Fewest passes without prefill from which the length of a pass is estimated."""
+"""Fewest passes without prefill to estimate the length of a pass."""
 
 SCHEMA = {
     "wave": pl.Int64,
@@ -320,7 +322,7 @@ class PassTime:
     per_request_us: float
 
     def expected_us(self, requests: pl.Expr) -> pl.Expr:
-        """Return the microseconds that a pass takes for so many requests on the fullest rank."""
+        """Return the microseconds that a pass takes if the fullest rank has this many requests."""
         return self.base_us + self.per_request_us * requests
 
 
@@ -341,7 +343,7 @@ def pass_time(passes: pl.DataFrame) -> PassTime | None:
 
 @dataclass(frozen=True)
 class PrefillStalls:
-    """Passes with a prefill on any rank, and what they cost the other ranks."""
+    """Passes with a prefill on any rank, and their cost to the other ranks."""
 
     passes: pl.DataFrame
     """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without one. Noise affects
@@ -350,15 +352,15 @@ class PrefillStalls:
     stalled: pl.DataFrame
     """Turns of ranks that only decoded in such a pass, with its ``excess_us``, in order of passes."""
     own: pl.DataFrame
-    """Turns of ranks that prefilled in such a pass, with ``own_us``, the time of their own prefill: its share
-    of the excess, by their tokens relative to the most that a rank prefilled.
+    """Turns of ranks that prefilled in such a pass, with ``own_us``, the time of their own prefill. This
+    is their share of the excess, by their tokens relative to the most that a rank prefilled.
     """
     noise_us: float
     """Standard deviation of passes without prefill around the model."""
 
     @property
     def stalling(self) -> pl.DataFrame:
-        """Passes in which a rank only decoded."""
+        """Passes in which at least one rank only decoded."""
         return self.passes.join(
             self.stalled.select(PASS).unique(), on=PASS, how="semi", maintain_order="left"
         )
@@ -371,7 +373,7 @@ class PrefillStalls:
     def saved_us(self) -> float:
         """Return the most microseconds saved if the ranks prefilled the same chunks at the same time.
 
-        The passes would then take at least as long as the prefills of the rank that has most of them.
+        The passes would then take at least as long as the prefills of the rank with the most prefill time.
         """
         each = self.own.group_by("rank").agg(pl.col("own_us").sum())["own_us"]
         longest = max(each.to_list(), default=0.0)
@@ -425,13 +427,13 @@ class RecordedRanks:
         return self.each[0].header
 
     @property
-    def seats(self) -> int:
+    def seats_per_rank(self) -> int:
         """Requests that may run at once on one rank."""
         return self.each[0].seats
 
     @cached_property
     def offsets_us(self) -> dict[int, int]:
-        """Microseconds that turn each rank's times into those of the first rank's trace."""
+        """Microseconds to add to each rank's times to convert them to the clock of the first rank's trace."""
         return {rank: offset.us for rank, offset in self._offsets.items()}
 
     @cached_property
@@ -453,18 +455,18 @@ class RecordedRanks:
 
     @cached_property
     def lockstep(self) -> bool:
-        """Whether the ranks step together; False for a single rank, and if no counter was recorded."""
+        """Whether the ranks step together; False for a single rank, and if no step counter was recorded."""
         return len(self.each) > 1 and any(rank.in_lockstep for rank in self.each)
 
     @cached_property
-    def missing(self) -> int:
+    def missing_ranks(self) -> int:
         """Ranks of a lock-step run without a trace here, whose effect on the other ranks is unknown."""
         size = max(rank.header.data_parallel_size or 1 for rank in self.each)
         return max(0, size - len(self.each)) if self.lockstep else 0
 
     @cached_property
-    def requests_us(self) -> int:
-        """All requests' time on all ranks."""
+    def total_requests_us(self) -> int:
+        """Total time of all requests on all ranks, in microseconds."""
         return sum(rank.requests_us for rank in self.each)
 
     @property
@@ -477,8 +479,8 @@ class RecordedRanks:
         """Table with a row per rank and pass in which it computed a batch, not a dummy batch.
 
         Columns, in order of ranks and their steps: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
-        ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (with those
-        that a preemption had thrown away) and ``decode_tokens``. Empty for independent ranks.
+        ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (including tokens
+        that are recomputed after a preemption) and ``decode_tokens``. Empty for independent ranks.
         """
         if not self.lockstep:
             return pl.DataFrame(schema=SCHEMA)
@@ -572,7 +574,7 @@ class RecordedRanks:
     @cached_property
     def prefill_stalls(self) -> PrefillStalls | None:
         """Time that ranks in lock-step waited for prefills of other ranks; None if unknown."""
-        return None if self.missing else prefill_stalls(self.passes, self.turns)
+        return None if self.missing_ranks else prefill_stalls(self.passes, self.turns)
 
     @cached_property
     def loads(self) -> RankLoads | None:

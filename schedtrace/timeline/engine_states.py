@@ -1,4 +1,4 @@
-"""Every moment of an engine: what it did, whether it was idle, and which of its time it was starved.
+"""Every moment of an engine: what it did, whether it was idle, and when it was starved.
 
 With asynchronous scheduling, an engine does several things at a time. In that case the device takes
 precedence, because host work that overlaps with it costs nothing.
@@ -19,7 +19,7 @@ from schedtrace.timeline.frames import NOT_RECORDED, EngineFrames
 from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within, total_us
 
 DEVICE = "device"
-"""State in which a worker has its turn."""
+"""State in which the worker's thread has its turn."""
 BUSY = (DEVICE, "schedule", "update", "dummy", "host_gap")
 STATES = (NOT_RECORDED, *BUSY, "idle")
 """States in order of precedence."""
@@ -57,18 +57,21 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
     """Return one row per period in which the engine was in one state, from the first step to the trace's end.
 
     Args:
-        frames: One engine's.
+        frames: Frames of one engine.
         requests: ``request_states``.
 
     Columns, in order of time: ``engine_rank``, ``trial`` (of the step before), ``begin_us``, ``end_us``,
     ``state``:
 
-    * ``device``: a worker executed a batch; without its clock in the trace, from when the batch could begin
-    (``schedule()`` was done, the output before was back) to its output, * ``schedule`` and ``update``: vLLM's
-    ``schedule()`` and ``update_from_output()`` ran, * ``dummy``: a dummy batch, run only because other
-    data-parallel ranks have work. A trace records how long these took but not when, so they are placed right
-    before the step that reports them, * ``host_gap``: requests were in the scheduler and nothing of this ran,
-    * ``idle``: none were, * ``not_recorded``: steps or parts of the trace are missing.
+    * ``device``: a worker executed a batch. If the trace lacks the worker's clock, this is the time from the
+      moment at which the batch could begin (``schedule()`` had returned, the previous output was back) to its
+      output,
+    * ``schedule`` and ``update``: vLLM's ``schedule()`` and ``update_from_output()`` ran,
+    * ``dummy``: a dummy batch ran, only because other data-parallel ranks have work. A trace records how long
+      these took but not when, so they are placed right before the step that reports them,
+    * ``host_gap``: requests were in the scheduler, and none of the above ran,
+    * ``idle``: no request was in the scheduler,
+    * ``not_recorded``: steps or parts of the trace are missing.
     """
     began = frames.steps.select(pl.col("start_us").min()).item()
     if began is None:
@@ -96,7 +99,7 @@ def make_engine_states(frames: EngineFrames, requests: pl.DataFrame) -> pl.DataF
 
 
 def _work(frames: EngineFrames) -> pl.DataFrame:
-    """Return the periods of each ``kind`` of work of the engine: ``begin_us`` and ``end_us``."""
+    """Return the periods of each ``kind`` of the engine's work: ``begin_us`` and ``end_us``."""
     done = pl.col("start_us") + pl.col("schedule_us")
     before = pl.col("output_us").cum_max().shift(1).fill_null(0)
     executed = pl.col("start_us") + pl.col("execute_after_us")
@@ -113,7 +116,7 @@ def _work(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _presence(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return the time of each request in the scheduler; without other work, this time is ``host_gap``."""
+    """Return each request's time in the scheduler; it is ``host_gap`` if no other work covers it."""
     states = requests.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
     return _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))
@@ -156,8 +159,8 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
     ``lost_us``: the least time of its turn in which the thread waited for a processor.
 
     Args:
-        frames: One engine's.
-        engine: Its ``engine_states``.
+        frames: Frames of one engine.
+        engine: ``engine_states`` of the engine.
     """
     cpu = frames.cpu.filter(pl.col("role") != "front_end").sort("at_us")
     turns = [
@@ -178,7 +181,7 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 
 
 def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
-    """Return a thread's times between two lines, in order.
+    """Return the periods of a thread between two lines, in order.
 
     Linux counts a wait when it is over, so the part of a wait that exceeds the remaining time belongs to
     earlier periods.
@@ -227,11 +230,11 @@ def make_starved(threads: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
+def make_starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
     """Return the steps that lie mostly in starved periods, and whose times are therefore not typical.
 
     Args:
-        frames: One engine's.
+        frames: Frames of one engine.
         spans: ``starved``.
     """
     if spans.is_empty():
@@ -241,7 +244,7 @@ def starved_steps(frames: EngineFrames, spans: pl.DataFrame) -> pl.Series:
 
 
 def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps that had processors; all steps if too few had.
+    """Return the steps that were not starved; all steps if these are too few.
 
     Args:
         frames: The engine's trace.
@@ -260,8 +263,8 @@ def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) 
     same share, at its end. In a window, ``step`` is null if the step began before the window.
 
     Args:
-        frames: One engine's.
-        engine: Its ``engine_states``.
+        frames: Frames of one engine.
+        engine: ``engine_states`` of the engine.
         spans: ``starved``.
     """
     states = engine.filter(pl.col("state").is_in([*BUSY]))

@@ -1,12 +1,11 @@
-"""Interruptions: times in which an engine did not do for its requests what it does in a usual step.
+"""Interruptions: periods in which an engine did not do the work of a usual step for its requests.
 
-Each has a beginning, an end and a cost: the time of all requests that were open meanwhile. A pause is one,
-and so are what the engine's thread did instead of a step, and the part of a step that its work does not
-explain.
+Each has a beginning, an end and a cost: the time of all requests that were open meanwhile. Examples are a
+pause, work of the engine's thread other than steps, and the part of a step that its work does not explain.
 
-An event comes before a limit: a request that waited for a seat while the scheduler was paused waited for the
-end of the pause. ``interrupted_states`` cuts out of the requests' time what ``charges`` and the split of that
-time take for interrupted.
+An event takes precedence over a limit: a request that waited for a seat while the scheduler was paused waited
+for the end of the pause. ``interrupted_states`` marks the part of the requests' time that ``charges`` and the
+time split treat as interrupted.
 """
 
 from bisect import bisect_left
@@ -27,16 +26,16 @@ from schedtrace.timeline.step_time import median
 LEAST_FRAC = 0.002
 """Share of the engine's time that all interruptions of a kind must take to be kept."""
 MOST_FIRST = 50
-"""Number of a trial's first steps among which slow ones are ``first_steps``."""
+"""Number of a trial's first steps among which slow steps are ``first_steps``."""
 FEWEST_PERIODIC = 3
 SHORTEST_PERIOD = 4
-"""Steps of the shortest period: of a shorter one nearly every distance is a multiple."""
+"""Fewest steps in a period; of a shorter period, nearly every distance is a multiple."""
 REGULAR_FRAC = 0.8
-"""Share of the distances that are a multiple of the period."""
+"""Share of the distances that must be multiples of the period."""
 LATE_FRAC = 0.1
 """Share of the period by which a slow step may be early or late."""
 FEWEST_EPISODE = 3
-"""Fewest slow steps in a row, or nearly, of an episode."""
+"""Fewest consecutive, or nearly consecutive, slow steps of an episode."""
 
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 HUNG, STALLED = "hung", "stalled"
@@ -45,21 +44,25 @@ STARVED = "starved"
 INTERRUPTED = "interrupted"
 """State of a request, and charge of its wait, while an interruption lasts."""
 ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
-"""Kinds that are kept however little time they took."""
+"""Kinds of interruptions that are kept however short they are."""
 DEVICE = "device"
-"""The part of an interruption that kept no engine's thread."""
+"""Part of an interruption that did not occupy the engine's thread."""
 KINDS = (
     *(PAUSED, ASLEEP, CALLED, HUNG, STALLED, NO_CALL),
     *(FIRST, PERIODIC, EPISODE, SCATTERED, STARVED),
 )
 HUNG_US = 1_000_000
-"""``schedule()`` takes milliseconds: what took it a second and more is a hang, and no slow step."""
+"""Microseconds from which a call of ``schedule()`` is a hang and not a slow step; it usually takes
+milliseconds.
+"""
 NOT_RETURNED = "schedule() has not returned"
 """Beginning of the watchdog's sentence about such a call (``record/live/stall_causes.py``)."""
 HUNG_FACTOR = 5.0
-"""Factor of a usual call's length."""
+"""Factor by which a hanging call is longer than a usual one."""
 ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
-"""Kinds of the watchdog's stalls in which no step is made, and the part of a step in which it is held up."""
+"""Kinds of stalls, as the watchdog reports them, in which no step is made, with the part of a step that is
+held up.
+"""
 SCHEMA = {
     "kind": pl.String,
     **OF_SPANS,
@@ -70,31 +73,32 @@ SCHEMA = {
 }
 
 
-def events(
+def make_events(
     frames: EngineFrames, engine: pl.DataFrame, starved: pl.DataFrame, starving: pl.Series
 ) -> pl.DataFrame:
     """Return one row per interruption, in order of time; only ``starved`` may overlap slow steps, by half.
 
     Columns:
 
-    * ``kind``: ``paused`` (the scheduler was, all of it or for new requests), ``asleep``, ``called`` (the
-      engine's thread did what it was asked for: a call of the workers, an adapter, a reset), ``hung`` (one
-      call of ``schedule()`` took a second or more, or has not returned when the trace ends), ``stalled`` (the
-      watchdog saw that the engine made no step, for another reason), ``no_call`` (no
-      call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
-      ``periodic``, ``episode`` (in a row) and ``scattered``; ``starved``: what the engine and its workers
-      lost for want of a processor, which nothing else explains as well (``engine_states.py``),
-    * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
-    * ``step``: the slow one; of ``stalled``, and of ``hung`` without an end, the one before; else the next,
-    * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
+    * ``kind``: ``paused`` (the scheduler was paused, entirely or for new requests), ``asleep``, ``called``
+      (the engine's thread handled a call: to the workers, for an adapter, a reset), ``hung`` (one call of
+      ``schedule()`` took a second or more, or has not returned when the trace ends), ``stalled`` (the
+      watchdog saw that the engine made no step, for another reason), ``no_call`` (no call of ``schedule()``,
+      and the trace does not show why); slow steps: ``first_steps`` of a trial, ``periodic``, ``episode`` (in
+      a row) and ``scattered``; ``starved``: time that the engine and its workers lost for lack of a
+      processor, unless another event explains it (``engine_states.py``),
+    * ``trial``, ``begin_us``, ``end_us``: for a slow step, the part of it that is too long,
+    * ``step``: the slow step; for ``stalled``, and for ``hung`` without an end, the step before; else the
+      next step,
+    * ``part``: the part of the step that took the time: ``device``, ``schedule``, ``update`` or ``host_gap``,
     * ``factor``: how many times as long as usual that part took,
-    * ``detail``: of ``paused`` its state, of ``called`` what was called, of ``stalled`` and ``hung`` the
+    * ``detail``: for ``paused`` its state, for ``called`` the call, for ``stalled`` and ``hung`` the
       watchdog's sentence; ``open``: it lasted until the trace's end,
-    * ``period_steps`` or ``period_us``: of ``periodic``.
+    * ``period_steps`` or ``period_us``: for ``periodic``.
 
     Args:
-        frames: One engine's.
-        engine: Its ``engine_states``.
+        frames: Frames of one engine.
+        engine: ``engine_states`` of the engine.
         starved: ``engine_states.starved``.
         starving: ``engine_states.starved_steps``.
     """
@@ -118,9 +122,9 @@ def events(
 
 
 def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFrame) -> int:
-    """Add up the time of the requests that interruptions kept from what they would have got.
+    """Return the total time, in microseconds, of requests during the interruptions that held them up.
 
-    While a paused scheduler still steps, that is the time of waiting requests.
+    While a paused scheduler still makes steps, only waiting requests count.
 
     Args:
         states: ``request_states``.
@@ -140,7 +144,7 @@ def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFr
 def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFrame:
     """Return the parts of interruptions in which the engine did not step at all: ``begin_us`` and ``end_us``.
 
-    What lies before the engine's first step is such a part.
+    The time before the engine's first step is such a part.
 
     Args:
         engine: ``engine_states``.
@@ -168,7 +172,7 @@ def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFra
 
 
 def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]:
-    """Return the requests that were open in one of these spans, those that lost most time first.
+    """Return the requests that were open in one of these spans, those with the most lost time first.
 
     Args:
         states: ``request_states``.
@@ -183,8 +187,8 @@ def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]
     )
 
 
-def host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the times in which an interruption kept the engine's thread from steps.
+def make_host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
+    """Return the periods in which an interruption kept the engine's thread from making steps.
 
     Args:
         interruptions: ``events``.
@@ -194,17 +198,17 @@ def host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFram
 
 
 def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
-    """Return how many microseconds of each row a worker waited for a processor while it had the batch.
+    """Return how many microseconds of each row a worker that had the batch waited for a processor.
 
     Args:
         interruptions: ``events``.
-        rows: With ``begin_us`` and ``end_us``.
+        rows: Rows with ``begin_us`` and ``end_us``.
     """
     return overlap_us(rows, merged(interruptions.filter(kind=STARVED, part="device")))
 
 
 def _asked(frames: EngineFrames) -> pl.DataFrame:
-    """Return the interruptions that a client or operator asked for, as recorded."""
+    """Return the recorded interruptions that a client or operator requested."""
     controls = frames.controls
     first, last = frames.begin_us, frames.end_us
     states = pl.col("control") == "pause_state"
@@ -232,7 +236,7 @@ def _asked(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _hung(frames: EngineFrames) -> pl.DataFrame:
-    """Return the calls of ``schedule()`` that took so long that nothing else explains the time."""
+    """Return the calls of ``schedule()`` that took so long that no other event explains the time."""
     steps = frames.steps.select("trial", "step", "start_us", "end_us", "schedule_us")
     usual = median(steps["schedule_us"])
     took = pl.col("schedule_us")
@@ -250,7 +254,7 @@ def _hung(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _stalled(frames: EngineFrames) -> pl.DataFrame:
-    """Return what the watchdog saw while the engine made no step; not where it stepped and was refused."""
+    """Return the stalls that the watchdog saw, without those in which the engine still made steps."""
     last = frames.end_us
     hung = pl.col("sentence").str.starts_with(NOT_RETURNED)
     stalls = frames.stalls.filter(pl.col("kind").is_in(list(ELSEWHERE))).select(
@@ -271,7 +275,7 @@ def _stalled(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow spans that lie mostly outside of asked-for interruptions and of each other."""
+    """Return the slow spans that lie mostly outside of requested interruptions and of each other."""
     if slow.is_empty():
         return slow
     slow = slow.filter(overlap_us(slow, merged(asked)) < 0.5 * LENGTH_US)
@@ -288,12 +292,12 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outside(slow: pl.DataFrame, starved: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow spans that lie mostly outside of the times in which processors were short."""
+    """Return the slow spans that lie mostly outside of the periods in which processors were short."""
     return slow.filter(overlap_us(slow, starved) < 0.5 * LENGTH_US)
 
 
 def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return the slow spans with their kind, by their position among the steps."""
+    """Return the slow spans with their kind, which follows from their position among the steps."""
     computing = frames.steps.filter(pl.col("total_requests") > 0)
     place = computing.select("step", place=pl.int_range(pl.len()).over("trial"))
     slow = slow.sort("begin_us").join_asof(
@@ -310,7 +314,7 @@ def _by_position(frames: EngineFrames, slow: pl.DataFrame) -> list[pl.DataFrame]
 
 
 def _first(slow: pl.DataFrame) -> pl.DataFrame:
-    """Return the slow ones of the first steps: as many as leave half of the steps so far slow."""
+    """Return the slow steps among the first steps, up to the last point at which most of them are slow."""
     places = slow["place"].to_list()
     most = 0
     for count, place in enumerate(places, 1):
@@ -320,7 +324,7 @@ def _first(slow: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return periodic slow spans, else episodes; short ones in between are no part of the period."""
+    """Return slow spans as periodic, or else as episodes; short spans in between do not break a period."""
     if slow.is_empty():
         return []
     usual = slow.select((LENGTH_US**2).sum() / LENGTH_US.sum()).item()
@@ -334,7 +338,7 @@ def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return slow steps as episodes where they nearly follow each other, else as scattered."""
+    """Return slow steps as episodes if they nearly follow each other, otherwise as scattered."""
     gaps = slow.filter(pl.col("part") == "host_gap").with_columns(kind=pl.lit(NO_CALL))
     steps = slow.filter(pl.col("part") != "host_gap")
     new = (pl.col("place") - pl.col("place").shift(1)).fill_null(0) > FEWEST_EPISODE
@@ -344,7 +348,7 @@ def _alone(slow: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _period(at: list[int], shortest: float) -> float | None:
-    """Return the distance of which nearly all distances are a multiple; None: there is none."""
+    """Return the distance that divides nearly all distances; None if there is no such distance."""
     distances = [later - before for before, later in pairwise(at)]
     if len(at) < FEWEST_PERIODIC:
         return None
@@ -359,20 +363,20 @@ def _period(at: list[int], shortest: float) -> float | None:
     return sum(distances) / sum(turns)
 
 
-def interrupted_states(
+def make_interrupted_states(
     frames: EngineFrames, states: pl.DataFrame, events: pl.DataFrame, host_spans: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the rows of ``request_states``, cut at the edges of interruptions.
 
-    Within one the ``state`` is ``interrupted`` and the ``cause`` the event's kind; ``of_state`` has the state
-    that goes on, which is null elsewhere. ``begin_step`` and ``end_step`` are those of the steps that began
-    in the piece; ``tokens`` is null in pieces of a row that was cut.
+    Within an interruption, ``state`` is ``interrupted``, ``cause`` is the event's kind, and ``of_state`` is
+    the state that continues; elsewhere ``of_state`` is null. ``begin_step`` and ``end_step`` are the first
+    and last steps that began in the piece; ``tokens`` is null in pieces of a row that was cut.
 
     Args:
-        frames: One engine's.
-        states: Its ``request_states``.
-        events: Its interruptions.
-        host_spans: Of these.
+        frames: Frames of one engine.
+        states: ``request_states`` of the engine.
+        events: Interruptions of the engine.
+        host_spans: ``host_spans`` of these interruptions.
     """
     interruptions = merged(events)
     if interruptions.is_empty() or states.is_empty():
@@ -403,12 +407,12 @@ def interrupted_states(
 
 
 def _with_kinds(spans: pl.DataFrame, kinds: pl.DataFrame) -> pl.DataFrame:
-    """Return spans in order of time, each with the kind of the interruption that it is a part of."""
+    """Return spans in order of time, each with the kind of the interruption that it belongs to."""
     return merged(spans.sort("begin_us").join_asof(kinds, on="begin_us", check_sortedness=False))
 
 
 def _split(frames: EngineFrames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows, each cut where it lies in one of these spans."""
+    """Return the rows, cut at the edges of these spans."""
     columns = rows.columns
     rows = rows.with_row_index("row")
     first = spans["end_us"].search_sorted(rows["begin_us"], side="right")
@@ -441,7 +445,7 @@ def _split(frames: EngineFrames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.
 
 
 def _with_steps(frames: EngineFrames, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Give each piece of a row the steps that began in it."""
+    """Add to each piece of a row the steps that began in it."""
     steps = frames.steps.drop_nulls("start_us").sort("start_us")
     starts, numbers = steps["start_us"], steps["step"].cast(pl.Int64)
     first = starts.search_sorted(pieces["begin_us"], side="left").cast(pl.Int64)

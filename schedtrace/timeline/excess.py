@@ -20,7 +20,9 @@ Array = Any
 """NumPy array with a number or a flag for each step."""
 
 EXECUTION, SCHEDULE, UPDATE, BETWEEN = "execution", "schedule", "update", "between"
-"""Parts of a step: on the device, in ``schedule()``, in ``update_from_output()``, and before the step."""
+"""Parts of a step: execution on the device, ``schedule()``, ``update_from_output()``, and the time before
+the step.
+"""
 HOST_PARTS = (SCHEDULE, UPDATE, BETWEEN)
 """Parts that the engine process executes."""
 CAUSE, WORK, CORRELATE = 0, 1, 2

@@ -51,14 +51,15 @@ class EngineFrames:
 
     ``steps`` has the columns of ``model.trace.Step`` and
 
-    * ``token_budget`` and ``remaining_budget`` as ``schedule()`` worked with them (``timeline.py``), *
-    ``end_us``: when ``schedule()`` returned, * ``used_tokens``: tokens scheduled (null if not recorded), and
-    ``use_frac``: their share of the token budget, * ``busy_us``: time from the moment at which the step could
-    begin on the device to its output, ``context_tokens``: tokens that its requests had computed before it
-    (``step_time.py``), * ``eligible_after``: waiting requests that are not known to wait for something else,
+    * ``token_budget`` and ``remaining_budget`` as ``schedule()`` used them (``timeline.py``),
+    * ``end_us``: when ``schedule()`` returned,
+    * ``used_tokens``: tokens scheduled (null if not recorded), and ``use_frac``: their share of the budget,
+    * ``busy_us``: time from the moment at which the step could begin on the device to its output,
+    * ``context_tokens``: tokens that the step's requests had computed before it (``step_time.py``),
+    * ``eligible_after``: waiting requests that are not known to wait for anything but a limit,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
-    ``waiting_via``: the exit that ended the loop over the waiting queue or, if the loop reached the end of
-    the queue and skipped every remaining request, the most frequent of those skips.
+      ``waiting_via``: the exit that ended the loop over the waiting queue. If the loop reached the end of the
+      queue and skipped every remaining request, this is the most frequent of those skips.
     """
 
     header: Header
@@ -78,14 +79,16 @@ class EngineFrames:
     end_us: int
     """Last moment that the trace covers (``last_moment_us``)."""
     demand: Demand
-    """Peak demand of the load; a window has that of the whole timeline."""
+    """Peak demand of the load; a window keeps that of the whole timeline."""
     there_first: pl.DataFrame
-    """Rows of ``present`` of requests that were there when the trace began, not only after a gap."""
+    """Rows of ``present`` for requests that were there when the trace began, not only after a gap."""
     warmup_steps: int
     warmup_requests: pl.Series
-    """Ids of requests that are left out, even if steps after the warm-up scheduled some of them."""
+    """Ids of warm-up requests, which are left out even if steps after the warm-up scheduled some of them."""
     present: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests there when the trace began, or after a gap, without an arrival (``read/tables.py``)."""
+    """Requests present when the trace began, or after a gap, whose arrival is not recorded
+    (``read/tables.py``).
+    """
     closed_workload: bool = False
     """Whether all requests of a trial are sent to one engine at once; also False if unknown."""
     facts: frozenset[Fact] = ALL_FACTS
@@ -97,28 +100,27 @@ class EngineFrames:
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """Calls to the engine other than requests, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
-    """Times without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: the trace
-    ends in it, and ``until_us`` is the last moment that the trace knows."""
+    """Times without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: whether
+    the trace ends within the stall; ``until_us`` is then the last recorded moment.
+    """
     front_end: FrontEndRecord | None = None
     """Records of the run's front ends, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
-    """Times of which nothing is recorded (``read/problems.py``)."""
+    """Periods of which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
-    """Requests present after gaps, as far as they are recorded: a row for each gap."""
+    """Requests present after gaps, as far as recorded: one row per request and gap."""
     missing: list[Message] = field(default_factory=list)
-    """Parts that the trace lacks before its end."""
+    """Sentences about parts that the trace lacks before its end."""
     requests_missing: bool = False
     """Whether the trace may lack requests."""
     offset_us: int = 0
-    """Offset that turns times of this trace into those of the recording, the clock of the run's first
-    trace.
-    """
+    """Microseconds to add to times of this trace to convert them to the clock of the run's first trace."""
     is_window: bool = False
-    """Whether it is cut to a part of its trace (``timeline/timeline.py``)."""
+    """Whether the frames are cut to a part of the trace (``timeline/timeline.py``)."""
 
     @cached_property
     def admitted(self) -> pl.DataFrame:
-        """The rows of ``requests`` with which a request began to run or came back."""
+        """Rows of ``requests`` with which a request began to run or resumed."""
         return self.requests_of(pl.col("phase") != "running")
 
     @property
@@ -153,7 +155,7 @@ class EngineFrames:
 
     @cached_property
     def known_requests(self) -> pl.DataFrame:
-        """Table with a row per request and its demand: requests present when the trace began, and arrivals.
+        """Table with a row per request with known demand: requests present at the start, and arrivals.
 
         It has the columns of ``arrivals``; ``queued_us`` may be null for requests that were there.
         """
@@ -187,7 +189,7 @@ class EngineFrames:
 
     @property
     def begins(self) -> bool:
-        """Whether its first steps may be the engine's first: not attached to, and no request present."""
+        """Whether its first steps may be the engine's first: not attached, and no request present."""
         return not (self.header.attached or self.header.first_step) and self.there_first.is_empty()
 
     @property
@@ -228,7 +230,7 @@ class EngineFrames:
 
     @property
     def whole_trials(self) -> bool:
-        """Whether it has trials, which begin and end with a workload."""
+        """Whether the run has trials, which begin and end with a workload."""
         return not self.is_window and self.trials() != [None]
 
     def trial_rows(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
@@ -255,7 +257,7 @@ def last_moment_us(
     """Return the last moment that a trace covers, in microseconds; 0 for an empty trace.
 
     While requests are present, the times of the engine's threads and calls to the engine count as well,
-    because a paused or hanging engine makes no step. If later steps are missing (``end_missing``), the last
+    because a paused or hanging engine makes no steps. If later steps are missing (``end_missing``), the last
     recorded step is the end, because later states of requests are unknown.
     """
     updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
@@ -314,7 +316,7 @@ def after(frames: EngineFrames) -> pl.DataFrame:
 
 
 def make_gone(frames: EngineFrames) -> pl.DataFrame:
-    """Return the requests that left, or may have left, in a gap: they are not recorded afterwards.
+    """Return the requests that left, or may have left, in a gap: those that are not recorded afterwards.
 
     Columns: ``request_id``; ``gone_us``, from which nothing is known; ``gone_step``, the first step after the
     gap.
@@ -362,7 +364,7 @@ def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataF
 
 
 def without_gaps(spans: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return spans of time (``begin_us``, ``end_us``, other columns) without the parts in gaps."""
+    """Return spans of time (``begin_us``, ``end_us``, other columns) without their parts in gaps."""
     columns = {"state": pl.String, "cause": pl.String, "begin_step": pl.Int64, "end_step": pl.Int64}
     missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in spans.columns]
     cut = cut_by_gaps(spans.with_columns(*missing, tokens=pl.lit(0)), gaps)
@@ -390,7 +392,7 @@ def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.Data
 
 
 def was_preempted() -> pl.Expr:
-    """Select requests of ``EngineFrames.present`` that a preemption returned to the queue."""
+    """Select requests of ``EngineFrames.present`` that were preempted and returned to the queue."""
     return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
 
 

@@ -1,20 +1,20 @@
-"""Pieces of requests' lives: in the waiting queue, and while they run.
+"""Pieces of requests' histories: in the waiting queue, and while they run.
 
-A piece says since when a request was in which state; ``request_states.py`` puts the pieces together. It
-has no end: it lasts until the request's next piece begins. So the pieces of a request can neither overlap nor
-leave a gap.
+A piece states when a request entered a state; ``request_states.py`` puts the pieces together. A piece has no
+end: it lasts until the request's next piece begins. So the pieces of a request can neither overlap nor leave
+a gap.
 
-After a step every request in the queue was refused by something: by the skip that passed over it or, for all
-others, by the exit that ended the loop. Each waits for that from the step's start to the start of the next.
+Every request in the queue after a step was refused: by the skip that passed over it or otherwise by the exit
+that ended the loop. Its cause applies from the start of that step to the start of the next step.
 
 A request computes from the start of the step that admits it until its next token is back: ``prefill``, or
 ``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that gives it
-nothing, or from when its last output is back if that is later, to the start of the step that goes on with it.
-A step that passes over it because its output is in flight (asynchronous scheduling) takes nothing from it.
+nothing (or from the return of its last output, if that is later) to the start of the step that schedules it
+again. A step that passes over it because its output is in flight (asynchronous scheduling) costs it nothing.
 
 An example: a prompt of 100 tokens is prefilled in steps 1 and 2, decodes in step 3, gets nothing in step 4
-for want of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us, its output is back 50 us
-later. ``_portions`` makes of its stretches, the first output being that of step 2:
+for lack of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us, its output is back 50 us
+later. From its stretches, ``_portions`` makes these rows (the first output is that of step 2):
 
     step  last_step  place  last_place  decodes  state    tokens  output_us  output_place
     1     1          0      0           False    prefill  60      250        1
@@ -22,7 +22,7 @@ later. ``_portions`` makes of its stretches, the first output being that of step
     3     3          2      2           True     decode   1       250        1
     5     5          4      4           True     decode   1       250        1
 
-``running_pieces`` makes of these, in order of ``place`` and ``rank``:
+From these, ``running_pieces`` makes these pieces, in order of ``place`` and ``rank``:
 
     place  rank          since_us  state    cause         begin_step  end_step  tokens
     0      COMPUTES (2)  100       prefill                1           2         100
@@ -31,7 +31,7 @@ later. ``_portions`` makes of its stretches, the first output being that of step
     3      WAITS (1)     400       stalled  token_budget  4           4         0
     4      DECODES (3)   500       decode                 5           5         1
 
-Each piece lasts until the next: the request prefills for 150 us, decodes for 150, is stalled for 100.
+Each piece lasts until the next piece: the request prefills for 150 us, decodes for 150, is stalled for 100.
 """
 
 import polars as pl
@@ -67,7 +67,7 @@ the request in these steps.
 """
 
 NEXT_STEP = "next_step"
-"""Cause of waiting for the first step that can see the request; nothing has refused it."""
+"""Cause of waiting for the first step that can see the request; no step has refused it yet."""
 OTHER = pl.lit(str(Cause.OTHER))
 ARRIVES, WAITS, COMPUTES, DECODES, TOLD = range(5)
 """Values of ``rank``: a step first refuses or skips a request, or admits it; its output makes it decode. A
@@ -75,7 +75,7 @@ list of the requests present comes after everything else of the step before.
 """
 
 
-def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
+def piece_table(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
     """Return a table of pieces: columns by name; missing ones are null, and ``tokens`` 0."""
     missing = {name: pl.lit(None) for name in ("cause", "begin_step", "end_step")} | {"tokens": pl.lit(0)}
     values = missing | columns
@@ -101,8 +101,8 @@ def cause_runs(
 
     Args:
         spans: ``request_id``, and ``first`` and ``end``: the places of the first step of the span and of the
-            first after it. Other columns are kept.
-        usual: Cause of each step, for requests that it does not name.
+            first step after it. Other columns are kept.
+        usual: Cause that each step gives for requests that it does not name.
         named: ``step``, ``request_id``, ``cause``: requests that a step names.
         steps: ``placed(frames.steps)``.
 
@@ -148,7 +148,7 @@ def _step_changes(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
 def _name_changes(
     spans: pl.DataFrame, ends: pl.DataFrame, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the places of steps that name a request, and of the step after each, which may not."""
+    """Return the places of steps that name a request, and of the step after each, which may not name it."""
     latest = named.drop_nulls().unique(["step", "request_id"], keep="last", maintain_order=True)
     own = (
         place_of(latest, steps, "step", "place")
@@ -167,7 +167,7 @@ def _name_changes(
 
 
 def _weight(value: int) -> pl.Expr:
-    """Return the weight of a change; the heaviest change at a place counts."""
+    """Return the weight of a change; if several are at one place, the heaviest counts."""
     return pl.lit(value, pl.Int8)
 
 
@@ -175,7 +175,7 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
     """Return a piece for each run of steps in which a request waited for the same cause.
 
     Args:
-        frames: One engine's.
+        frames: Frames of one engine.
         steps: ``placed(frames.steps)``.
         waits: ``queue_waits.waits``.
     """
@@ -184,7 +184,7 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
     named = frames.exits.filter(_skips()).select("step", "request_id", "cause")
     runs = cause_runs(queued, loop_ends(frames), named, steps)
     number = steps["step"]
-    return pieces(
+    return piece_table(
         runs.with_columns(
             since_us=steps["start_us"].gather(runs["place"]),
             begin_step=number.gather(runs["place"]),
@@ -207,14 +207,14 @@ def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
     through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
     return pl.concat(
         [
-            pieces(
+            piece_table(
                 through_front_end,
                 since_us=pl.col("arrived_us"),
                 rank=pl.lit(ARRIVES),
                 state=pl.lit("front_end"),
                 **first,
             ),
-            pieces(
+            piece_table(
                 arrivals,
                 since_us=pl.col("queued_us"),
                 rank=pl.lit(WAITS),
@@ -246,14 +246,14 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
     state = pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits)
     return pl.concat(
         [
-            pieces(
+            piece_table(
                 there,
                 since_us=pl.col("at_us"),
                 state=pl.when(in_flight).then(pl.lit("prefill")).otherwise(state),
                 cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
                 **origin,
             ),
-            pieces(
+            piece_table(
                 there.filter(in_flight), since_us=pl.col("first_token_us"), state=pl.lit("decode"), **origin
             ),
         ]
@@ -261,7 +261,7 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Let arrivals whose next step is missing begin with the next recorded step."""
+    """Let arrivals whose next step is missing begin at the next recorded step."""
     gaps = after_gaps(frames)
     unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
@@ -273,7 +273,7 @@ def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
 def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
     """Return the cause of requests in the queue after the last step, and the requests with a different cause.
 
-    The first is None if there is no step.
+    The cause is None if there is no step.
     """
     if frames.steps.is_empty():
         return None, {}
@@ -306,7 +306,7 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     Args:
         frames: One engine's trace.
         steps: ``placed(frames.steps)``.
-        ends: ``request_id`` and ``end_us``: when each was gone, or the trace ended.
+        ends: ``request_id`` and ``end_us``: the time at which each left, or the trace ended.
     """
     portions = _portions(frames, steps)
     lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_place")
@@ -352,7 +352,7 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
     )
     return pl.concat(
         [
-            pieces(
+            piece_table(
                 runs,
                 rank=pl.when("decodes").then(pl.lit(DECODES)).otherwise(pl.lit(COMPUTES)),
                 begin_step=pl.col("step"),
@@ -360,8 +360,10 @@ def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame
                 tokens=pl.col("tokens"),
             ),
             # A stall or a preemption may come between its first token and the step that decodes the next.
-            pieces(first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)),
-            pieces(
+            piece_table(
+                first, place=pl.col("output_place"), since_us=pl.col("output_us"), rank=pl.lit(DECODES)
+            ),
+            piece_table(
                 stalled,
                 rank=pl.lit(WAITS),
                 state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
@@ -420,7 +422,7 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _known_tokens() -> pl.Expr:
-    """Return the tokens of a request when it is admitted: its next token is back once these are computed.
+    """Return the tokens of a request at its admission: its next token is back once these are computed.
 
     If output tokens are among them, the last one had been sampled but not computed before the preemption. A
     request that finds all its lost tokens in a cache decodes at once.
@@ -434,11 +436,11 @@ def _known_tokens() -> pl.Expr:
 def _stalls(
     frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the runs of steps that gave a running request nothing, one row per cause.
+    """Return the runs of steps that gave a running request nothing, with one row per cause.
 
     ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
     Columns of the result: ``request_id``, ``place``, ``since_us``, ``cause``, ``begin_step``, ``end_step``
-    and ``resume_place``, the place of the step that went on with it.
+    and ``resume_place``, the place of the step that scheduled it again.
     """
     gone = ends.select("request_id", "end_us")
     gone = gone.with_columns(
@@ -544,8 +546,8 @@ def with_work(frames: EngineFrames, rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``prompt_tokens``, ``lost_tokens`` and ``work`` to rows of ``timeline.requests``.
 
     ``lost_tokens`` is the largest number of tokens that a preemption before (or in) that step discarded, if
-    known. ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null
-    where the prompt's length is not known.
+    known. ``work`` is ``recompute`` for tokens below that number, ``prefill`` below the prompt's length, else
+    ``decode``; null if the prompt's length is unknown.
     """
     its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
     before = lost_before(frames).select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")

@@ -1,16 +1,15 @@
-"""The waiting queue, reconstructed from the trace alone: who waited, and who was refused for its size.
+"""The waiting queue, reconstructed from the trace: requests that waited, or were refused for their size.
 
-A request waits from the step in whose line it arrived until the step that schedules it, and again from the
-step that preempts it, or that finds it set aside. A request that waited when the trace began waits from its
-first step.
-Checked against the counts that the recorder took from vLLM: ``mismatches``.
+A request waits from the step whose line contains its arrival until the step that schedules it. It waits again
+from a step that preempts it, or that finds it set aside. A request that waited when the trace began waits
+from its first step. ``mismatches`` compares the result with the counts that the recorder read from vLLM.
 
-Steps may refuse the head of the queue for its size (``refused_heads``).
-Who would have been admitted, had the scheduler passed over the request that it refused at the head, follows
-step by step from what the step left over: tokens, KV blocks and seats. Requests behind the head are taken in
-the order of the queue if they fit. A request that was let pass keeps its seat and its blocks, which grow by a
-token a step, until the step that in fact scheduled it; so nothing is given away twice. A request for which
-the room would not have lasted until then is not counted at all: it would have been preempted.
+Steps may refuse the head of the queue for its size (``refused_heads``). The module also determines which
+requests would have been admitted if the scheduler had passed over the refused head. It computes this step by
+step from what each step left unused: tokens, KV blocks and seats. Requests behind the head are admitted in
+queue order if they fit. Such a request keeps its seat and its blocks, which grow by one token per step, until
+the step that really scheduled it, so no resource is used twice. A request that would have run out of blocks
+before that step is not counted, because it would have been preempted.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,23 +23,23 @@ from schedtrace.timeline.frames import EngineFrames, after, after_gaps, next_ste
 from schedtrace.timeline.spans import at_steps, level
 
 NEVER = 2**62
-"""``left_step`` of a wait that lasts until the end of the trace."""
+"""Value of ``left_step`` for a wait that lasts until the end of the trace."""
 
 
 def make_waits(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per time that a request waited.
+    """Return one row per period in which a request waited.
 
     Args:
-        frames: One engine's.
+        frames: Frames of one engine.
         departures: ``gone(frames)``.
 
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
     was aborted; it waits after every step ``since_step <= n < left_step``), ``wanted_tokens``, ``preempted``
-    (it waited because it had lost its blocks), ``set_aside`` (its scheduler had taken it out of the running
-    ones, its blocks kept), ``priority`` and ``order``, its place among those who wait: preempted requests
-    come before new ones, the last victim first; under priority, priority comes first. A queue that is not
-    vLLM's has an order of its own (``Header.foreign_queues``).
+    (it waited because it had lost its blocks), ``set_aside`` (its scheduler had removed it from the running
+    list, but it kept its blocks), ``priority`` and ``order``, its place among waiting requests. Preempted
+    requests come before new ones, the last victim first; with the priority policy, priority comes first. A
+    queue that is not vLLM's has its own order (``Header.foreign_queues``).
     """
     arrivals, there = _arrivals(frames), _present(frames, frames.there_first)
     again = _present(frames, after(frames))
@@ -109,11 +108,11 @@ def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
 
 
 def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps after which a different number waited: ``step``, ``recorded``, ``reconstructed``.
+    """Return the steps after which the queue lengths differ: ``step``, ``recorded``, ``reconstructed``.
 
     Args:
-        frames: One engine's.
-        waited: Its ``waits``.
+        frames: Frames of one engine.
+        waited: ``waits`` of the engine.
     """
     counted = level(waited, "since_step", "left_step", reconstructed=1)
     recorded = frames.steps.select("step", recorded="num_waiting_after")
@@ -121,7 +120,7 @@ def make_mismatches(frames: EngineFrames, waited: pl.DataFrame) -> pl.DataFrame:
 
 
 def _arrivals(frames: EngineFrames) -> pl.DataFrame:
-    """Return the arrivals with the first step that could have scheduled them and their ``place``."""
+    """Return the arrivals with ``place`` and the first step that could have scheduled them."""
     arrivals = frames.arrivals.filter(~pl.col("streaming_update"))
     place = pl.coalesce("arrived_us", "queued_us") if frames.by_priority else pl.int_range(pl.len())
     return (
@@ -139,7 +138,7 @@ def _arrivals(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return the same for the requests present; victims of later preemptions come before them."""
+    """Return the same for requests present; victims of later preemptions come before them."""
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
     rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
@@ -158,7 +157,7 @@ def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
 
 
 def _preemptions(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
-    """Return the preempted requests, which want all computed tokens and the token sampled after them."""
+    """Return the preempted requests, which need all computed tokens and the token sampled after them."""
     about = about.select("request_id", "priority", "place", prompt="wanted_tokens")
     return frames.preemptions.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
@@ -187,10 +186,10 @@ def _set_aside(frames: EngineFrames, about: pl.DataFrame) -> pl.DataFrame:
 
 
 def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
-    """Count the requests that were first scheduled before an earlier arrival that was still present.
+    """Return the number of requests first scheduled before an earlier arrival that was still present.
 
     Args:
-        frames: One engine's.
+        frames: Frames of one engine.
         departures: ``gone(frames)``.
     """
     scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").min())
@@ -206,7 +205,7 @@ def overtakings(frames: EngineFrames, departures: pl.DataFrame) -> int:
 
 
 def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
-    """Return the first step after each request was gone, or after which nothing is known about it."""
+    """Return the first step after each request left, or after which nothing is known about it."""
     ended = (
         next_steps(frames, frames.finishes, "finished_us")
         .select("request_id", ended_step=pl.coalesce("step", "next_step"))
@@ -219,23 +218,23 @@ def _ends(frames: EngineFrames, departures: pl.DataFrame) -> pl.DataFrame:
 
 
 BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
-"""Causes of refusals that a smaller request behind the head could pass; other causes, such as an alignment,
-stop every request.
+"""Causes of refusals that a smaller request behind the head could avoid; other causes, such as an
+alignment, stop every request.
 """
 
 
 @dataclass(frozen=True)
 class AdmissionNeed:
-    """Largest room that a waiting request needs; hits in the prefix cache are unknown."""
+    """Most room that a waiting request needs; its hits in the prefix cache are unknown."""
 
     kv: KvNeed
     chunked: bool
     most_at_once: int
-    """``long_prefill_token_threshold``; 0 for none."""
+    """``long_prefill_token_threshold``; 0 if there is none."""
     whole: bool
     """``scheduler_reserve_full_isl``: whether the whole request must fit, not only its first chunk."""
     kept_free: int
-    """Blocks of ``--watermark``."""
+    """Number of blocks that ``--watermark`` reserves."""
 
     def first_chunk(self, wanted: int, budget: int) -> int:
         """Return the tokens of the first chunk; 0 if none fits."""
@@ -249,7 +248,7 @@ class AdmissionNeed:
         return sum(self.kv.held(computed, tokens) or ())
 
     def blocks_later(self, tokens: int, computed: int) -> int:
-        """Return the KV blocks that it holds later, whatever the chunks of its earlier tokens were."""
+        """Return the KV blocks that the request holds later, for any chunks of its earlier tokens."""
         most = self.kv.sequence(tokens + self.kv.lookahead) or []
         return sum(map(min, most, self.kv.held(computed, tokens) or []))
 
@@ -260,12 +259,12 @@ class AdmissionNeed:
 
 
 def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps whose waiting loop ended at a request that was too large: one row each.
+    """Return one row per step whose waiting loop ended at a request that was too large.
 
     Steps whose reconstructed queue differs in length from the recorded one are left out.
 
     Args:
-        frames: One engine's.
+        frames: Frames of one engine.
         waits: ``queue_waits.waits``.
         mismatches: ``queue_waits.mismatches``.
 
@@ -309,7 +308,7 @@ def make_refused_heads(frames: EngineFrames, waits: pl.DataFrame, mismatches: pl
 
 
 def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``refused_heads`` that a smaller request could have passed."""
+    """Return the rows of ``refused_heads`` in which a smaller request could have been admitted."""
     return heads.filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
 
 
@@ -318,8 +317,8 @@ def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
 
     Args:
         frames: The engine's trace.
-        heads: ``refused_heads``: one that was refused more blocks than are counted for it shows
-            that the count is not vLLM's.
+        heads: ``refused_heads``; if a head was refused more blocks than are counted for it, the count differs
+            from vLLM's.
     """
     config, header = frames.header.scheduler_config, frames.header
     kv = kv_need(header)
@@ -392,17 +391,17 @@ def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) 
 
 @dataclass
 class _Passing:
-    """Requests that were hypothetically admitted so far, by their place in the queue."""
+    """Requests hypothetically admitted so far, by their place in the queue."""
 
     need: AdmissionNeed
     passed: dict[int, dict[str, Any]] = field(default_factory=dict)
     inside: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Requests that in fact still wait, with the step that hypothetically admitted them (``passed_step``)."""
+    """Requests that in fact still wait, with the step of their hypothetical admission (``passed_step``)."""
     given_up: set[int] = field(default_factory=set)
-    """Places of requests that vLLM would have preempted again."""
+    """Queue places of requests that vLLM would have preempted again."""
 
     def drop_gone(self, step: int, free: int | None) -> None:
-        """Drop requests that have left the queue by now, and those that the free blocks no longer hold."""
+        """Drop requests that have left the queue, and those that no longer fit the free blocks."""
         self.inside = {at: request for at, request in self.inside.items() if request["left_step"] > step}
         while self.inside and free is not None and self._held(step) > free:
             at, _ = self.inside.popitem()  # vLLM preempts the one that began last
@@ -410,7 +409,7 @@ class _Passing:
             del self.passed[at]
 
     def let_pass(self, head: dict[str, Any], behind: list[dict[str, Any]]) -> None:
-        """Fill the room that this step left over with requests behind its head."""
+        """Admit requests behind the head into the room that this step left unused."""
         step, need = head["step"], self.need
         budget = head["budget_left"] - len(self.inside)
         seats = head["seats_left"] - len(self.inside)

@@ -1,4 +1,4 @@
-"""Every moment of every request: its state and the cause.
+"""Every moment of every request: its state and the cause of the state.
 
 The states of a request partition its life, from its arrival at the front end (or the beginning of the trace,
 for a request already present) until it left the scheduler or the trace ended. Every figure about where
@@ -21,14 +21,14 @@ from schedtrace.timeline.pieces import (
 )
 
 QUEUED = ("waiting", "preempted", "set_aside")
-"""States of a request in the waiting queue."""
+"""States of a request that is in the waiting queue."""
 
 
 def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: pl.DataFrame) -> pl.DataFrame:
     """Return one row per run of steps in which a request was in the same state for the same cause.
 
     Args:
-        frames: One engine's.
+        frames: Frames of one engine.
         waits: ``queue_waits.waits``.
         departures: ``gone(frames)``.
 
@@ -39,12 +39,12 @@ def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: p
       without gap or overlap; a row without length is there only if its steps scheduled tokens,
     * ``state``: ``front_end``; ``waiting``; ``prefill`` until the first token is back; ``decode``;
       ``preempted``, in the waiting queue again; ``recompute``, from its resumption to the next token;
-      ``set_aside``, taken out of the running ones by a scheduler that is not vLLM's, its blocks kept;
-      ``stalled``, running, but the steps gave it nothing; ``not_recorded``, in a gap of the trace,
-    * ``cause``: of ``waiting``, ``preempted``, ``set_aside`` and ``stalled``, a ``Cause`` or ``next_step``;
+      ``set_aside``, removed from the running list by a scheduler that is not vLLM's, with its blocks kept;
+      ``stalled``, running without getting tokens; ``not_recorded``, in a gap of the trace,
+    * ``cause``: for ``waiting``, ``preempted``, ``set_aside`` and ``stalled``, a ``Cause`` or ``next_step``;
       else null,
-    * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled it; null
-      where no step knew of it,
+    * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled it; null if
+      no step knew of it,
     * ``tokens``: scheduled for it in these steps.
     """
     ends = _ends(frames, departures)
@@ -118,7 +118,7 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def refused_states(states: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``request_states`` in the waiting queue with a cause other than the next step."""
+    """Return the rows of ``request_states`` in the waiting queue whose cause is not ``next_step``."""
     return states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
@@ -130,9 +130,9 @@ def waiting_since(
     The time is null for a request that was in the queue when the trace began, unless it is recorded.
 
     Args:
-        frames: One engine's.
-        states: Its ``request_states``.
-        moment_us: Only what is before it counts.
+        frames: Frames of one engine.
+        states: ``request_states`` of the engine.
+        moment_us: Moment in microseconds; later states are ignored.
         request_ids: The requests.
     """
     queued = pl.col("state").is_in(QUEUED)
@@ -154,10 +154,10 @@ def queue_times(frames: EngineFrames, states: pl.DataFrame) -> pl.DataFrame:
     """Return one row per request first scheduled in this trace, with its queue time.
 
     Args:
-        frames: One engine's.
-        states: Its ``request_states``.
+        frames: Frames of one engine.
+        states: ``request_states`` of the engine.
 
-    Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (that admitted it first) and
+    Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (which first admitted it) and
     ``queue_us``.
     """
     admitted = (

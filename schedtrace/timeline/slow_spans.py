@@ -1,4 +1,4 @@
-"""Spans of time that are far too long for the work of their step, by other steps with about as much work."""
+"""Spans of time that are far too long for the work of their step, compared with steps of similar work."""
 
 import math
 from collections.abc import Sequence
@@ -13,17 +13,19 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 FAR = 2.0
-"""Factor of the time that the same work takes elsewhere: models of step times are off by less."""
+"""Factor by which a slow time exceeds that of the same work elsewhere; models of step times err by less."""
 FAR_HOST = 5.0
-"""Factor for host times, which vary more: a slow one is also longer than a usual step."""
+"""The same factor for host times, which vary more; a slow one must also exceed a usual step."""
 ABOUT = 0.8
-"""Share of another step's work that is about as much."""
+"""Share of another step's work from which that work counts as similar."""
 FEWEST_LIKE = 3
-"""Fewest steps with as much work, or as many requests, whose median is the usual time."""
+"""Fewest steps with as much work, or as many requests, for which the median is the usual time."""
 NEAR = 20_000
-"""Steps around a slow one that it is compared with: with all of a million, an analysis took minutes."""
+"""Number of neighbouring steps with which a slow step is compared; with a million, an analysis took
+minutes.
+"""
 MOST_FRAC = 0.25
-"""Share of slow steps beyond which they are no interruption but what the load asks for."""
+"""Share of slow steps above which they are no interruption but a property of the load."""
 SCHEMA = {
     "trial": pl.Int64,
     "begin_us": pl.Int64,
@@ -35,11 +37,11 @@ SCHEMA = {
 
 
 def slow_spans(frames: EngineFrames, engine: pl.DataFrame, starving: pl.Series) -> pl.DataFrame:
-    """Return the parts of single steps that are too long, in order of time; none of too few steps.
+    """Return the parts of single steps that are too long, in order of time; none if there are too few steps.
 
     Args:
-        frames: One engine's.
-        engine: Its ``engine_states``.
+        frames: Frames of one engine.
+        engine: ``engine_states`` of the engine.
         starving: ``starved_steps``.
     """
     if frames.steps.height < FEWEST_STEPS:
@@ -54,7 +56,7 @@ def _usual_us(frames: EngineFrames) -> float:
 
 
 def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the times without device work that are far longer than usual ones of their kind."""
+    """Return the times without device work that are far longer than usual times of their kind."""
     steps = (
         frames.steps.sort("start_us")
         .with_columns(follows=pl.col("step").diff().fill_null(1) == 1)
@@ -88,7 +90,7 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 
     @cache
     def with_as_many(state: str, there: int) -> float:
-        """Return the median of the steps with at least so many requests; 0 if there are few."""
+        """Return the median time of the steps with at least this many requests; 0 if there are few."""
         first = by_crowd["there"].search_sorted(there)
         like = by_crowd[state][first:]
         return median(like) if like.len() > FEWEST_LIKE else 0.0
@@ -117,7 +119,7 @@ def _slow_on_host(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 
 
 def _timed_steps(frames: EngineFrames, starving: pl.Series) -> pl.DataFrame:
-    """Return the steps whose ``device_us`` is known, with ``device_end_us``, when the device was done."""
+    """Return the steps whose ``device_us`` is known, with ``device_end_us``, the end of their device work."""
     steps = unstarved(frames, starving, frames.steps)
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     if in_lockstep or (frames.header.pipeline_parallel_size or 1) > 1:
@@ -182,10 +184,10 @@ def _slow_on_device(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _expected(steps: pl.DataFrame) -> pl.DataFrame | None:
-    """Add ``expected_us`` to the steps, by a model of those that are not slow; None: there are too few.
+    """Add ``expected_us`` to the steps, from a model of steps that are not slow; None if these are too few.
 
-    One slow step may decide what a token costs, if few others have as many. So a model of relative errors, in
-    which a slow step weighs little, says first which ones are left out.
+    One slow step may determine the cost of a token if few other steps have as many tokens. So a model of
+    relative errors, in which a slow step weighs little, first selects the steps to leave out.
     """
     timed = steps.with_columns(busy_us="device_us")
     rough = nearly_predicted(timed, timed)

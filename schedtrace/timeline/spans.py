@@ -1,4 +1,4 @@
-"""Sums over spans of time or of steps: their level at each moment, and how much of a row lies in them."""
+"""Sums over spans of time or of steps: the level at each moment, and the part of a row within spans."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ def level(
     end: str | pl.Expr = "end_us",
     **counts: str | int | pl.Expr,
 ) -> pl.DataFrame:
-    """Return the sum of the spans' values, from each moment at which one begins or ends.
+    """Return the sum of the spans' values from each moment at which a span begins or ends.
 
     Args:
-        spans: One row each.
-        begin: The first moment, or the first step, of each.
-        end: The first moment, or the first step, after it.
-        counts: Name of a result's column to what each span adds to it: 1 counts the spans.
+        spans: Table with one row per span.
+        begin: First moment, or first step, of each span.
+        end: First moment, or first step, after each span.
+        counts: Value that each span adds, by the name of the result's column; 1 counts the spans.
 
     Returns:
         ``at``, sorted; the columns ``counts``; and ``until``, the next ``at``, null in the last row.
@@ -55,8 +55,8 @@ def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the steps of rows of ``request_states``, with ``requests``, the number of rows for each.
 
     Args:
-        steps: Of the timeline: the columns that are wanted, ``step`` among them.
-        rows: With ``begin_step`` and ``end_step``; null where no step knew of it.
+        steps: Steps of the timeline, with ``step`` and the requested columns.
+        rows: Rows with ``begin_step`` and ``end_step``; null if no step knew of the request.
     """
     spans = rows.drop_nulls(["begin_step", "end_step"])
     levels = level(spans, "begin_step", pl.col("end_step") + 1, requests=1)
@@ -64,15 +64,16 @@ def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Expr]) -> pl.DataFrame:
-    """Return for each of ``rows`` the microseconds that lie in the spans of each kind, rounded.
+    """Return the microseconds of each of ``rows`` that lie in the spans of each kind, rounded.
 
     The time up to a moment consists of the whole spans before it and part of one span; a row's time is the
     difference between its two ends. The cost is therefore proportional to rows plus spans.
 
     Args:
-        rows: With ``begin_us`` and ``end_us``.
-        spans: With ``begin_us`` and ``end_us``, which do not overlap each other, and what ``kinds`` reads.
-        kinds: Name of a result's column to a condition on ``spans``, or to the share of a span that counts.
+        rows: Rows with ``begin_us`` and ``end_us``.
+        spans: Spans with ``begin_us`` and ``end_us``, which do not overlap, and the columns that ``kinds``
+            reads.
+        kinds: Condition on ``spans``, or share of a span that counts, by the name of the result's column.
     """
     import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
 
@@ -119,7 +120,7 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
 
 
 def united(spans: pl.DataFrame) -> pl.DataFrame:
-    """Unite spans that touch: ``begin_us`` and ``end_us``, in order."""
+    """Return the union of spans that touch: ``begin_us`` and ``end_us``, in order."""
     spans = spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
     if spans.is_empty():
         return spans
@@ -134,7 +135,7 @@ def united(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:
-    """Sort spans by time, and let each begin no earlier than the end of the one before."""
+    """Return the spans sorted by time, each beginning no earlier than the end of the span before."""
     if spans.is_empty():
         return spans
     before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())

@@ -1,8 +1,8 @@
 """Model of step times, fitted to the trace itself, from which the costs of findings are estimated.
 
 ``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
-be negative, fitted to the steps (over 10,000: to evenly chosen ones) with a loss that outliers do not rule
-(``soft_l1``: ``sqrt(1 + residual ** 2)``, which is about linear beyond a residual of one scale).
+be negative, fitted to the steps (of more than 10,000, to an even sample) with a loss that limits the weight
+of outliers (``soft_l1``: ``sqrt(1 + residual ** 2)``, which is about linear beyond a residual of one scale).
 """
 
 import math
@@ -15,11 +15,11 @@ FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
 FEWEST_STEPS = 20
 """Fewest steps of a fit: four coefficients need several steps each."""
 MOST_STEPS = 10_000
-"""Most steps of a fit; of more steps, every second is used, or every third, and so on."""
+"""Maximum number of steps of a fit; of more steps, every second is used, or every third, and so on."""
 ROUNDS = 300
 RIDGE = 1e-8
-"""Weight per step of a ridge term, which divides a cost evenly between features that the steps cannot tell
-apart.
+"""Weight per step of a ridge term, which divides a cost evenly between features that the steps cannot
+distinguish.
 """
 DIGITS = 6
 """Digits of the largest part of a time that a fit resolves; further digits are arithmetic noise."""
@@ -33,13 +33,15 @@ class StepTime:
     per_prefill_token_us: float
     per_decode_token_us: float
     per_context_token_us: float
-    """Per token of context that the step's requests had computed before."""
+    """Microseconds per token of context that the step's requests had computed before."""
     steps: int
-    """Number of steps that it was fitted to."""
+    """Number of steps in the fit."""
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
     most_base_us: float
-    """Largest base that fits these steps as well; far above ``base_us`` if all did the same work."""
+    """Largest base in microseconds that fits these steps as well; far above ``base_us`` if all did the
+    same work.
+    """
     most_decode_base_us: float = 0.0
     """Largest base that fits the steps that only decode: their whole time if all had the same batch. A
     prefill hides this base on a device that reads its weights while it computes.
@@ -55,8 +57,8 @@ class StepTime:
         )
 
 
-def busy_us() -> pl.Expr:
-    """Return the time from when a step could begin on the device until its output, in microseconds.
+def device_busy_us() -> pl.Expr:
+    """Return the microseconds from the moment at which a step could begin on the device to its output.
 
     With several steps in flight, a step can begin when the previous output is back, and otherwise when
     ``schedule()`` returns.
@@ -69,7 +71,7 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     """Fit the model; return None if too few steps have an output.
 
     Args:
-        steps: With ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
+        steps: Steps with ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
     """
     import numpy as np  # noqa: PLC0415  # most runs need no model
 
@@ -108,8 +110,8 @@ def _most_base(rows: Any, measured: Any) -> float:
     """Return the largest base with which the other costs explain the steps within two standard errors.
 
     Args:
-        rows: Weighted: what costs, the base first, and the time.
-        measured: The times.
+        rows: Weighted columns of the features, the base first, and of the time.
+        measured: Measured times in microseconds.
     """
     import numpy as np  # noqa: PLC0415  # as above
     from scipy.optimize import nnls  # noqa: PLC0415  # as above
@@ -126,7 +128,7 @@ def _most_base(rows: Any, measured: Any) -> float:
 
 
 def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:
-    """Fit base and slope of the line through times of sizes above 0, by weighted least squares."""
+    """Return base and slope of a line through times of sizes above 0, fitted by weighted least squares."""
     import numpy as np  # noqa: PLC0415  # as above
 
     slope, base = np.polyfit(sizes, times, 1, w=weights)
@@ -136,7 +138,7 @@ def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[fl
 
 
 def resolved(costs: Any) -> Any:
-    """Round the fitted parts of a time to the digits that a fit resolves: ``DIGITS`` of the largest."""
+    """Return the fitted parts of a time, rounded to the digits that a fit resolves (``DIGITS``)."""
     import numpy as np  # noqa: PLC0415  # as above
 
     largest = float(np.abs(costs).max())
@@ -144,10 +146,10 @@ def resolved(costs: Any) -> Any:
 
 
 def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | None:
-    """Return a quick prediction of the times of ``wanted`` steps by a model of ``steps``.
+    """Return a quick prediction of the times of ``wanted`` steps from a model of ``steps``.
 
-    Non-negative least squares of the relative errors (SciPy's ``nnls``): a slow outlier weighs little.
-    None where too few steps have an output.
+    Non-negative least squares of the relative errors (SciPy's ``nnls``): a slow outlier weighs little. None
+    if too few steps have an output.
     """
     import numpy as np  # noqa: PLC0415  # as above
 
@@ -173,18 +175,19 @@ def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def _work(steps: pl.DataFrame) -> Any:
-    """Return an array with a row per step: 1, and its ``FEATURES``."""
+    """Return an array with a row per step: a 1, and the step's ``FEATURES``."""
     import numpy as np  # noqa: PLC0415  # as above
 
     return np.column_stack([np.ones(steps.height), steps.select(FEATURES).to_numpy().astype(float)])
 
 
 def _non_negative(rows: Any, size: float) -> Any:
-    """Solve least squares by costs that are not negative.
+    """Return the non-negative costs that solve the least-squares problem.
 
     Args:
-        rows: The columns that cost, none above 1 but for the size of its row, and what is to be fitted.
-        size: Of a usual row.
+        rows: Columns of the features, scaled to at most 1 except for the size of the row, and the column to
+            fit.
+        size: Size of a usual row.
     """
     import numpy as np  # noqa: PLC0415  # as above
     from scipy.optimize import nnls  # noqa: PLC0415  # SciPy takes half a second

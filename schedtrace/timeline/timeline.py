@@ -1,9 +1,9 @@
-"""Timeline of one engine: its trace, or a part of it, with all tables that findings and metrics are made of.
+"""Timeline of one engine: its trace, or a part of it, with all tables behind findings and metrics.
 
-``make_tables`` makes those that everything needs, in order: each of the frames and of the tables before it.
-``Timeline`` goes on with those that not every command needs, ``windowed`` cuts it to what the engine did
-between two moments, with the requests as they were then, and ``per_step`` is the table behind its pictures:
-beside it they draw ``request_states`` and ``preemptions`` as they are.
+``make_tables`` builds the tables that everything needs, in order: each from the frames and the tables before
+it. ``Timeline`` adds the tables that not every command needs. ``windowed`` cuts a timeline to the time
+between two moments, with the requests as they were then. ``per_step`` is the table behind its pictures, which
+also draw ``request_states`` and ``preemptions``.
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ from schedtrace.timeline.engine_states import (
     engine_busy_us,
     make_engine_states,
     make_starved,
-    starved_steps,
+    make_starved_steps,
     thread_times,
     unstarved,
 )
-from schedtrace.timeline.events import events, host_spans, interrupted_states
+from schedtrace.timeline.events import make_events, make_host_spans, make_interrupted_states
 from schedtrace.timeline.frames import (
     EngineFrames,
     demand_of,
@@ -47,7 +47,7 @@ from schedtrace.timeline.queue_waits import (
 )
 from schedtrace.timeline.request_states import make_request_states
 from schedtrace.timeline.spans import at_steps, level, total_us
-from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
+from schedtrace.timeline.step_time import StepTime, device_busy_us, fit_step_time
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Timeline(EngineFrames):
 
     @cached_property
     def requests_us(self) -> int:
-        """Total time of all requests, in microseconds, of which shares are taken."""
+        """Total time of all requests in microseconds; shares refer to it."""
         return total_us(recorded(self.request_states))
 
     @cached_property
@@ -149,7 +149,7 @@ class Timeline(EngineFrames):
     @cached_property
     def starved_steps(self) -> pl.Series:
         """Numbers of the steps for which processors were short."""
-        return starved_steps(self, self.starved)
+        return make_starved_steps(self, self.starved)
 
     @cached_property
     def step_time(self) -> StepTime | None:
@@ -159,17 +159,17 @@ class Timeline(EngineFrames):
     @cached_property
     def events(self) -> pl.DataFrame:
         """Interruptions (``timeline/events.py``)."""
-        return events(self, self.engine_states, self.starved, self.starved_steps)
+        return make_events(self, self.engine_states, self.starved, self.starved_steps)
 
     @cached_property
     def host_spans(self) -> pl.DataFrame:
         """Periods in which an interruption kept the engine's thread from running steps."""
-        return host_spans(self.events, self.engine_states)
+        return make_host_spans(self.events, self.engine_states)
 
     @cached_property
     def interrupted_states(self) -> pl.DataFrame:
         """``request_states`` with the interruptions cut out (``timeline/events.py``)."""
-        return interrupted_states(self, self.request_states, self.events, self.host_spans)
+        return make_interrupted_states(self, self.request_states, self.events, self.host_spans)
 
     @cached_property
     def refused_heads(self) -> pl.DataFrame:
@@ -188,12 +188,12 @@ class Timeline(EngineFrames):
 
     @cached_property
     def long_prefills(self) -> pl.DataFrame:
-        """Steps of whose prefill tokens one long prompt took at least half (``timeline/charges.py``)."""
+        """Steps in which a long prompt took at least half of the prefill tokens (``timeline/charges.py``)."""
         return make_long_prefills(self)
 
     @cached_property
     def aborted_work(self) -> pl.DataFrame:
-        """Steps that computed for requests which were aborted later (``timeline/aborted_work.py``)."""
+        """Steps that computed for requests that were aborted later (``timeline/aborted_work.py``)."""
         return work_for_aborted(self, self.step_time)
 
     @cached_property
@@ -221,12 +221,12 @@ def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
     @wraps(make)
-    def cached(timeline: Timeline) -> Made:
+    def computed(timeline: Timeline) -> Made:
         if timeline not in results:
             results[timeline] = make(timeline)
         return results[timeline]
 
-    return cached
+    return computed
 
 
 def make_timeline(
@@ -240,8 +240,8 @@ def make_timeline(
 
     Args:
         trace: One engine's trace.
-        manifest: Manifest of its run: how the requests were sent.
-        whole: Leave nothing out, not even the warm-up, to describe single steps and requests.
+        manifest: Manifest of its run, which states how the requests were sent.
+        whole: Whether to leave nothing out, not even the warm-up, to describe single steps and requests.
         front_end: Record of the run's front ends.
     """
     steps = trace.steps
@@ -267,7 +267,7 @@ def make_timeline(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=_used(),
             use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
-            busy_us=busy_us(),
+            busy_us=device_busy_us(),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
         .join(_context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
@@ -330,7 +330,7 @@ def _there_first(present: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _closed(trace: Trace, steps: pl.DataFrame) -> Literal["both", "right"]:
-    """Return "both" if a gap before the first of these steps counts, unless it lacks only the warm-up."""
+    """Return "both" if a gap before the first step counts; it does not if it lacks only the warm-up."""
     is_first = steps.height > 0 and steps["step"][0] == trace.steps["step"][0]
     return "both" if is_first else "right"
 
@@ -348,7 +348,7 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 
 
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps with the token budget that ``schedule()`` worked with, if less than recorded.
+    """Return the steps with the token budget that ``schedule()`` really used, if that is less than recorded.
 
     A user's own scheduler may lower the budget during a call and raise it again. This shows where
     ``schedule()`` ends for lack of budget although the step's tokens leave some.
@@ -380,7 +380,7 @@ def _used() -> pl.Expr:
 
 
 def _waiting_cause(cause: pl.Expr) -> pl.Expr:
-    """Return the cause; if no exit was recorded, the cause that the queue's length allows."""
+    """Return the cause; if no exit was recorded, the cause that follows from the queue's length."""
     waiting = pl.col("num_waiting_after")
     nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
     return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
@@ -420,12 +420,12 @@ def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Window:
-    """Moments of a recording, in microseconds on the first trace's clock; None for its beginning or end."""
+    """Window of a recording: its ends in microseconds on the first trace's clock; None if unbounded."""
 
     begin_us: int | None = None
     end_us: int | None = None
     last_us: int | None = None
-    """Length of the window before its end in microseconds, instead of ``begin_us``."""
+    """Length of the window in microseconds, counted back from its end; an alternative to ``begin_us``."""
 
     def __str__(self) -> str:
         bounds = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
@@ -442,7 +442,7 @@ class Window:
 
 
 def windowed(timeline: Timeline, window: Window) -> Timeline:
-    """Return the steps that began in the window, and all other tables cut to it.
+    """Return a timeline of the steps that began in the window, with all other tables cut to it.
 
     States keep their causes: a request that was already waiting waits from the window's beginning. A window
     without a step, such as one within a pause, has the requests present and the calls to the engine.
@@ -506,7 +506,7 @@ def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
-    """Shorten stretches to these steps; tokens computed before count as computed from the start."""
+    """Cut stretches to these steps; tokens computed before them count as computed from the start."""
     if number.is_empty():
         return stretches.filter(pl.lit(value=False))
     first, last = int(number["step"][0]), int(number["step"][-1])
@@ -544,14 +544,15 @@ def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
 
     Columns: ``step``, ``trial``; ``begin_us`` and ``end_us``: from its start until its output was back, or
     until ``schedule()`` returned where no output is recorded (steps overlap under asynchronous scheduling);
-    ``decode_tokens``, ``prefill_tokens`` and ``recompute_tokens`` add up to what was scheduled,
-    ``unused_tokens`` is what was left of ``token_budget``; ``cause``: why requests were left waiting, null
-    where none were refused; ``requests`` in the step; ``running`` and ``waiting`` after it; ``kv_used`` of
-    ``kv_total`` blocks after it; ``preempted`` requests. Null where the record does not tell.
+    ``decode_tokens``, ``prefill_tokens`` and ``recompute_tokens`` add up to the scheduled tokens;
+    ``unused_tokens`` is the rest of ``token_budget``; ``cause`` is the reason why requests were left waiting,
+    null if none were refused; ``requests`` in the step; ``running`` and ``waiting`` after it; ``kv_used`` of
+    ``kv_total`` blocks after it; ``preempted`` requests. A value that is not recorded is null.
 
     Args:
-        timeline: One engine's.
-        offset_us: Added to its times, to have them on another rank's clock (``RecordedRanks.offsets_us``).
+        timeline: Timeline of one engine.
+        offset_us: Microseconds to add to its times to convert them to another rank's clock
+            (``RecordedRanks.offsets_us``).
     """
     steps = timeline.steps
     preempted = timeline.preemptions.group_by("step").agg(preempted=pl.len())

@@ -1,4 +1,4 @@
-"""The screen of ``schedtrace watch``: lists with a chosen line, and texts to read."""
+"""Screen of ``schedtrace watch``: lists with a chosen line, and texts to read."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ class Listing(Widget, can_focus=True):
     """List of lines with a chosen line.
 
     Args:
-        widget_id: Its id.
+        widget_id: Id of the widget.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,14 +40,14 @@ class Listing(Widget, can_focus=True):
     ]
 
     class Chosen(Message):
-        """Enter was pressed."""
+        """Message: Enter was pressed on a line."""
 
         def __init__(self, key: object) -> None:
             super().__init__()
             self.key = key
 
     class Moved(Message):
-        """Another line is chosen."""
+        """Message: another line is chosen."""
 
     def __init__(self, widget_id: str) -> None:
         super().__init__(id=widget_id)
@@ -58,7 +58,8 @@ class Listing(Widget, can_focus=True):
     def update_lines(self, title: Content, lines: list[tuple[object, Content]]) -> None:
         """Show these lines, each with its key.
 
-        Until a line is chosen the first one is, whatever its key; then the chosen one is followed.
+        Until the user chooses a line, the first line is chosen, whatever its key. Later the choice follows
+        its key.
         """
         self._title, self._lines = title, lines
         if self._chosen not in [key for key, _ in lines]:
@@ -99,10 +100,10 @@ class Listing(Widget, can_focus=True):
 
 
 class TextScreen(ModalScreen[None]):
-    """A text to read.
+    """Screen with a text to read.
 
     Args:
-        text: The text.
+        text: Text to show.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "Back")]
@@ -120,7 +121,7 @@ class TextScreen(ModalScreen[None]):
 
 EVERY_S = 2.5
 REQUESTS_KEPT = 4
-"""Lines kept for the list of requests where verdicts would take them all."""
+"""Lines reserved for the list of requests if verdicts would take all lines."""
 _COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 HELP = """\
 space   pause, and go on
@@ -140,12 +141,12 @@ what they wait for: docs/causes.md says what each word means."""
 
 
 class WatchApp(App[None]):
-    """Screen that looks every few seconds and shows the result.
+    """App that observes the engines every few seconds and shows the result.
 
     Args:
-        session: Looks.
-        every_s: Seconds between two looks; None: only when a test says so.
-        folder: Where is saved.
+        session: Session that observes the engines.
+        every_s: Seconds between two observations; None if only a test triggers them.
+        folder: Folder for saved files.
     """
 
     CSS = """
@@ -184,7 +185,7 @@ class WatchApp(App[None]):
         self._heights: dict[str, int] = {}
 
     def compose(self) -> ComposeResult:
-        """Yield, from the top: head, verdicts, engines, chart, requests, notes, keys."""
+        """Yield, from the top: headline, verdicts, engines, chart, requests, notes, keys."""
         yield Static(id="head", markup=False)
         yield Static("Reading the trace ...", id="verdicts", markup=False)
         yield Listing("engines")
@@ -194,18 +195,18 @@ class WatchApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Look at once, then now and then."""
+        """Observe at once, then at intervals."""
         if self._every_s is not None:
             self.call_later(self.refresh_seen)
             self.set_interval(self._every_s, self.refresh_seen)
 
     def on_resize(self, _: Resize) -> None:
-        """Draw for another size."""
+        """Redraw for another size."""
         self._heights.clear()
         self.call_after_refresh(self.draw)
 
     async def refresh_seen(self) -> None:
-        """Read and judge on another thread, unless that is still in progress."""
+        """Read and judge on another thread, unless this is still in progress."""
         if self.paused or self._looking.locked():
             return
         async with self._looking:
@@ -217,7 +218,7 @@ class WatchApp(App[None]):
         self.draw()
 
     def draw(self) -> None:
-        """Show the latest view."""
+        """Draw the latest view."""
         if self.seen is None or len(self.screen_stack) > 1:
             return
         seen, (width, height), dark = self.seen, self.size, self.current_theme.dark
@@ -248,7 +249,7 @@ class WatchApp(App[None]):
         self._show("verdicts", view.verdicts(seen, width, height - fixed_height - request_height))
 
     def _show(self, widget_id: str, content: Content) -> None:
-        """Change a widget; the others move only if it becomes higher or lower."""
+        """Update a widget; the others move only if its height changes."""
         lines = content.plain.count("\n")
         self.query_one(f"#{widget_id}", Static).update(content, layout=self._heights.get(widget_id) != lines)
         self._heights[widget_id] = lines
@@ -265,11 +266,11 @@ class WatchApp(App[None]):
         return len(lines)
 
     def on_listing_moved(self) -> None:
-        """Draw for the chosen engine."""
+        """Redraw for the chosen engine."""
         self.draw()
 
     async def on_listing_chosen(self, chosen: Listing.Chosen) -> None:
-        """Show a request's life."""
+        """Show a request's history."""
         slow = next(
             (request for request in self._slowest() if (request.rank, request.request_id) == chosen.key), None
         )
@@ -282,7 +283,7 @@ class WatchApp(App[None]):
         await self._read(self.session.queue_text)
 
     async def _read(self, text_of: Callable[[int], str]) -> None:
-        """Show a text of so many columns, made beside the screen."""
+        """Show a text of this many columns, made in the background."""
         try:
             async with self._looking:
                 text = await asyncio.to_thread(text_of, max(40, self.size.width - 4))
@@ -294,7 +295,7 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_request(self, by: int) -> None:
-        """Give the list of requests the focus, and move in it; 0: choose."""
+        """Give the list of requests the focus and move in it; 0 chooses a request."""
         requests = self.query_one("#requests", Listing).focus()
         if by:
             requests.action_move(by)
@@ -307,12 +308,12 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_text(self) -> None:
-        """Show everything as text."""
+        """Show the whole view as text."""
         if self.seen is not None:
             self.push_screen(TextScreen(status_page(self.seen)), self._back)
 
     def action_keys(self) -> None:
-        """Show the keys."""
+        """Show the keys and what they do."""
         self.push_screen(TextScreen(HELP), self._back)
 
     def action_save_text(self) -> None:

@@ -1,4 +1,4 @@
-"""The trace to watch: from a path, a process, or nothing."""
+"""Search for the trace to watch: from a path, a process, or nothing."""
 
 import os
 import stat
@@ -15,9 +15,9 @@ from schedtrace.record.processes import children, process_id
 
 DIR = "SCHEDTRACE_DIR"
 GROWING_S = 30.0
-"""The recorder writes every second: a file that is older does not grow."""
+"""Age in seconds above which a file counts as no longer growing; the recorder writes every second."""
 DEPTH = 4
-"""Folders below the current one that are searched."""
+"""Depth of folders below the current one that are searched."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Target:
 
     path: Path
     only: bool
-    """Whether it is a single run or trace; else a folder of runs, of which the newest counts."""
+    """Whether it is a single run or trace; otherwise a folder of runs, of which the newest counts."""
 
     def awaited(self) -> str:
-        """Return what the watch waits for while ``files`` finds nothing."""
+        """Return what the watch waits for while ``files`` returns nothing."""
         if self.path.exists():
             return f"waiting for a trace in {self.path}"
         return f"waiting for {self.path} to appear: no such file or folder yet"
 
     def files(self, without: Collection[Path] = ()) -> list[Path]:
-        """Return the traces of the run to watch, rank by rank; empty: there is none yet.
+        """Return the traces of the run to watch, by rank; empty if there are none yet.
 
         Args:
             without: Folders that are no runs of the engine, such as saved windows.
@@ -53,18 +53,18 @@ class Target:
 
 
 def target(location: str | None, environment: dict[str, str], here: Path, *, wait: bool = True) -> Target:
-    """Return the target that the location means.
+    """Return the target for a location.
 
     Args:
         location: A run folder, a folder of runs, a trace, a process id; None: ``SCHEDTRACE_DIR``, else the
             newest trace below ``here`` that grows.
-        environment: With ``SCHEDTRACE_DIR``, where it is set.
-        here: The current folder.
-        wait: A path need not exist yet if its parent folder does: a server that starts makes it.
+        environment: Environment, with ``SCHEDTRACE_DIR`` if it is set.
+        here: Current folder.
+        wait: Whether a path may not exist yet, if its parent folder does; a starting server creates it.
 
     Raises:
         InputError: If there is no such path or process, the file is no trace, or the process records nothing.
-        UsageError: If nothing was given, and nothing is found.
+        UsageError: If there is no location, and nothing is found.
     """
     if location is not None:
         path = Path(location) if os.path.lexists(location) else expanded(location)
@@ -95,7 +95,7 @@ def process_target(pid: int) -> Target:
     """Return the run that a process or one of its descendants records.
 
     Raises:
-        InputError: If there is no such process, it may not be looked at, or it records nothing.
+        InputError: If there is no such process, it is not accessible, or it records nothing.
     """
     if not Path(f"/proc/{pid}").exists():
         msg = f"{pid}: no such process, file or folder"
@@ -131,7 +131,7 @@ def _newest(traces: list[Path]) -> tuple[bool, float]:
 
 
 def grows(traces: list[Path]) -> bool:
-    """Return whether any of these files was written to lately."""
+    """Return whether any of these files was written recently."""
     return any(time.time() - _modified_s(path) < GROWING_S for path in traces)
 
 

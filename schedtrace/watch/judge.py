@@ -1,4 +1,4 @@
-"""The verdicts over the last seconds, at a pace that keeps their cost within a share of a core."""
+"""Verdicts over the last seconds, at a pace that limits their cost to a share of a core."""
 
 import time
 from collections.abc import Callable
@@ -18,24 +18,24 @@ from schedtrace.watch.seen import LiveFigures, Slow, Verdict
 from schedtrace.watch.watched_engine import WatchedEngine
 
 WAITS_US = 500_000
-"""A shorter wait, as that for the next step, does not count."""
+"""Shortest wait in microseconds that counts; the wait for the next step is shorter."""
 FULL, NO_LONGER_FULL = 0.95, 0.90
-"""Shares of the KV blocks in use: apart, so that a cache on the edge does not change at each look."""
+"""Shares of used KV blocks at which the cache counts as full, and as no longer full, to avoid flicker."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """State of all engines at a look."""
+    """State of all engines at one observation."""
 
     idle: bool
     waiting_for: dict[str, int]
-    """Number of requests by cause; empty: no request has waited for long."""
+    """Number of requests by cause; empty if no request has waited for long."""
     kv_frac: float
-    """KV cache usage of the fullest engine; 0: unknown."""
+    """KV cache usage of the fullest engine; 0 if unknown."""
     preempting: bool
 
     def changed(self, then: "Picture") -> str:
-        """Return what began or ended since ``then``, worded to follow "before"; empty: nothing in kind."""
+        """Return what began or ended since ``then``, worded to follow "before"; empty if nothing did."""
         if self.idle != then.idle:
             return "the engine ran empty" if self.idle else "requests ran"
         if bool(self.waiting_for) != bool(then.waiting_for):
@@ -49,7 +49,7 @@ class Picture:
         return self._other_cause(then)
 
     def _other_cause(self, then: "Picture") -> str:
-        """Return a cause twice as frequent as the previous cause; similar counts must not alternate."""
+        """Return a cause twice as frequent as the previous cause, so that similar counts do not alternate."""
         if not self.waiting_for:
             return ""
         cause = _most_frequent(self.waiting_for)
@@ -60,11 +60,11 @@ class Picture:
 
 
 def picture(engines: list[LiveFigures], slowest: list[Slow]) -> Picture:
-    """Make the picture of this look.
+    """Return the picture of the current observation.
 
     Args:
-        engines: Each engine's figures.
-        slowest: The requests that wait longest are among them.
+        engines: Figures of each engine.
+        slowest: Requests, including those that wait longest.
     """
     waits = any(slow.waits_us is not None and slow.waits_us >= WAITS_US for slow in slowest)
     causes: dict[str, int] = {}
@@ -89,13 +89,13 @@ LINES_LOST = say("Lines of the trace in this time could not be read, so this may
 
 @dataclass
 class Judge:
-    """Judges one span, now and then.
+    """Judge that forms verdicts on a time span at intervals.
 
     Args:
-        span_s: Seconds up to now.
-        every_s: At least so long passes between two verdicts.
-        share: Share of a core that the verdicts may take while the engines look alike.
-        spent: Processor seconds of this process.
+        span_s: Seconds up to now that are judged.
+        every_s: Minimum seconds between two verdicts.
+        share: Share of a core that the verdicts may take while the engines do not change in kind.
+        spent: Function that returns the processor seconds of this process.
     """
 
     span_s: int
@@ -111,7 +111,7 @@ class Judge:
     def judge_if_due(
         self, engines: list[WatchedEngine], now: Picture, now_s: float, *, at_once: bool = False
     ) -> None:
-        """Judge again if it is time to, if they look different in kind by ``now``, or ``at_once``."""
+        """Judge again if it is time to, if the engines have changed in kind by ``now``, or if ``at_once``."""
         changed = now.changed(self._judged) if self._judged and self.latest else ""
         if not (at_once or now_s >= (self._soonest_s if changed else self._due_s)):
             if self.latest and self.latest.changed != changed:
@@ -127,21 +127,21 @@ class Judge:
             self._due_s = now_s + max(self.every_s, cost / self.share)
 
     def reset(self) -> None:
-        """Forget the run: another is judged next."""
+        """Forget the run, because another run follows."""
         self.latest, self._judged, self._soonest_s, self._due_s = None, None, 0.0, 0.0
 
 
 def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before: str = "") -> Verdict:
-    """Return what ``analyze`` says of the last ``span_s`` seconds of these engines.
+    """Return the result of ``analyze`` for the last ``span_s`` seconds of these engines.
 
-    What a step costs and what the load asks for at once do not show in a few seconds: the former is of the
-    last minute, the latter of all that was seen.
+    A few seconds do not show the cost of a step and the peak demand. The former comes from the last minute,
+    the latter from everything observed.
 
     Args:
-        engines: With steps or without.
-        now_s: Unix time.
-        span_s: Seconds.
-        before: Code of the verdict before; it stays as long as no other finding is twice as large.
+        engines: Engines, with or without steps.
+        now_s: Current Unix time in seconds.
+        span_s: Length of the span in seconds.
+        before: Code of the previous verdict, which stays while no other finding is twice as large.
     """
     windows = [window for engine in engines if (window := _window(engine, now_s, span_s)) is not None]
     standing = [
@@ -169,7 +169,7 @@ def judge_window(engines: list[WatchedEngine], now_s: float, span_s: int, before
 
 
 def _lost(engine: WatchedEngine, now_s: float, span_s: int) -> bool:
-    """Return whether lines of this time could not be read, as after a cut of the open file."""
+    """Return whether lines of this time could not be read, for example after the open file was truncated."""
     lost_us = engine.following.garbled_us
     return lost_us is not None and lost_us >= engine.edge_us(now_s) - span_s * 1_000_000
 

@@ -1,4 +1,4 @@
-"""The watch as text: a line for a pipe, and a page for a file."""
+"""The watch as text: one line for a pipe, and a page for a file."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def name_of(figures: LiveFigures) -> str:
 
 
 def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
-    """Return all sentences, or only the first, and the advice."""
+    """Return all sentences of a verdict, or only the first, and the advice."""
     advice = say("[Try: {advice}.]", advice=plain(verdict.advice).rstrip("."))
     return visible(plain(joined([*verdict.sentences[: 1 if brief else None], advice])))
 
@@ -73,14 +73,14 @@ def state_text(slow: Slow) -> str:
 
 
 def shown_id(request_id: str, width: int) -> str:
-    """Return a request id in a bounded width, its end kept: ids often begin alike."""
+    """Return a request id in a bounded width; its end is kept, because ids often begin alike."""
     text = visible(request_id)
     end_length = max(1, (width - 2) // 2)
     return text if len(text) <= width else f"{text[: width - 2 - end_length]}..{text[-end_length:]}"
 
 
 def status_line(seen: Seen) -> str:
-    """Return a line with everything but the requests."""
+    """Return one line with everything but the requests."""
     total: LiveFigures | None = seen.total()
     if total is None:
         return f"{moment(seen.at_s)} {visible(seen.awaited)}"
@@ -104,15 +104,15 @@ def status_line(seen: Seen) -> str:
 
 
 SCREENFUL = 10
-"""Requests and notes of a page that fits on a screen."""
+"""Maximum number of requests and notes of a page that fits on a screen."""
 
 
 def status_page(seen: Seen, most: int | None = None) -> str:
-    """Return everything, as a text of some lines.
+    """Return everything as a text of several lines.
 
     Args:
-        seen: What is seen.
-        most: Requests that are named, and notes (default: all).
+        seen: Current observation.
+        most: Maximum number of requests and notes (default: all).
     """
     at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seen.at_s))
     total = seen.total()
@@ -154,9 +154,9 @@ def stream(
     put: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Put out a line now and then, and what happened to the trace, until nothing more will come.
+    """Print a line at intervals, and events of the trace, until nothing more will come.
 
-    What has ended, or is waited for, is one line.
+    A run that has ended, or is awaited, is one line.
     """
     shown, still = 0, ""
     while True:

@@ -1,11 +1,11 @@
-"""Data of a look at a running engine, for the screen and for lines of text."""
+"""Data of one observation of a running engine, for the screen and for lines of text."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from schedtrace.diagnose.throughput import seconds, throughput
+from schedtrace.diagnose.throughput import covered_seconds, throughput
 from schedtrace.model.message import Message
 
 OLD_S = 20
@@ -14,13 +14,13 @@ OLD_S = 20
 
 @dataclass
 class Cell:
-    """A second of an engine, or of all engines: the steps that began in it."""
+    """Second of an engine, or of all engines, with the steps that began in it."""
 
     steps: int = 0
     left: dict[str, float] = field(default_factory=dict)
-    """Waiting requests by cause after the last step; empty also if nothing runs."""
+    """Waiting requests by cause after the last step; also empty if no request runs."""
     waiting: dict[str, float] = field(default_factory=dict)
-    """Cause to the mean number of requests that a step left waiting for it."""
+    """Mean number of requests that a step left waiting, by cause."""
 
 
 @dataclass(frozen=True)
@@ -28,31 +28,31 @@ class LiveFigures:
     """Figures of an engine, or of all engines."""
 
     rank: int | None
-    """Data-parallel rank; None: the sum of all."""
+    """Data-parallel rank; None for the sum of all."""
     state: str
-    """Empty while it steps; else why it does not, or that it ended."""
+    """Reason why it makes no steps, or that it ended; empty while it makes steps."""
     running: int
     seats: int | None
     waiting: int
     waiting_for: dict[str, int]
-    """Cause to the number of requests that wait for it after the last step."""
+    """Number of requests that wait after the last step, by cause."""
     kv_used: int | None
     kv_total: int | None
     budget_frac: float | None
     """Share of the token budget used by the steps of the last 10 s that scheduled anything; None if there was
     none."""
     preempted_per_s: float
-    """In the last 10 s, as the next."""
+    """Preemptions per second in the last 10 s."""
     steps_per_s: float
     output_tokens: int
     """Output tokens of steps whose output came back in the last 10 s."""
     present: pl.DataFrame
-    """Spans of these 10 s in which any engine had a request, by the wall clock: what throughput is over."""
+    """Spans of these 10 s in which any engine had a request, by the wall clock; throughput refers to them."""
 
     @property
     def output_per_s(self) -> float | None:
-        """Output tokens a second while requests were there; None if there were none."""
-        time_s = seconds(self.present)
+        """Output tokens per second while there were requests; None without requests."""
+        time_s = covered_seconds(self.present)
         return throughput(0, 0, self.output_tokens, time_s).output_tokens_per_s if time_s else None
 
     @property
@@ -63,7 +63,7 @@ class LiveFigures:
 
 @dataclass(frozen=True)
 class Slow:
-    """A request that is not done."""
+    """Unfinished request."""
 
     rank: int
     request_id: str
@@ -74,7 +74,7 @@ class Slow:
     cause: str | None
     """Cause of its wait."""
     preempted: int
-    """Number of preemptions."""
+    """Number of its preemptions so far."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,22 @@ class Verdict:
     """End of the span (Unix time)."""
     sentences: list[Message]
     advice: Message
-    """First advice; empty: none."""
+    """First advice; empty if there is none."""
     code: str = ""
-    """Code of its finding; empty: nothing limited the engines."""
+    """Code of the verdict's finding; empty if nothing limited the engines."""
     judged: bool = True
-    """False: there was no step."""
+    """Whether there was a step to judge."""
     changed: str = ""
-    """Change in kind since, worded to follow "before"; empty: none."""
+    """Change in kind since then, worded to follow "before"; empty without a change."""
 
     def old(self, now_s: float) -> bool:
-        """Tell whether it may no longer hold: something changed, or it exceeds its span or ``OLD_S``."""
+        """Return whether it may no longer hold: something changed, or it exceeds its span or ``OLD_S``."""
         return bool(self.changed) or now_s - self.at_s > min(self.span_s, OLD_S)
 
 
 @dataclass(frozen=True)
 class TraceNote:
-    """Something that happened to the trace."""
+    """Event of the trace, for the user."""
 
     at_s: float
     text: str
@@ -109,12 +109,12 @@ class TraceNote:
 
 @dataclass(frozen=True)
 class Seen:
-    """A look at a run's engines."""
+    """Observation of a run's engines at one moment."""
 
     at_s: float
-    """Unix time of the look."""
+    """Unix time of the observation."""
     name: str
-    """Name of the run; empty: there is none yet."""
+    """Name of the run; empty if there is none yet."""
     awaited: str
     """Awaited path while there is no engine."""
     engines: list[LiveFigures]
@@ -122,9 +122,9 @@ class Seen:
     slowest: list[Slow]
     """Slowest requests: waiting ones by wait, the longest first, then running ones by age."""
     cells: dict[int | None, list[Cell]]
-    """Seconds by rank, in order of time; None: all engines."""
+    """Seconds by rank, in order of time; None for all engines."""
     edge_s: int
-    """The last of these seconds (Unix time)."""
+    """Last of these seconds (Unix time)."""
     causes: list[str]
     """Causes of all waits since the watch began, in order of appearance."""
     notes: list[TraceNote]
@@ -141,7 +141,7 @@ class Seen:
 
 
 def summed(engines: list[LiveFigures]) -> LiveFigures:
-    """Sum the figures of all engines; a state only if all have it."""
+    """Return the sum of the figures of all engines; a state only if all have it."""
     causes: Counter[str] = Counter()
     for engine in engines:
         causes.update(engine.waiting_for)
@@ -181,10 +181,10 @@ UNNAMED = "other"
 
 
 def cells_by_second(rows: pl.DataFrame) -> dict[int, Cell]:
-    """Return what happened in each second, by second.
+    """Return the events of each second, by second.
 
     Args:
-        rows: ``per_step``, in Unix time.
+        rows: Rows of ``per_step``, in Unix time.
     """
     by_second: dict[int, Cell] = {}
     sums: defaultdict[int, Counter[str]] = defaultdict(Counter)
@@ -202,7 +202,7 @@ def cells_by_second(rows: pl.DataFrame) -> dict[int, Cell]:
 
 
 def added(earlier: Cell, later: Cell) -> Cell:
-    """Add two parts of the same second of an engine."""
+    """Return the sum of two parts of the same second of an engine."""
     steps = earlier.steps + later.steps
     waited = dict.fromkeys([*earlier.waiting, *later.waiting], 0.0)
     for part in (earlier, later):

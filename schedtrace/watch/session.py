@@ -1,4 +1,4 @@
-"""Repeated looks at a run: find it, read new lines, judge them, and note what happened."""
+"""Repeated observations of a run: find it, read new lines, judge them, and note events."""
 
 import time
 from collections import deque
@@ -25,17 +25,17 @@ from schedtrace.watch.watched_engine import SECONDS_KEPT, WatchedEngine
 MOST_SLOW = 50
 MOST_NOTES = 100
 LARGEST_READ = 128 * 2**20
-"""Bytes of a trace that are read for one request's life: some seconds of a core."""
+"""Maximum bytes of a trace that are read for one request's history, which takes some seconds of a core."""
 COMPRESSED = 6
-"""Times as many are in a part of a trace as it has on disk, or more (docs/recording.md)."""
+"""Least ratio of a part's content to its size on disk (docs/recording.md)."""
 
 
 class WatchSession:
-    """A person's view of a target.
+    """View of a target for a user.
 
     Args:
-        target: What to watch.
-        clock: Unix time in seconds.
+        target: Target to watch.
+        clock: Function that returns the Unix time in seconds.
     """
 
     def __init__(self, target: Target, clock: Callable[[], float] = time.time) -> None:
@@ -57,10 +57,10 @@ class WatchSession:
         return next((path.parent for path in self.engines), None)
 
     def observe_engines(self, *, judge_now: bool = False) -> Seen:
-        """Read new lines, and show the present state.
+        """Read new lines and return the current state.
 
         Args:
-            judge_now: Judge even if the last verdict is young.
+            judge_now: Whether to judge even if the last verdict is recent.
         """
         now = self._clock()
         self._find(now)
@@ -98,7 +98,7 @@ class WatchSession:
         return folder
 
     def life(self, slow: Slow, width: int) -> str:
-        """Return a request's life so far, as ``schedtrace request`` shows it.
+        """Return a request's history so far, as ``schedtrace request`` shows it.
 
         Raises:
             InputError: If the trace cannot be read, or is too large to be read beside the watch.
@@ -117,10 +117,10 @@ class WatchSession:
         return renderer(Format.TEXT)(request_page(life), width=width)
 
     def queue_text(self, width: int) -> str:
-        """Show the queues of the run's engines now, as ``schedtrace queue`` does.
+        """Return the current queues of the run's engines, as ``schedtrace queue`` shows them.
 
         Raises:
-            EngineError: If one does not answer.
+            EngineError: If an engine does not answer.
             InputError: If none of them listens on this machine.
         """
         pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
@@ -134,13 +134,13 @@ class WatchSession:
         return "\n".join([renderer(Format.TEXT)(queue_page(queues), width=width), *map(visible, errors)])
 
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         for engine in self.engines.values():
             engine.following.close()
         self.engines.clear()
 
     def _find(self, now: float) -> None:
-        """Open the traces of the run, also those of ranks that began later; leave a run for a newer one."""
+        """Open the traces of the run, including ranks that began later; leave a run for a newer one."""
         files = self.target.files(self._saved)
         if files and self.folder not in {None, files[0].parent} and grows(files):
             name = files[0].parent.name
@@ -188,7 +188,7 @@ class WatchSession:
         self._told.clear()
 
     def _tell(self, engine: WatchedEngine, now: float) -> None:
-        """Note the recorder's notices and the end, once each."""
+        """Note the recorder's notices and the end of the trace, once each."""
         rank = f"rank {engine.rank}: " if len(self.engines) > 1 else ""
         for text in engine.following.notices:
             self._note(f"{rank}{text}", now, once=True)
@@ -263,7 +263,7 @@ class WatchSession:
 
 
 def _slowness(slow: Slow) -> tuple[bool, int]:
-    """Sort key: waiting requests first, the longest wait at the top; then the oldest."""
+    """Return a sort key: waiting requests first, the longest wait at the top; then the oldest."""
     return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)
 
 

@@ -28,16 +28,16 @@ GLYPHS = "█▓▒░#=+:"
 
 @dataclass(frozen=True)
 class WaitingChart:
-    """Rows of characters, from above."""
+    """Chart of waiting requests: rows of characters, from the top."""
 
     rows: list[list[str]]
-    """Cause drawn at each place; empty: none."""
+    """Cause drawn at each place; empty for none."""
     causes: list[str]
     """Causes drawn, the most frequent first."""
     order: list[str]
-    """Causes by their character, which is also from below."""
+    """Causes in the order of their characters, which is also the order from below."""
     top: float
-    """Requests at the upper end."""
+    """Number of requests at the upper end."""
     seconds: int
     """Seconds that all columns cover, including the current second."""
 
@@ -47,12 +47,12 @@ class WaitingChart:
 
 
 def waiting_chart(cells: list[Cell], width: int, height: int, order: list[str], edge_s: int) -> WaitingChart:
-    """Return the last seconds, the last one on the right.
+    """Return the chart of the last seconds, with the latest on the right.
 
     Args:
-        cells: A second each; what is missing at their begin stays empty.
-        width: Columns; each is two seconds, or one where there is room for all of that.
-        height: Rows.
+        cells: Cells of one second each; a missing beginning stays empty.
+        width: Width in columns of two seconds each, or of one second if there is room.
+        height: Height in rows.
         order: All causes; each keeps its place in it, so that its character does not change between looks.
         edge_s: The last second (Unix time): two seconds are the same two at each look, and so is their mean.
     """
@@ -161,14 +161,14 @@ def _styled(verdict: Verdict, now_s: float, text: list[str]) -> list[Content]:
 
 
 def engine_line(figures: LiveFigures, width: int) -> Content:
-    """Return a row below ``HEAD``."""
+    """Return a row of figures below ``HEAD``."""
     cells = "".join(f"{cell(figures):>{room}}" for _, room, cell in ENGINE)
     text = f"{name_of(figures):8}{cells} "
     return Content((text + figures.state)[:width])
 
 
 def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) -> Content:
-    """Draw waiting requests by cause, over time, with a legend."""
+    """Return a chart of waiting requests by cause, over time, with a legend."""
     drawn = waiting_chart(
         seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1), seen.causes, seen.edge_s
     )
@@ -196,7 +196,7 @@ def _legend(drawn: WaitingChart, rank: int | None, width: int, *, dark: bool) ->
 
 
 def request_line(slow: Slow, width: int, *, ranks: bool) -> Content:
-    """Draw the line of a request."""
+    """Return the line of a request."""
     rank = f"rank {slow.rank}  " if ranks else ""
     before = f"{long(slow.age_us):>8}  {rank}"
     does = state_text(slow)

@@ -1,4 +1,4 @@
-"""A running engine: its current figures, its last seconds, and its requests' waits."""
+"""Running engine: its current figures, its last seconds, and its requests' waits."""
 
 import heapq
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from schedtrace.diagnose.throughput import SPAN, lives
+from schedtrace.diagnose.throughput import SPAN, request_presence
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -20,38 +20,38 @@ from schedtrace.timeline.timeline import Timeline, make_timeline, per_step
 from schedtrace.watch.seen import UNNAMED, Cell, LiveFigures, Slow, added, cells_by_second
 
 KEEP_S = 75
-"""Seconds in memory: the longer verdict's minute, and the time before that its first steps need."""
+"""Seconds of trace in memory: the longer verdict's minute, and earlier time that its first steps need."""
 RATES_S = 10
 RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
 """Seconds kept for the chart."""
 LAG_S = 1.8
-"""A step is in the file at most so much later: half a second for its output, a second in a frame."""
+"""Maximum seconds until a step is in the file: half a second for its output, a second in a frame."""
 IDLE_FROM_S = 3.0
 SILENT_FROM_S = 10.0
-"""The recorder writes a line every second while it lives."""
+"""Seconds of silence after which the recorder counts as stopped; it writes a line every second."""
 
 
 class WatchedEngine:
     """An engine whose trace grows.
 
     Args:
-        path: ``engine-<rank>.jsonl``.
+        path: Trace file, ``engine-<rank>.jsonl``.
 
     Raises:
-        InputError: If it cannot be opened.
+        InputError: If the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.following = Following(path, KEEP_S * 1_000_000)
         self.cells: dict[int, Cell] = {}
-        """Second (Unix time) to what happened in it."""
+        """Events of each second, by second (Unix time)."""
         self.demand = Demand()
         """Demand of the load since the watch began."""
         self.step_time: StepTime | None = None
-        """The model of the longest verdict's steps."""
+        """Model of the steps of the longest verdict."""
         self._recent = pl.DataFrame(schema=dict.fromkeys(RECENT, pl.Int64))
-        """The steps of the last ``RATES_S``."""
+        """Steps of the last ``RATES_S``."""
         self._last: dict[str, int | None] = {}
         self._last_step_us: int | None = None
         self._usual: str | None = None
@@ -77,10 +77,10 @@ class WatchedEngine:
         """Read the new lines.
 
         Raises:
-            InputError: If the file was removed, replaced or cut, or is no trace.
+            InputError: If the file was removed, replaced or truncated, or is no trace.
         """
         new = self.following.read()
-        self._modified_s = self.following.modified_s()
+        self._modified_s = self.following.trace_modified_s()
         if any(chunk.steps.height for chunk in new):
             self._take(new)
 
@@ -92,14 +92,14 @@ class WatchedEngine:
         return max(newest, int((now_s - LAG_S) * 1e6) - header.wall_anchor_us)
 
     def timeline(self, begin_us: int) -> Timeline | None:
-        """Return the timeline since then on its own clock, and a little before; None: no step."""
+        """Return the timeline since then on its own clock, and slightly earlier; None without a step."""
         chunks = self.following.since(begin_us)
         if not any(chunk.steps.height for chunk in chunks):
             return None
         return make_timeline(self.following.trace(chunks), whole=True)
 
     def standing(self, now_s: float) -> Message:
-        """Say that requests are present but no step begins, and why if known; empty: steps begin."""
+        """Return a sentence if requests are present but no step begins, with the reason if it is known."""
         if self.has_ended or self.header is None or self._last_step_us is None:
             return NOTHING
         now_us = int(now_s * 1e6) - self.header.wall_anchor_us
@@ -153,7 +153,7 @@ class WatchedEngine:
             return 0, pl.DataFrame(schema=SPAN)
         trace = self.following.trace(chunks)
         back = trace.steps.filter(pl.col("output_us").is_between(begin_us, edge_us, closed="right"))
-        there = lives(trace, begin_us, edge_us)
+        there = request_presence(trace, begin_us, edge_us)
         return int(back["output_tokens"].sum()), there.select(pl.all() + self.header.wall_anchor_us)
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
@@ -197,7 +197,7 @@ class WatchedEngine:
             del self.cells[second]
 
     def _waiting_for(self, waiting: int) -> dict[str, int]:
-        """Count requests by cause: the cause of their skip in the last step, else what ended its loop."""
+        """Return the number of requests by cause: of their skip in the last step, else of the loop's end."""
         queued = [live.entry.request_id for live in self.following.lives if live.waits_since_us is not None]
         named = Counter(self._named[name] for name in queued if name in self._named)
         rest = max(0, waiting - named.total())

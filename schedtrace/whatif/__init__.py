@@ -1,1 +1,1 @@
-"""What would be, if: recorded loads on other configurations, with vLLM's scheduler deciding."""
+"""What-if questions: recorded loads replayed under other configurations, with vLLM's scheduler deciding."""

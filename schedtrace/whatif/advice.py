@@ -1,4 +1,4 @@
-"""Advice by trial: which change of one setting is best for a recorded load, by replaying each of a menu.
+"""Advice by trial: the best change of one setting for a recorded load, found by replaying a menu of changes.
 
 The findings name causes; the replay picks the change, by what clients feel: the mean end-to-end latency where
 requests come at their own times, the time until all are done where the engine or its clients set the pace.
@@ -24,19 +24,19 @@ from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
-"""Resamples of the step times for each advised change: fewer than for a replay of its own."""
+"""Number of resamples of the step times for each advised change; fewer than for ``replay`` itself."""
 FELT_FRAC = 0.05
-"""A smaller change of another figure is not said."""
+"""Smallest relative change of another figure that is reported."""
 SAID = ("steps", "preemptions", "recomputed tokens")
-"""What scheduling decides, and a reader asks about."""
+"""Figures that scheduling decides and that are reported."""
 FIGURES = {
     Objective.LATENCY: "E2E mean",
     Objective.MAKESPAN: "makespan",
     Objective.THROUGHPUT: "output",
 }
-"""Figure of a prediction that each objective is about."""
+"""Figure of a prediction by objective."""
 GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output": "output_tokens_per_s"}
-"""The metric that a gain of it names."""
+"""Metric of a gain by figure."""
 
 
 def judged(
@@ -48,20 +48,19 @@ def judged(
 ) -> tuple[list[Finding], Replays]:
     """Return the findings with the changes that help this load most, the best one first, and every replay.
 
-    Advice that names a value which a replay can drive is a trial among the others: it stays only if it is
-    the best of its kind. What a replay cannot drive stays as it is, without a gain of its own beside one
-    that was replayed.
+    Advice with a value that a replay can set is tried like the menu's changes, and stays only if it is the
+    best of its kind. Other advice stays unchanged, but loses its estimated gain beside a replayed one.
 
     Args:
-        findings: Ranked, of one run.
-        base: Its recorded load.
-        objective: None: latency where requests come at their own times, else the
-            time until all are done.
-        progress: Told of each replay.
+        findings: Ranked findings of one run.
+        base: Recorded load of the run.
+        objective: Objective; None for the latency if requests come at their own times, else for the time
+            until all are finished.
+        progress: Function called at each replay.
 
     Raises:
-        InputError: the replay of the load as recorded is off by more than any change gains.
-        UsageError: it never ends.
+        InputError: If the misfit of the unchanged replay exceeds the gain of every change.
+        UsageError: If the replay never ends.
     """
     base = part_of(base, findings)
     name = FIGURES[objective] if objective else usual_figure(base)
@@ -105,12 +104,12 @@ def _can_tell(setting: str, base: RecordedLoad) -> bool:
 
 @dataclass(frozen=True)
 class Advised:
-    """A trial in words."""
+    """A trial described in sentences."""
 
     trial: Trial
     advice: Advice
     gain: Gain | None
-    """Gain of the change; None: no recorded step shows whether it is one."""
+    """Gain of the change; None if no recorded step shows whether there is one."""
 
 
 def _advised(
@@ -121,8 +120,8 @@ def _advised(
     Args:
         trial: The change as the search judged it.
         configuration: The same change with intervals.
-        predictor: Of the load.
-        name: The figure to be improved.
+        predictor: Predictor of the load.
+        name: Figure to improve.
         base: The recorded load.
     """
     figure = next(figure for figure in configuration.figures if figure.name == name)
@@ -144,7 +143,7 @@ def _advised(
 
 
 def _with_misfit(advised: Advised, search: Search) -> Advised:
-    """Add what the replay of the load as recorded is off by: it is in the interval."""
+    """Add the misfit of the unchanged replay, which the interval includes."""
     if not search.misfit_frac:
         return advised
     tested = say(
@@ -178,7 +177,7 @@ def _gain(figure: Figure, was: float | None) -> Gain:
 
 
 def _unsure(figure: Figure, base: RecordedLoad) -> Message:
-    """Return what a replay bounds where no recorded step is as large as those that it makes."""
+    """Return the bounds from a replay whose steps are larger than any recorded step."""
     return say(
         "Replayed on this load: {name} {low_frac:+%} to {high_frac:+%}, since no recorded step has "
         "more than {tokens:n token}: a run with it tells.",
@@ -188,7 +187,7 @@ def _unsure(figure: Figure, base: RecordedLoad) -> Message:
 
 
 def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> Message:
-    """Write a change as it is typed, with the present value; ``kv_space`` knows the units of the KV cache."""
+    """Return a change as an option to type, with the current value (``kv_space`` for the KV cache)."""
     if name == BLOCKS:
         timeline = base.timelines[0]
         space = kv_space(timeline, value)
@@ -206,7 +205,7 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
 
 
 def attach_advice(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
-    """Attach each advice to the finding whose limit it moves, of several the one that leads, or its own."""
+    """Attach advice to the finding whose limit it moves (the leading one of several), or to its own."""
     placed = [_without_tried(finding, search) for finding in findings]
     order = sorted(range(len(placed)), key=lambda at: placed[at].place)  # without the estimates
     for advised_trial in advised:
@@ -231,7 +230,7 @@ def attach_advice(findings: list[Finding], advised: list[Advised], search: Searc
 
 
 def _explained(before: Finding, now: Finding, search: Search) -> Finding:
-    """Add what was tried without success, if that left a finding neither advice nor a reason why."""
+    """Add what was tried without success, if a finding would otherwise have neither advice nor a reason."""
     if now.advice or now.refuted != before.refuted:
         return now
     trials = [trial for advice in before.advice for trial in _trials(advice, search)]
@@ -255,7 +254,7 @@ def _is_about(finding: Finding, trial: Trial) -> bool:
 
 
 def _families(advice: Advice) -> set[str]:
-    """Return what it acts on, or would if a value were known."""
+    """Return the resource that a finding's advice acts on, even if it states no value."""
     if advice.setting:
         return {family(advice.setting)}
     named = (part.name for part in advice.message.parts() if isinstance(part, Setting))
@@ -264,7 +263,7 @@ def _families(advice: Advice) -> set[str]:
 
 
 def _without_tried(finding: Finding, search: Search) -> Finding:
-    """Remove the advice that was replayed, and the estimate beside it; say what did not help."""
+    """Remove the advice that was replayed, and its estimate; state what did not help."""
     untried: list[Advice] = []
     refuted: list[Message] = []
     for advice in finding.advice:
@@ -281,7 +280,7 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
 
 
 def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Message:
-    """Return what scheduling decides otherwise, and the times that get better besides the objective."""
+    """Return what scheduling decides differently, and the latencies that improve besides the objective."""
     changed = [
         *(_changed(figure) for figure in _felt(configuration, name) if not _is_worse(figure)),
         *(
@@ -297,7 +296,7 @@ def _outcome(configuration: Configuration, name: str, base: RecordedLoad) -> Mes
 
 
 def _costs(configuration: Configuration, name: str) -> Message:
-    """Return what gets worse, in figures."""
+    """Return the figures that get worse."""
     worse = [_changed(figure) for figure in _felt(configuration, name) if _is_worse(figure)]
     return say("[{worse}.]", worse=joined(worse, ", "))
 
@@ -312,7 +311,7 @@ def _felt(configuration: Configuration, name: str) -> list[Figure]:
 
 
 FELT = ("output", "TTFT p50", "TPOT p50", "E2E mean")
-"""Figures that clients feel."""
+"""Figures that clients notice."""
 
 
 def _is_worse(figure: Figure) -> bool:
@@ -324,14 +323,14 @@ def _changed(figure: Figure) -> Message:
 
 
 def _option(setting: str, value: Any = None) -> str:
-    """Write an option as it is typed, without the value of a switch."""
+    """Return an option as it is typed, without the value of a switch."""
     if setting == "balance_ranks":
         return "--scheduler-cls schedtrace.balance.BalanceScheduler"
     return f"--{'no-' if value is False else ''}{setting.replace('_', '-')}"
 
 
 def _refuted(trial: Trial, search: Search) -> Message:
-    """Return what was tried and does not help; of a trial that may help or harm, its range."""
+    """Return what was tried and does not help; for a trial that may help or harm, its range."""
     name = search.name
     setting, value = trial.changes[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Whether the replay of a load as recorded comes near to what was recorded; if not, it answers nothing."""
+"""Check whether the unchanged replay of a load comes near the recording; otherwise, it answers nothing."""
 
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.model.what_if import Baseline
@@ -7,23 +7,23 @@ from schedtrace.whatif.prediction import Predictor, RecordedLoad
 
 
 def usual_figure(base: RecordedLoad) -> str:
-    """Return what suits a load: the mean latency of an open one, the time until all are done of any other.
+    """Return the figure for a load: the mean latency of an open load, else the time until all are finished.
 
     One of ``figures.METRICS``.
     """
-    paced = any(load.closed is not None for load in base.loads)
+    paced = any(load.replayed_clients is not None for load in base.loads)
     return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
 
 
 def require_baseline(base: RecordedLoad) -> Baseline:
-    """Return how near a replay comes to this load as recorded; step times from elsewhere are not judged.
+    """Return how near a replay comes to the recording; step times from another source are not judged.
 
     Args:
-        base: The recorded load; of a long one a part is replayed.
+        base: The recorded load; only a part of a long load is replayed.
 
     Raises:
-        InputError: the replay of the load as recorded is too far from what was recorded.
-        UsageError: it never ends.
+        InputError: If the unchanged replay is too far from the recording.
+        UsageError: If the replay never ends.
     """
     if base.times.rows is None:
         return Baseline()

@@ -1,4 +1,4 @@
-"""The figures of a prediction: what scheduling decides, and what follows in time, with its interval."""
+"""Figures of a prediction: those that scheduling decides, and times with their intervals."""
 
 import math
 import statistics
@@ -19,20 +19,20 @@ from schedtrace.whatif.margins import drift
 COVERAGE = 0.9
 MAKESPAN = Metric("makespan", "s", False, lambda trial: trial.duration_s)
 TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99", "E2E mean")
-"""Metrics of ``compare`` that follow in time."""
+"""Metrics of ``compare`` that depend on step times."""
 METRICS = [*(metric for metric in COMPARED if metric.name in TIMED), MAKESPAN]
 
 
 @dataclass(frozen=True)
 class DecidedMetric:
-    """A figure that scheduling decides, of a timeline and one trial's steps."""
+    """A figure that scheduling decides, computed from a timeline and one trial's steps."""
 
     name: str
     unit: str
     higher_is_better: bool | None
     of: Callable[[Timeline, pl.DataFrame], float]
     is_sum: bool = True
-    """Over the ranks of a run; else a mean over the steps of all of them."""
+    """Whether it is summed over the ranks of a run; otherwise it is a mean over the steps of all ranks."""
 
 
 def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
@@ -51,7 +51,7 @@ DECIDED = (
 
 
 def decided_figures(before: Sequence[Timeline], after: Sequence[Timeline]) -> list[Figure]:
-    """Return what scheduling decides, as means over the trials of two runs (lists of ranks)."""
+    """Return the figures that scheduling decides, as means over the trials of two runs (lists of ranks)."""
     figures = []
     for metric in DECIDED:
         was, value = (
@@ -63,7 +63,7 @@ def decided_figures(before: Sequence[Timeline], after: Sequence[Timeline]) -> li
 
 
 def run_trials(ranks: Sequence[Timeline]) -> list[int | None]:
-    """Return the trials that any rank of a run has seen."""
+    """Return the trials that any rank of a run contains."""
     return sorted({trial for rank in ranks for trial in rank.trials()}, key=lambda trial: trial or 0)
 
 
@@ -75,7 +75,7 @@ def _over_ranks(metric: DecidedMetric, ranks: Sequence[Timeline], trial: int | N
 
 
 def baseline_figures(recorded: Sequence[TrialReport], replayed: Sequence[TrialReport]) -> list[Figure]:
-    """Return what follows in time in the replay as recorded, against the recording."""
+    """Return the timing figures of the unchanged replay, compared with the recording."""
     figures = []
     for metric in METRICS:
         was, values = (trial_values(metric.value, trials) for trials in (recorded, replayed))
@@ -92,15 +92,16 @@ def timing_figures(
     spread: Mapping[str, list[float]],
     bound: Sequence[TrialReport] | None = None,
 ) -> list[Figure]:
-    """Return what follows in time from a change, against the replay as recorded.
+    """Return the timing figures of a change, compared with the unchanged replay.
 
     Args:
         recorded: Trials as recorded.
-        replayed: As replayed.
-        changed: As replayed with the change.
-        spread: Of each metric, the ratios that resampled step times predict.
-        bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
-            The change lies between: the value is the middle of the two ratios, on a logarithmic scale.
+        replayed: Trials of the unchanged replay.
+        changed: Trials of the replay with the change.
+        spread: Ratios that resampled step times predict, by metric.
+        bound: Trials of the replay with the change, without economies of scale in steps larger than recorded
+            ones. The change lies between the two replays: the value is the middle of the two ratios, on a
+            logarithmic scale.
     """
     figures = []
     for metric in METRICS:
@@ -136,19 +137,19 @@ def _figure(
 
 
 def trial_values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
-    """Return a figure of each trial that has it."""
+    """Return a figure of each trial that has one."""
     return [float(figure) for trial in trials if (figure := value(trial))]
 
 
 def ratio_interval(
     ratio: float, resampled: list[float], was: list[float], replayed: list[float]
 ) -> tuple[float | None, float | None]:
-    """Return the 90 % interval of a ratio less 1.
+    """Return the 90 % interval of a ratio minus 1.
 
     The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
     trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
-    as far off as one trial from another; more trials do not average that away. Student's t with the trials'
-    degrees of freedom. The drift includes what the replays are off by on average, squared.
+    as far off as one trial from another; more trials do not average that away. The interval uses Student's t
+    with the trials' degrees of freedom. The drift includes the square of the replays' mean error.
     """
     trials = min(len(was), len(replayed))
     if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
@@ -160,7 +161,7 @@ def ratio_interval(
 
 
 Composition = list[tuple[str, int, int]]
-"""Requests of a step with their computed and scheduled tokens."""
+"""Requests of a step, with their computed and scheduled tokens."""
 
 
 def compositions(ranks: Sequence[Timeline]) -> dict[tuple[int, int | None, int], Composition]:

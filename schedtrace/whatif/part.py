@@ -1,6 +1,6 @@
-"""Part of a long load that is replayed: that in which the requests waited for what the verdict is about.
+"""Part of a long load that is replayed: a part that shows the waits of the verdict's finding.
 
-A replay begins with an empty engine. So the part begins where few requests were there, if possible none.
+A replay begins with an empty engine, so the part begins where few requests were present, if possible none.
 """
 
 import math
@@ -25,41 +25,43 @@ from schedtrace.whatif.prediction import RecordedLoad
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 STEP_US, REQUEST_US = 350.0, 25.0
-"""Cost of a step of a replay, and of each request in it, with 16 to 256 running (docs/what-if.md)."""
+"""Microseconds per step of a replay, and per request in it, with 16 to 256 running (docs/what-if.md)."""
 MOST_S = 3.0
-"""Seconds of one replay: a menu has 20 to 40."""
+"""Maximum seconds of one replay; a menu has 20 to 40 replays."""
 FEWEST = 50
-"""Requests of a part: fewer show nothing."""
+"""Fewest requests of a part; fewer show nothing."""
 
 
 def replay_s(timelines: list[Timeline]) -> float:
-    """Estimate how long one replay of all of it takes, roughly, in seconds."""
+    """Return a rough estimate of the seconds that one replay of the whole load takes."""
     return sum(float(_cost_us(timeline.steps).sum() or 0.0) for timeline in timelines) / 1e6
 
 
 HOLDS_FRAC = 0.5
-"""A part holds what a finding is about if it has at least half the share of its requests' time."""
+"""Least ratio of a finding's share of the time in a part to its share in the whole, for the part to show
+it.
+"""
 CANDIDATES = 1000
-"""Requests with which a part may begin, evenly chosen: a look at each takes as long as the load is."""
+"""Number of requests, evenly spaced, that may begin a part; each is examined in a pass over the load."""
 
 
 def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: float = MOST_S) -> RecordedLoad:
     """Return as many of the trials, or else of one trial's requests, as can be replayed in this time.
 
-    Of requests that came at their own times those are chosen among whom the leading root cause shows; clients
+    If requests came at their own times, the part is chosen so that it shows the leading root cause. Clients
     that wait for answers, or send all at once, are replayed from the load's beginning.
 
     Args:
         base: The recorded load.
-        findings: Of its run, ranked.
-        most_s: Seconds of one replay.
+        findings: Ranked findings of its run.
+        most_s: Maximum seconds of one replay.
 
     Returns:
-        ``base`` itself where that is short enough. Otherwise its ``part`` says what it is. Step times are
-        those of the whole.
+        ``base`` itself if it is short enough; otherwise a load whose ``part`` describes it. Step times are
+        those of the whole load.
 
     Raises:
-        InputError: the part does not hold what the verdict is about.
+        InputError: If no part shows the verdict's finding.
     """
     if base.part is not None or replay_s(base.timelines) <= most_s:
         return base
@@ -94,7 +96,7 @@ def part_of(base: RecordedLoad, findings: Sequence[Finding] = (), *, most_s: flo
 
 
 class _Time:
-    """Times at which the findings of a run are, on the clock of its first engine."""
+    """Times of the findings of a run, on the clock of its first engine."""
 
     def __init__(self, timelines: Sequence[Timeline]) -> None:
         self._timelines = timelines
@@ -103,7 +105,7 @@ class _Time:
         self.first_us = int(starts[0]) if starts.len() else 0
 
     def spans(self, finding: Finding) -> list[pl.DataFrame]:
-        """Return each engine's spans of time that a finding is about; none where the record does not tell."""
+        """Return each engine's spans of time that a finding is about; none if they are not recorded."""
         charges = KINDS[finding.code].charges
         if charges:
             wanted = pl.col("charge").is_in([*map(str, charges)])
@@ -114,13 +116,13 @@ class _Time:
         return []
 
     def shares(self, spans: list[pl.DataFrame], begins_us: list[int], ends_us: list[int]) -> list[float]:
-        """Return what part of the requests' time between these moments lies in the spans."""
+        """Return the share of the requests' time between these moments that lies in the spans."""
         inside = self._between(spans, begins_us, ends_us)
         whole = self._between([timeline.request_states for timeline in self._timelines], begins_us, ends_us)
         return [part / all_of_it if all_of_it else 0.0 for part, all_of_it in zip(inside, whole, strict=True)]
 
     def holds(self, finding: Finding, begin_us: int, end_us: int) -> bool:
-        """Return whether a finding shows between these moments as it does in the whole."""
+        """Return whether a finding is as visible between these moments as in the whole load."""
         spans = self.spans(finding)
         if not spans:
             return True
@@ -141,20 +143,22 @@ class _Time:
 
 
 class _Chosen(NamedTuple):
-    """Requests of a load that follow each other."""
+    """Consecutive requests of a load."""
 
     first: int
     requests: int
     begin_us: int
-    """Arrival of the first one, on the clock of the first engine; of the load's first, begin of its steps."""
+    """Arrival of the first request, on the first engine's clock; for the first of the load, begin of its
+    steps.
+    """
     end_us: int
-    """Time until which a replay takes as long as it may."""
+    """Time up to which a replay takes as long as allowed."""
 
 
 def _choose(
     load: Workload, timelines: Sequence[Timeline], most_s: float, time: _Time, lead: Finding | None
 ) -> _Chosen:
-    """Choose, of the parts that hold the leading root cause, the one that begins with the fewest requests."""
+    """Return, of the parts that show the leading root cause, the one that begins with the fewest requests."""
     import numpy as np  # noqa: PLC0415  # as everywhere
 
     began = load.began_us or 0
@@ -167,7 +171,7 @@ def _choose(
         for timeline, later in zip(timelines, time.later_us, strict=True)
     ).sort("us")
     starts, spent = costs["us"].to_numpy(), costs["cost"].cum_sum().to_numpy()
-    paced = load.closed is not None or all(map(came_at_once, timelines))
+    paced = load.replayed_clients is not None or all(map(came_at_once, timelines))
     last = 0 if paced or lead is None else max(0, load.requests - FEWEST)
     firsts = np.unique(np.linspace(0, last, min(CANDIDATES, last + 1)).astype(int))
     places = np.where(firsts > 0, np.searchsorted(starts, arrived[firsts]), 0)
@@ -223,7 +227,7 @@ def _cut(load: Workload, chosen: _Chosen) -> Workload:
 
 
 def _length_us(timelines: Sequence[Timeline]) -> int:
-    """Return the length from the first step to the end of the longest."""
+    """Return the length from the first step to the end of the longest trial."""
     return max(
         (
             timeline.end_us - int(timeline.steps["start_us"][0])
@@ -235,7 +239,7 @@ def _length_us(timelines: Sequence[Timeline]) -> int:
 
 
 def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Timeline]]:
-    """Return the first trials, at least one; all where the prefix cache was kept between them."""
+    """Return the first trials, at least one; all trials if the prefix cache was kept between them."""
     trials = sorted(
         {trial for timeline in base.timelines for trial in timeline.trials() if trial is not None}
     )
@@ -249,7 +253,7 @@ def _trials(base: RecordedLoad, most_s: float) -> tuple[list[Workload], list[Tim
 
 
 def _until_answered(timeline: Timeline, names: set[str], chosen: _Chosen) -> Timeline:
-    """Return what happened until these requests were answered."""
+    """Return the events until these requests were answered."""
     own = pl.col("request_id").is_in(names)
     begin_us = chosen.begin_us if chosen.first else None
     cut = _until(timeline, timeline.finishes.filter(own)["finished_us"].max(), begin_us)
@@ -269,8 +273,8 @@ def _until(timeline: Timeline, end_us: Any, begin_us: int | None = None) -> Time
 
     Args:
         timeline: An engine of the run.
-        end_us: Moment on this engine's clock; None: it had nothing of the part.
-        begin_us: Moment on the clock of the run's first engine; None: the engine's begin.
+        end_us: Moment on this engine's clock; None if it had no request of the part.
+        begin_us: Moment on the clock of the run's first engine; None for the engine's begin.
     """
     end_us = timeline.begin_us if end_us is None else end_us
     return windowed(timeline, Window(begin_us=begin_us, end_us=end_us + timeline.offset_us + 1))

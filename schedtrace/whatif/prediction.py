@@ -1,4 +1,4 @@
-"""Replays a recorded load as it was and with other settings, and says what that would change."""
+"""Prediction: replays of a recorded load, unchanged and with other settings, and their comparison."""
 
 import math
 import statistics
@@ -40,14 +40,14 @@ from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
 KEPT = ("replayed", "changed")
-"""Replays whose run folders may be kept."""
+"""Names of the replays whose run folders may be kept."""
 RESAMPLES = 8
-"""Fits to resampled steps: the spread of what they predict is what the step times do not know."""
+"""Number of fits to resampled steps; the spread of their predictions is the uncertainty of the step times."""
 
 
 @dataclass(frozen=True)
 class RecordedLoad:
-    """The recorded load of a run, with all that a replay of it needs."""
+    """Recorded load of a run, with everything that a replay needs."""
 
     run: Run
     timelines: list[Timeline]
@@ -55,9 +55,9 @@ class RecordedLoad:
     loads: list[Workload]
     times: Fitted
     part: LoadPart | None = None
-    """Part of the whole load that this is; None: it is the whole."""
+    """Part of the whole load that this is; None for the whole load."""
     absent: frozenset[tuple[str, str | None]] = frozenset()
-    """Code and cause of the findings of the whole that show too little in this part to be tested on it."""
+    """Code and cause of findings of the whole load that are too small in this part to be tested on it."""
 
     @property
     def requests(self) -> int:
@@ -66,7 +66,7 @@ class RecordedLoad:
 
     @property
     def load_words(self) -> str:
-        """Return what is replayed, in a sentence."""
+        """Return a sentence about the load that is replayed."""
         return "this load" if self.part is None else self.part.words
 
     @property
@@ -86,7 +86,7 @@ class RecordedLoad:
 
     @property
     def keep_prefix_cache(self) -> bool:
-        """Whether it was kept between trials."""
+        """Whether the prefix cache was kept between trials."""
         workload = self.manifest and self.manifest.workload
         return bool(workload and workload.keep_prefix_cache)
 
@@ -103,15 +103,16 @@ class RecordedLoad:
 
 
 def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> RecordedLoad:
-    """Take a run as the ground of a prediction.
+    """Return a run's recorded load, ready for predictions.
 
     Args:
-        run: Of one engine, or of data-parallel ranks.
-        times: Step times; None: fitted to the run.
-        clients: That kept one request open each (a closed loop); None: found out from the times.
+        run: Run of one engine, or of data-parallel ranks.
+        times: Step times; None to fit them to the run.
+        clients: Number of clients that kept one request open each (a closed loop); None to determine it from
+            the times.
 
     Raises:
-        InputError: it has no requests, or too few steps, or lacks the trace of a rank.
+        InputError: If the run has no requests or too few steps, or lacks the trace of a rank.
     """
     traces = run.traces
     if run.engines != len(traces) and len(traces) > 1:
@@ -137,19 +138,19 @@ def predict(
     output: Path | None = None,
     resamples: int = RESAMPLES,
 ) -> Replays:
-    """Replay a load as it was recorded and, if there are changes, with them.
+    """Return the document of an unchanged replay and, if there are changes, of a replay with them.
 
-    Without changes, the baseline says how many steps the replay decides as recorded.
+    Without changes, the baseline states how many steps the replay decides as recorded.
 
     Args:
         base: The recorded load.
-        changes: Names of vLLM's arguments to values.
-        output: Parent of the run folders that are kept, ``<label>-replayed`` and ``<label>-changed``; None:
-            none are.
-        resamples: For the interval; 0: none is given.
+        changes: Values by the names of vLLM's arguments.
+        output: Parent of the run folders that are kept, ``<label>-replayed`` and ``<label>-changed``; None to
+            keep none.
+        resamples: Number of resamples for the interval; 0 for no interval.
 
     Raises:
-        UsageError: vLLM does not accept the changes, or a replay cannot make them.
+        UsageError: If vLLM does not accept the changes, or a replay cannot make them.
     """
     with Predictor(base, output=output, resamples=resamples) as predictor:
         if changes:
@@ -159,13 +160,13 @@ def predict(
 
 
 def _written(value: float, unit: str) -> str:
-    """Write a figure with its unit, a time as all times are written."""
+    """Return a figure with its unit; times have the usual format."""
     us = {"s": 1e6, "ms": 1e3}.get(unit)
     return f"{number(value)} {unit}" if us is None else duration(us * value)
 
 
 def _without_present(timeline: Timeline) -> Timeline:
-    """Leave out the ends of requests that were there when the recording began: the load lacks them."""
+    """Leave out the ends of requests that were present when recording began, because the load lacks them."""
     if timeline.present.is_empty():
         return timeline
     there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
@@ -173,11 +174,11 @@ def _without_present(timeline: Timeline) -> Timeline:
 
 
 class Predictor:
-    """Predicts several changes of one recorded load; the load as recorded is replayed once for all of them.
+    """Predictor of several changes of one recorded load, which replays the unchanged load only once.
 
     Args:
         base: The recorded load.
-        output: As ``predict``.
+        output: As for ``predict``.
         resamples: As ``predict``.
     """
 
@@ -185,7 +186,7 @@ class Predictor:
         self._base, self._output, self._resamples = base, output, resamples
         self._scratch = tempfile.TemporaryDirectory()
         self._resampled_trials: dict[int, list[TrialReport]] = {}
-        """Replays of the load as recorded, by the seed of the step times."""
+        """Replays of the unchanged load, by the seed of the step times."""
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +196,7 @@ class Predictor:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Options of the engine as recorded (``engine_options``)."""
+        """Options of the recorded engine (``engine_options``)."""
         return self._base.work.engine.configured({})[0]
 
     def now(self, name: str) -> Any:
@@ -204,10 +205,10 @@ class Predictor:
 
     @cached_property
     def replayed(self) -> Replayed:
-        """The load as it was recorded.
+        """Replay of the unchanged load.
 
         Raises:
-            UsageError: it never ends.
+            UsageError: If it never ends.
         """
         try:
             return self._replay({}, "replayed")
@@ -216,7 +217,7 @@ class Predictor:
 
     @cached_property
     def _reports(self) -> list[TrialReport]:
-        """Reports of the trials as recorded."""
+        """Reports of the recorded trials."""
         return pooled_reports(
             [_without_present(timeline) for timeline in self._base.timelines], self._base.manifest
         )
@@ -226,7 +227,7 @@ class Predictor:
         """The recorded configuration, replayed and compared with the recording.
 
         Raises:
-            UsageError: it never ends.
+            UsageError: If the replay never ends.
         """
         figures = [
             *decided_figures(self._base.timelines, self.replayed.timelines),
@@ -235,14 +236,14 @@ class Predictor:
         return self._configuration({}, self.replayed, figures)
 
     def require_reproduced(self, name: str) -> Baseline:
-        """Return how near the replay of the load as recorded comes to the recording.
+        """Return how near the replay of the unchanged load comes to the recording.
 
         Args:
             name: One of ``figures.METRICS``.
 
         Raises:
             InputError: If it is off by more than ``margins.MOST_FRAC``, or the load has no such figure.
-            UsageError: If not even the replay of the load as it was recorded ends.
+            UsageError: If the replay of the unchanged load never ends.
         """
         if abs(self.misfit_frac(name)) > MOST_FRAC:
             raise InputError(self.misfit_words(name))
@@ -250,13 +251,14 @@ class Predictor:
         return Baseline(judged_by=name, misfit_frac=statistics.fmean(now) / statistics.fmean(was) - 1)
 
     def misfit_frac(self, name: str) -> float:
-        """Return what the replay of the load as it was recorded is off by; 0 if that is near enough.
+        """Return the misfit of the unchanged replay; 0 if it is small enough.
 
-        Half of what the trials differ by is near enough, too: it is no more than their noise.
+        A misfit of up to half of the difference between trials is also small enough, because it does not
+        exceed their noise.
 
         Raises:
-            InputError: the load has no such figure.
-            UsageError: not even the replay of the load as it was recorded ends.
+            InputError: If the load has no such figure.
+            UsageError: If the replay of the unchanged load never ends.
         """
         _, was, now = self._both(name)
         mean = statistics.fmean(was)
@@ -264,7 +266,7 @@ class Predictor:
         return off if abs(off) > max(REPRODUCES_WITHIN, (max(was) - min(was)) / 2 / mean) else 0.0
 
     def misfit_words(self, name: str) -> str:
-        """Return what the replay of the load as recorded is off by, and what likely causes it."""
+        """Return a sentence on the misfit of the unchanged replay and its likely causes."""
         metric, was, now = self._both(name)
         mean, ours = statistics.fmean(was), statistics.fmean(now)
         off = ours / mean - 1
@@ -276,7 +278,7 @@ class Predictor:
         return f"{words}; {' and '.join(causes)}, which a replay does not know" if causes else words
 
     def _both(self, name: str) -> tuple[Metric, list[float], list[float]]:
-        """Return a metric with its values as recorded and as replayed."""
+        """Return a metric with its recorded and its replayed values."""
         metric = next(metric for metric in METRICS if metric.name == name)
         was, now = (trial_values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
         if not was or not now:
@@ -285,16 +287,16 @@ class Predictor:
         return metric, was, now
 
     def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Configuration:
-        """Replay the load with changes, compared with its replay as recorded.
+        """Return the configuration of a replay with changes, compared with the unchanged replay.
 
         Args:
-            changes: As the function ``predict``; at least one.
-            resamples: For the interval; None: as the predictor was made with.
+            changes: As for the function ``predict``; at least one.
+            resamples: Number of resamples; None for the predictor's own.
 
         Raises:
-            UsageError: vLLM does not accept the changes, a replay cannot make them, or not even the replay
-                of the load as it was recorded ends.
-            NeverEndsError: With the changes it never ends.
+            UsageError: If vLLM does not accept the changes, a replay cannot make them, or the unchanged
+                replay never ends.
+            NeverEndsError: If the replay with the changes never ends.
         """
         self._base.work.engine.configured(changes)  # refused before anything is replayed
         replayed = self.replayed
@@ -333,7 +335,7 @@ class Predictor:
             finished=sum(count for count in finished if count is not None),
             too_long=len(replayed.played.refused),
             steps=replayed.played.steps,
-            preemptions=replayed.preemptions,
+            preemptions=replayed.preemption_count,
             extrapolated_frac=replayed.counted.outside_frac if replayed.counted else None,
             folder=str(replayed.run.path) if self._output else None,
         )
@@ -343,12 +345,12 @@ class Predictor:
         return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
     def _bound(self, changes: Mapping[str, Any]) -> list[TrialReport]:
-        """Return the changed load where steps larger than recorded ones have no economies of scale."""
+        """Return the changed load, with no economies of scale in steps larger than recorded ones."""
         times = Counted(self._base.times, economies=False)
         return self._replay(changes, "changed-bound", times=times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
-        """Return a fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
+        """Return a fit to resampled steps, with residuals drawn in blocks as noise; each side has its own."""
         import numpy as np  # noqa: PLC0415  # a quarter of a second
 
         blocks = self._base.times.residual_blocks()
@@ -374,7 +376,7 @@ class Predictor:
         return ratios
 
     def same_steps(self) -> tuple[int, int]:
-        """Replay by step: count the steps with the same requests and tokens as recorded, and all steps."""
+        """Return the number of steps that a replay by step decides as recorded, and of all steps."""
         replayed = self._replay({}, "by-step", by_step=True)
         ours, theirs = (compositions(ranks) for ranks in (replayed.timelines, self._base.timelines))
         return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)

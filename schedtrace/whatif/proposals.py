@@ -1,4 +1,4 @@
-"""Searches configurations for a recorded load: what findings advise, and the menu of single changes."""
+"""Search of configurations for a recorded load: values that findings advise, and a menu of single changes."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,13 +27,13 @@ from schedtrace.whatif.sweep import SweepLog, sweep
 from schedtrace.whatif.sweep_play import Pool
 
 MOST = 3
-"""Most proposals."""
+"""Maximum number of proposals."""
 BEST = 4
-"""Single changes that are combined with each other."""
+"""Number of best single changes that are combined with each other."""
 LEAST_FRAC = 0.02
-"""Goodput that a proposal gains at least."""
+"""Least relative gain in goodput of a proposal."""
 WEIGHS_FRAC = 0.05
-"""Root causes below this are no reason for a change."""
+"""Least weight of a root cause that is a reason for a change."""
 RESAMPLES = 4
 
 
@@ -44,20 +44,20 @@ def advise(
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Replays:
-    """Search configurations under which more requests would meet an objective.
+    """Return configurations under which more requests would meet an objective.
 
-    First every candidate alone, then the best ``BEST`` of them together, two and three at a time.
+    Each candidate is tried alone, then the best ``BEST`` in pairs and triples.
 
     Args:
         base: The recorded load.
         slo: The objective.
-        make_pool: Starts the processes.
-        progress: Called with the configurations done and those there are, in each round anew.
+        make_pool: Function that starts the processes.
+        progress: Function called with the number of configurations done and in total, in each round anew.
         fixed: Changes that every proposal has, such as another number of ranks.
 
     Raises:
-        EngineError: a process was killed.
-        InputError: the replay of the load as recorded is too far from what was recorded.
+        EngineError: If a process was killed.
+        InputError: If the unchanged replay is too far from the recording.
     """
     findings = analyze_run(base.run).findings
     with (
@@ -104,7 +104,7 @@ def candidates(
 
     Args:
         base: The recorded load.
-        findings: Of its run.
+        findings: Findings of its run.
         now: Options of the recorded engine.
     """
     from schedtrace.simulate.engine_options import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
@@ -126,7 +126,7 @@ def _recorded(rows: Sequence[Configuration]) -> Configuration:
 
 
 def _better(rows: Sequence[Configuration]) -> list[Configuration]:
-    """Select rows that gain goodput, or meet the objective, the best first; none if it is met as recorded."""
+    """Return the rows that gain goodput, or meet the objective, the best first; none if it is already met."""
     recorded = _recorded(rows)
     if recorded.meets_slo:
         return []
@@ -149,7 +149,7 @@ def _better(rows: Sequence[Configuration]) -> list[Configuration]:
 
 
 def _chosen(rows: Sequence[Configuration]) -> list[Configuration]:
-    """Choose at most ``MOST``, each of other settings: other values of the same settings do not count."""
+    """Return at most ``MOST`` rows, each with different settings, not only different values."""
     by_settings: dict[frozenset[str], Configuration] = {}
     for row in _better(rows):
         by_settings.setdefault(frozenset(row.changes), row)
@@ -173,7 +173,7 @@ def _proposals(rows: Sequence[Configuration], predictor: Predictor) -> list[Conf
 
 
 def _judged(configuration: Configuration, row: Configuration) -> Configuration:
-    """Return a configuration as the row of the same settings is judged by the objective."""
+    """Return a configuration with the judgement of the row with the same settings."""
     return replace(
         configuration,
         bounds_ms=row.bounds_ms,
@@ -184,13 +184,13 @@ def _judged(configuration: Configuration, row: Configuration) -> Configuration:
 
 
 def _roots(configuration: Configuration) -> list[str]:
-    """Return the codes of the root causes that weigh something in a replay whose run was kept."""
+    """Return the codes of the root causes with enough weight in a replay whose run was kept."""
     findings = analyze_run(read_run(Path(configuration.folder or ""))).findings
     return [finding.code for finding in findings if finding.title and finding.weight >= WEIGHS_FRAC]
 
 
 def _commands(base: RecordedLoad, proposal: Configuration) -> list[str]:
-    """Return the recorded command, as far as known, with the proposal's settings; then the one to compare."""
+    """Return the recorded command, as far as known, with the proposal's settings, and then the comparison."""
     changes = proposal.changes
     options = as_options(changes)
     manifest: Manifest | None = base.run.manifest
@@ -217,7 +217,7 @@ def _commands(base: RecordedLoad, proposal: Configuration) -> list[str]:
 
 
 def _not_in_commands(base: RecordedLoad) -> list[Message]:
-    """Note options that the recorded server may have had, and the command that tries a proposal lacks."""
+    """Return a note on options that the recorded server may have had, and the proposal's command lacks."""
     manifest = base.run.manifest
     if manifest is not None and manifest.command[1:2] == ["run"]:
         return []

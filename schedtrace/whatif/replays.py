@@ -1,6 +1,6 @@
-"""A load replayed on an engine with changed settings: predictions, advice and sweeps are made of replays.
+"""Replay of a load on an engine with changed settings, which predictions, advice and sweeps share.
 
-The engine is a recorded one, or a model on a GPU.
+The engine is a recorded engine, or a model on a GPU.
 """
 
 import shutil
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "num_gpu_blocks_override"
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
-"""What an engine has that is no rank."""
+"""Options of an engine that is not a data-parallel rank."""
 NOT_KNOWN = say(
     "balance_ranks: what gathering the ranks' counts costs is not known, since no all-reduce of theirs is "
     "recorded; it takes no time here."
@@ -41,20 +41,20 @@ AS_RECORDED = (
     "all-reduces."
 )
 AUTO = ("kv_cache_dtype", "auto")
-"""Setting and value that stand for an option not given."""
+"""Setting and value that stand for an option that is not set."""
 
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """The engine of a trace, or several."""
+    """Engine of a trace, or several ranks."""
 
     OWN: ClassVar[frozenset[str]] = frozenset()
-    """Settings that act by way of memory and step times only: vLLM's scheduler does not see them."""
+    """Settings that act only through memory and step times; vLLM's scheduler does not see them."""
 
     header: Header
     times: StepTimes
     ranks: int = 1
-    """Data-parallel ones."""
+    """Number of data-parallel ranks."""
 
     @property
     def step_times(self) -> str:
@@ -62,17 +62,17 @@ class RecordedEngine:
         return self.times.description
 
     def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
-        """Return options of ``simulate.replay.play``, and how long steps take.
+        """Return options of ``simulate.replay.play``, and the step times.
 
         Raises:
-            UsageError: a change that a replay cannot make.
+            UsageError: If a replay cannot make a change.
         """
         from schedtrace.simulate.engine_options import engine_options  # noqa: PLC0415  # imports vLLM
 
         return engine_options(self.header, changes, ranks=self.ranks), self.times
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return values of settings before any change; None where vLLM's default applies."""
+        """Return the values of settings before any change; None if vLLM's default applies."""
         options, _ = self.configured({})
         options = {**ALONE, **options}
         return {name: options.get("num_blocks" if name == BLOCKS else name) for name in names}
@@ -83,9 +83,9 @@ class ModelledEngine:
     """A model's shape on GPUs, with vLLM's defaults for an API server on such a GPU.
 
     Args:
-        shape: The model's.
-        gpu: One of them.
-        times: How long steps take; None: the roofline of shape and GPUs.
+        shape: Shape of the model.
+        gpu: One of the GPUs.
+        times: Step times; None for the roofline of shape and GPUs.
     """
 
     shape: Shape
@@ -102,10 +102,10 @@ class ModelledEngine:
         return (self.times or Roofline(self.shape, self.gpu)).description
 
     def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
-        """Return options and step times (``RecordedEngine.configured``); memory gives the KV blocks.
+        """Return options and step times (``RecordedEngine.configured``); the memory determines the KV blocks.
 
         Raises:
-            UsageError: the model does not fit, or vLLM would not start.
+            UsageError: If the model does not fit, or vLLM would not start.
         """
         from schedtrace.simulate.engine_options import shaped_options  # noqa: PLC0415  # imports vLLM
 
@@ -124,14 +124,14 @@ Engine = RecordedEngine | ModelledEngine
 
 @dataclass(frozen=True)
 class Work:
-    """A load and its engine, as data that can go to another process or machine.
+    """Load with its engine, as data that can be sent to another process or machine.
 
     Args:
         loads: Trials, replayed one after the other.
-        engine: The one whose settings are changed.
-        keep_prefix_cache: It is not emptied between the loads.
-        warmups: So many of the first loads are replayed for what they leave in the cache, and not measured.
-        trial_ids: The requests' ids tell their trials.
+        engine: Engine whose settings are changed.
+        keep_prefix_cache: Whether to keep the prefix cache between the loads.
+        warmups: Number of first loads that are replayed only to fill the cache, and not measured.
+        trial_ids: Whether the requests' ids contain their trials.
     """
 
     loads: Sequence[Workload]
@@ -142,23 +142,23 @@ class Work:
 
     @property
     def measured(self) -> Sequence[Workload]:
-        """The loads that figures are of."""
+        """Loads that the figures describe."""
         return self.loads[self.warmups :]
 
     def portable(self) -> "Work":
-        """Return the load with every request in memory, since another process cannot read the source."""
+        """Return the load with every request in memory, because another process cannot read the source."""
         loads = [replace(load, read=partial(iter, list(load))) for load in self.loads]
         return replace(self, loads=loads)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a replay."""
+    """Result of a replay."""
 
     run: Run
     played: "Played"
     counted: Counted | None
-    """The steps that a fit was asked for; None: step times were not fitted."""
+    """Fit that counted the steps outside the recorded range; None if step times were not fitted."""
 
     @cached_property
     def timelines(self) -> list[Timeline]:
@@ -176,8 +176,8 @@ class Replayed:
         return self.run.traces[0].header.kv_blocks_total
 
     @property
-    def preemptions(self) -> int | None:
-        """Preemptions in ``schedule()`` on all engines; None: not recorded."""
+    def preemption_count(self) -> int | None:
+        """Preemptions in ``schedule()`` on all engines; None if not recorded."""
         traces = self.run.traces
         if Fact.PREEMPTIONS not in traces[0].facts:
             return None
@@ -192,14 +192,14 @@ def replay(
     times: StepTimes | None = None,
     by_step: bool = False,
 ) -> Replayed:
-    """Replay a load under changed settings, decided by vLLM's own scheduler, in virtual time.
+    """Return the result of a load under changed settings, in virtual time; vLLM's own scheduler decides.
 
     Args:
         work: The load and its engine.
-        changes: Names of vLLM's arguments to values.
-        folder: The run folder to be written; one that is there is replaced.
-        times: How long steps take; None: as the engine says.
-        by_step: As ``simulate.replay.play``.
+        changes: Values by the names of vLLM's arguments.
+        folder: Run folder to write; an existing one is replaced.
+        times: Step times; None for the engine's own.
+        by_step: As for ``simulate.replay.play``.
 
     Raises:
         UsageError: vLLM does not accept the changes, or a replay cannot make them.
@@ -225,12 +225,12 @@ def replay(
 
 
 def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
-    """Return a modelled engine's ``max_model_len`` if the KV cache decided it; else None.
+    """Return a modelled engine's ``max_model_len`` if the KV cache decided it; otherwise None.
 
     Args:
-        shape: The model's.
+        shape: Shape of the model.
         arguments: vLLM's arguments.
-        options: Of ``simulate.replay.play``, made of them.
+        options: Options of ``simulate.replay.play`` made from the arguments.
     """
     length: int = options["max_model_len"]
     left = arguments.get("max_model_len") in FIT_TO_MEMORY
@@ -263,14 +263,14 @@ def replayed_load(
 
 
 def load_notes(work: Work, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Return facts missing in the load and assumptions in their place; what trials share stands once."""
+    """Return notes on missing facts of the load and the assumptions instead, each once for all trials."""
     notes: list[Message] = []
     notes += (note for load in work.measured for note in load.all_notes if note not in notes)
     return notes + gathering_notes(work.engine.times, changes)
 
 
 def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Return what a replay takes the gathering of balance scheduling to cost; empty if no change has it."""
+    """Return notes on the assumed cost of gathering in balance scheduling; empty if no change has it."""
     if not any(of_one.get("balance_ranks") for of_one in changes):
         return []
     took_us = times.gathering_us() if times else None

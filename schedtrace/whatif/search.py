@@ -1,7 +1,7 @@
-"""Search for the changes of settings that help a recorded load most: replay a menu, then values in between.
+"""Search for the changes that help a recorded load most: a menu of settings, then values in between.
 
-The menu has the changes of one setting that are worth a trial, in both directions. What vLLM refuses in this
-configuration is left to vLLM: a replay of it ends before it begins.
+The menu contains changes of one setting that are worth a trial, in both directions. vLLM itself decides what
+it refuses: such a replay ends before it begins.
 """
 
 import itertools
@@ -23,20 +23,20 @@ from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
 
 Change = tuple[str, Any]
-"""An argument of vLLM and its value."""
+"""Argument of vLLM and its value."""
 FAMILIES = {
     "max_num_active_seqs": "max_num_seqs",
     "kv_cache_memory_bytes": BLOCKS,
     "gpu_memory_utilization": BLOCKS,
     "kv_cache_dtype": BLOCKS,
 }
-"""Settings by the one that acts on the same resource."""
+"""Family of settings that act on the same resource, by setting."""
 FEWEST_TOKENS = 16
-"""Fewest tokens of a budget or a threshold: with fewer, a step computes next to nothing."""
+"""Fewest tokens of a budget or a threshold that is tried; with fewer, a step computes almost nothing."""
 
 
 def family(setting: str) -> str:
-    """Return what a setting acts on: the name of one of the settings that do."""
+    """Return the family of a setting: the name of one of the settings that act on the same resource."""
     return FAMILIES.get(setting, setting)
 
 
@@ -45,7 +45,7 @@ def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
 
     Args:
         base: The recorded load.
-        now: Options of the recorded engine, as ``engine_options`` gives them.
+        now: Options of the recorded engine, as ``engine_options`` returns them.
     """
     changes: dict[Change, None] = {}
     if not now.get("enable_prefix_caching") and _begin_alike(base):
@@ -64,7 +64,7 @@ def _begin_alike(base: RecordedLoad) -> bool:
 
 
 def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield fewer as well as more; no more than were there at once."""
+    """Yield smaller and larger numbers of seats, at most the number of requests present at once."""
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
     fewer = {taken // 2, taken // 4, 3 * taken // 4}
@@ -73,7 +73,7 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield fewer as well as more tokens; no more than any step could have used."""
+    """Yield smaller and larger token budgets, at most what any step could have used."""
     budget = now["max_num_batched_tokens"]
     wanted = _peak(timelines, pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0))
     used = _peak(timelines, pl.col("used_tokens"))
@@ -86,7 +86,7 @@ def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield more KV cache if requests were refused blocks, or if ever a tenth of it or less was free."""
+    """Yield larger KV caches if requests were refused blocks, or if at most a tenth was ever free."""
     blocks = now["num_blocks"]
     free = min(
         (
@@ -101,7 +101,7 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield parts of the budget below the longest prompt, and none."""
+    """Yield thresholds: parts of the budget below the longest prompt, and none."""
     name = "long_prefill_token_threshold"
     if not now.get("enable_chunked_prefill", True):
         return
@@ -115,7 +115,7 @@ def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[C
 
 
 def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield settings that are on or off."""
+    """Yield changes of settings that are on or off."""
     header = timelines[0].header
     preempted = any(timeline.preemptions.height for timeline in timelines)
     priorities = {
@@ -136,7 +136,7 @@ def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Cha
 
 
 def _cadence(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield prefills of data-parallel ranks in the same steps; vLLM 0.24 and newer."""
+    """Yield intervals at which data-parallel ranks prefill in the same steps (vLLM 0.24 and newer)."""
     if len(timelines) > 1 and now.get("lockstep") and prefill_interval(timelines[0].header) is not None:
         yield from (("prefill_schedule_interval", every) for every in (1, 4, 16))
 
@@ -151,29 +151,29 @@ def _peak(timelines: list[Timeline], value: pl.Expr) -> int:
 
 
 LEAST_FRAC = 0.02
-"""A change that saves less is none."""
+"""Least saving of a change that counts."""
 MOST_ADVICE = 3
-"""Settings that are advised, besides two of them together."""
+"""Maximum number of settings that are advised, in addition to a pair of them."""
 ENOUGH_FRAC = 0.97
-"""Share of the best value's gain: the smallest change that reaches it is advised."""
+"""Share of the best value's gain from which a smaller change is advised instead."""
 
 ENOUGH_UNSURE_FRAC = 0.7
-"""The same share for a change that may be a loss: the further from what was recorded, the more so."""
+"""The same share for a change that may be a loss, because larger changes are further from the recording."""
 
 MOST_LOST = 2.0
-"""A change that may lose more than so many times what it may gain is not advised."""
+"""Largest ratio of possible loss to possible gain of a change that is advised."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of the replay that begins, and of how many."""
+"""Function called with the number of the replay that begins, and the number of all replays."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A replayed change, or two together, judged by what it saves."""
+    """A replayed change, or a pair of changes, judged by its saving."""
 
     configuration: Configuration
     saved_frac: float
-    """Saving of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
+    """Saving of the objective: 0.2 is a fifth less time; minus infinity if the load never ends."""
     least_frac: float
     """Saving if steps larger than recorded ones have no economies of scale."""
 
@@ -184,12 +184,12 @@ class Trial:
 
     @property
     def unsure(self) -> bool:
-        """Whether it may be a loss, since no recorded step is as large as those that it makes."""
+        """Whether it may be a loss, because no recorded step is as large as its steps."""
         return self.least_frac < 0 and self.saved_frac - self.least_frac > WIDEST_FRAC
 
     @property
     def helps(self) -> bool:
-        """Whether it saves enough, and is no worse a risk than a chance."""
+        """Whether it saves enough, and its possible loss is not too large."""
         return self.saved_frac >= LEAST_FRAC and not (
             self.unsure and -self.least_frac > MOST_LOST * self.saved_frac
         )
@@ -201,26 +201,26 @@ class Trial:
 
 
 class Search:
-    """Replays changes and keeps what came of them.
+    """Search that replays changes and keeps their results.
 
     Args:
-        predictor: Of the load.
-        name: The figure to be improved.
-        progress: Told of each replay.
+        predictor: Predictor of the load.
+        name: Figure to improve.
+        progress: Function called at each replay.
     """
 
     def __init__(self, predictor: Predictor, name: str, progress: Progress = lambda *_: None) -> None:
         self._predictor, self.name, self._progress = predictor, name, progress
         self.misfit_frac = abs(predictor.misfit_frac(name))
-        """What the replay of the load as recorded is off by: a change that saves no more is not believed."""
+        """Misfit of the unchanged replay; a change that saves no more is not believed."""
         self._expected = 0
         self.tried: dict[tuple[Change, ...], Trial | None] = {}
-        """Replays by changes; None: vLLM refuses them, or a replay cannot make them."""
+        """Replays by changes; None if vLLM refuses them, or a replay cannot make them."""
         self.configurations: dict[tuple[Change, ...], Configuration] = {}
-        """The same replays as records; a refused one has the reason."""
+        """The same replays as configurations; a refused one states the reason."""
 
     def best(self, changes: list[Change]) -> list[Trial]:
-        """Return each setting's best change, the best first; then two of them together if that gains more."""
+        """Return each setting's best change, the best first, and a pair of them if it gains more."""
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self._try(change)
@@ -240,11 +240,11 @@ class Search:
 
     @property
     def families(self) -> set[str]:
-        """Kinds of settings of which a change was replayed."""
+        """Families of settings of which a change was replayed."""
         return {trial.family for trial in self.tried.values() if trial is not None}
 
     def refuted(self, change: Change) -> Trial | None:
-        """Return the trial of a change that does not help; None: it helps, or it could not be tried."""
+        """Return the trial of a change that does not help; None if it helps, or could not be tried."""
         trial = self.tried.get((change,))
         least_frac = max(LEAST_FRAC, self.misfit_frac)
         return trial if trial is not None and trial.saved_frac < least_frac else None
@@ -256,7 +256,7 @@ class Search:
         return self.tried[changes]
 
     def _replayed(self, changes: tuple[Change, ...]) -> Trial | None:
-        """Replay changes, keep the record, and judge it; None: it cannot be replayed, or lacks the figure."""
+        """Return the trial of a replay with changes; None if it cannot be replayed, or lacks the figure."""
         configuration = self.configurations[changes] = Configuration(changes=dict(changes))
         try:
             configuration = self.configurations[changes] = self._predictor.predict(dict(changes), resamples=0)
@@ -283,7 +283,7 @@ class Search:
                 yield trial
 
     def _between(self, change: Change) -> list[int]:
-        """Return values half-way to the next tried ones, on a logarithmic scale; none for a switch."""
+        """Return values midway to the next tried values, on a logarithmic scale; none for a switch."""
         name, best = change
         now = self._predictor.now(name)
         if isinstance(best, bool) or not isinstance(best, int) or not best or not isinstance(now, int):
@@ -303,7 +303,7 @@ class Search:
         ]
 
     def _least_of(self, best: Trial) -> Trial:
-        """Return the smallest change of that setting which gains nearly as much."""
+        """Return the smallest change of that setting that gains nearly as much."""
         name = best.changes[0][0]
         now = self._predictor.now(name) or 0
         enough_frac = ENOUGH_UNSURE_FRAC if best.unsure else ENOUGH_FRAC
@@ -318,7 +318,7 @@ class Search:
 
 
 def saved_between(figure: Figure | None) -> tuple[float, float] | None:
-    """Return the least and most that a figure's interval saves (``saved_frac``)."""
+    """Return the least and most savings within a figure's interval (``saved_frac``)."""
     if figure is None or figure.change_frac is None:
         return None
     ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
@@ -327,5 +327,5 @@ def saved_between(figure: Figure | None) -> tuple[float, float] | None:
 
 
 def saved_frac(figure: Figure, change_frac: float) -> float:
-    """Return the share saved of the time that a figure stands for; a rate is the time of its work."""
+    """Return the saved share of a figure's time; for a rate, of the time of its work."""
     return 1 - 1 / (1 + change_frac) if figure.higher_is_better else -change_frac

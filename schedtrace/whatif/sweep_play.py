@@ -15,7 +15,7 @@ import polars as pl
 from loguru import logger
 
 from schedtrace.diagnose.latencies import with_latencies
-from schedtrace.diagnose.throughput import seconds
+from schedtrace.diagnose.throughput import covered_seconds
 from schedtrace.engine.vllm_config import import_vllm
 from schedtrace.errors import MissingExtraError, UsageError
 from schedtrace.model.printable import capped
@@ -56,7 +56,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> ReplayOutcom
                 outcome.fitted_max_model_len = fitted_length(work.engine.shape, changes, options)
             replayed = replay(work, changes, Path(folder) / "run")
             outcome.steps, outcome.too_long = replayed.played.steps, len(replayed.played.refused)
-            outcome.kv_blocks, outcome.preemptions = replayed.kv_blocks, replayed.preemptions
+            outcome.kv_blocks, outcome.preemptions = replayed.kv_blocks, replayed.preemption_count
             if replayed.counted is not None:
                 outcome.extrapolated_steps = replayed.counted.outside
             _measure(outcome, replayed.run.traces, work.measured)
@@ -87,7 +87,7 @@ def _measure(outcome: ReplayOutcome, traces: Sequence[Trace], loads: Sequence[Wo
     ended = done.group_by("load").agg(pl.col("last_token_us").max()).join(first_arrivals, on="load")
     outcome.duration_s = ended.select((pl.col("last_token_us") - pl.col("arrived_us")).sum()).item() / 1e6
     if any(load.of_server for load in loads):
-        outcome.counted_s = seconds(done.select(begin_us="arrived_us", end_us="last_token_us"))
+        outcome.counted_s = covered_seconds(done.select(begin_us="arrived_us", end_us="last_token_us"))
     outcome.output_tokens = int(done["output_tokens"].sum())
     outcome.ttft_ms, outcome.tpot_ms, outcome.e2e_ms = (
         done[name].to_list() for name in ("ttft_us", "tpot_us", "e2e_us")

@@ -57,7 +57,7 @@ KNOWN = (
     "ShareGPT (a JSON list of conversations) or JSON Lines with prompt or input_len"
 )
 LONGEST_LINE = 2**24
-"""Bytes of the first line that are looked at; ShareGPT files are one line."""
+"""Maximum bytes of the first line that are examined; ShareGPT files are a single line."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def format_of(
     if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
         units = units_of(path, time_unit, prefix_block)
         notes = [units.note] if units.note else []
-        return WorkloadFormat(units.source, units.rows, units.block, notes=notes)
+        return WorkloadFormat(units.source, units.trace_rows, units.block, notes=notes)
     _refuse_units(path, time_unit, prefix_block)
     if not keys.isdisjoint(_OwnLine.__struct_fields__):
         reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)
@@ -127,7 +127,7 @@ def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | No
 
 
 def _first_keys(path: Path, line: bytes) -> set[str]:
-    """Return the keys of the first JSON object of a file; none where a list has another first entry.
+    """Return the keys of the first JSON object of a file; none if a list begins with another value.
 
     Raises:
         BrokenValueError: If it is cut or broken.
@@ -223,7 +223,7 @@ def _burstgpt_us(text: str) -> float:
 
 
 IGNORED_TIME = "ignored time"
-"""Key of a count: rows whose time is ignored."""
+"""Key that counts rows whose time is ignored."""
 _LENGTHS = ("input_len", "output_len", "output_tokens")
 
 

@@ -60,7 +60,7 @@ def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
 
 
 def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> int:
-    """Count requests that found more of their prompt in a cache than it shares with any other prompt.
+    """Return the number of requests that found more of their prompt in a cache than any other prompt shares.
 
     Args:
         requests: Of one trial, with ``prefix_hashes`` and ``cached_tokens``.

@@ -1,6 +1,6 @@
-"""The load of a recorded trial: its requests at their times and, for a replay by step, at their steps.
+"""Load of a recorded trial: its requests at their times and, for a replay by step, at their steps.
 
-Its notes say what a trace does not tell about it, and what was assumed.
+Its notes state what a trace does not record about it, and the assumptions.
 """
 
 from collections.abc import Iterator
@@ -36,14 +36,14 @@ _FINISHED = (
 def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | None = None) -> Workload:
     """Return the load of one trial; of the whole trace where it has no trials.
 
-    How much a request would have generated that was aborted, failed or had not ended when the record ends is
-    not known: it is given its ``max_tokens`` as output, and is aborted then. Requests that were there when
-    the record begins are not in it: what they had computed by then no replay can give them.
+    The output of a request that was aborted, failed or had not ended is unknown. It gets its ``max_tokens``
+    as output, and is aborted at the recorded time. Requests that were present when the record begins are left
+    out, because a replay cannot restore what they had computed.
 
     Args:
-        trace: One engine's.
-        trial: None: the first trial after the warm-up; 0 is the warm-up.
-        manifest: Of its run: it tells whether requests were queued before the first step.
+        trace: Trace of one engine.
+        trial: Trial; None for the first trial after the warm-up, which is 0.
+        manifest: Manifest of its run, which states whether requests were queued before the first step.
 
     Raises:
         UsageError: If there is no such trial.
@@ -78,7 +78,7 @@ def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload
 
 
 def trials_of(trace: Trace) -> list[int | None]:
-    """Return trials with requests, the warm-up among them; ``None`` alone where requests name no trial."""
+    """Return trials with requests, including the warm-up; only ``None`` if requests name no trial."""
     if not trace.arrivals.height:
         return []
     trials = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
@@ -170,7 +170,7 @@ class _Steps:
         return cls(of_trial, first, last - first + 1, ends)
 
     def begun_before(self, us: pl.Series) -> pl.Series:
-        """Count the calls that had begun before these times; null for a null."""
+        """Return the number of calls that had begun before these times; null for a null."""
         begun = pl.concat([pl.Series([0]), self.frame["step"] - self.first + 1])
         places = self.frame["start_us"].search_sorted(us.fill_null(0), side="left")
         counts = begun.gather(places)
@@ -184,7 +184,8 @@ def _arrived() -> pl.Expr:
 def _timed(requests: pl.DataFrame, steps: _Steps, *, room: int | None, prequeue: bool) -> pl.DataFrame:
     """Return times since the load began, and numbers of steps since the trial's first.
 
-    The order of the queue is kept where clocks disagree: nobody reaches the engine before the one ahead.
+    If clocks disagree, the order of the queue is kept: no request reaches the engine before the one ahead of
+    it.
     """
     reached = pl.coalesce("input_queue_us", "queued_us").cum_max()
     if prequeue:
@@ -230,7 +231,7 @@ _OF_REQUESTS = {
     ),
     "with a grammar: how long it took to compile is not in the load.": pl.col("structured"),
 }
-"""What is said of those requests for which this is true."""
+"""Notes about requests by condition."""
 
 
 def _notes(

@@ -1,4 +1,4 @@
-"""The load of a recorded run of several engines: all requests on one clock, each with its rank."""
+"""Load of a recorded run of several engines: all requests on one clock, each with its rank."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -113,7 +113,7 @@ def _passes(trace: Trace, trial: int | None) -> list[Pass]:
 
 
 def _pass(passes: Sequence[Pass], first_wave: int, step: int | None) -> Pass | None:
-    """Return the pass of the load that a step is; what follows the last step is a pass after it."""
+    """Return the pass of the load for a step; a time after the last step is one pass later."""
     if not passes or step is None:
         return None
     wave, counter = passes[min(step, len(passes) - 1)]

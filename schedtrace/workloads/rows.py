@@ -18,7 +18,7 @@ _Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
 class Row(NamedTuple):
-    """A usable or unusable row of a file."""
+    """Row of a file, usable or not."""
 
     line: int
     """Line number from 1; of ShareGPT the number of the conversation."""
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 Reader = Callable[[Path, Counter[str]], Iterator[Row]]
-"""Reads a file once, row by row; counts what ``open_workload`` has to say about it.
+"""Function that reads a file once, row by row, and counts what ``open_workload`` reports.
 
 Raises:
     InputError: ``path:line: what``.
@@ -40,17 +40,17 @@ Raises:
 
 
 CountTokens = Callable[[str], int]
-"""A tokenizer's count of a text's tokens."""
+"""Function that returns a tokenizer's count of a text's tokens."""
 CHARACTERS_A_TOKEN = 4
 """Characters of English text per token, approximately."""
 MOST_TOKENS = 2**40
-"""Tokens of a request: no request has more."""
+"""Maximum number of tokens of a request."""
 ESTIMATED = "estimated"
-"""Counted: rows whose texts no tokenizer measured."""
+"""Key that counts rows whose texts no tokenizer measured."""
 
 
 def estimated_tokens(text: str) -> int:
-    """Return a text's length for want of a tokenizer."""
+    """Return an estimate of a text's length without a tokenizer."""
     return -(-len(text) // CHARACTERS_A_TOKEN)
 
 
@@ -103,7 +103,7 @@ def json_rows(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
 
 
 def keys_of(line: bytes) -> set[str] | None:
-    """Return the keys of a line that is a whole JSON object, as all of JSON Lines are; None if it is none."""
+    """Return the keys of a line that is a whole JSON object, as in JSON Lines; None for any other line."""
     try:
         return set(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -123,14 +123,14 @@ def _json_values(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
 
 CHUNK_BYTES = 2**20
 MOST_CHARACTERS = 2**26
-"""Characters of one value: beyond that the file is taken for broken, instead of being read to its end."""
+"""Maximum characters of one value; a file with a longer value counts as broken."""
 
 
 class JsonValue(NamedTuple):
     """Entry of a JSON list, or one value of several."""
 
     number: int
-    """Its place in the file, from 1."""
+    """Place in the file, from 1."""
     line: int
     """Line on which it begins, from 1."""
     value: object
@@ -151,10 +151,10 @@ class BrokenValueError(Exception):
 
 
 def json_values(path: Path) -> Iterator[JsonValue]:
-    """Yield the entries of a JSON list, or values one after the other; one of them and a chunk are in memory.
+    """Yield the entries of a JSON list, or consecutive values; only one value and a chunk are in memory.
 
     Raises:
-        BrokenValueError: If one cannot be read.
+        BrokenValueError: If a value cannot be read.
     """
     scan = json.JSONDecoder().raw_decode
     text, at, number, line, is_list = "", 0, 1, 1, None
@@ -193,7 +193,7 @@ def csv_cells(line: bytes) -> list[str]:
     """Return the cells of one line of CSV, without surrounding blanks.
 
     Raises:
-        ValueError: not UTF-8, or no CSV.
+        ValueError: If the line is not UTF-8 or not CSV.
     """
     try:
         return [cell.strip() for cell in next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")]), [])]
@@ -226,10 +226,10 @@ def csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
 
 
 def token_count(path: Path, line: int, column: str, cell: str | float) -> int:
-    """Return a number of tokens; ``472.0``, as data frames write it, is one too.
+    """Return a number of tokens; ``472.0``, as data frames write it, is also accepted.
 
     Raises:
-        InputError: If it is none.
+        InputError: If the value is no number of tokens.
     """
     try:
         number = float(cell)

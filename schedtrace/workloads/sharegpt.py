@@ -19,7 +19,7 @@ from schedtrace.workloads.rows import (
 )
 
 NO_ANSWER = "no answer"
-"""Counted: conversations without a question and an answer."""
+"""Key that counts conversations without a question and an answer."""
 
 
 class Turn(msgspec.Struct):
@@ -44,7 +44,7 @@ class Exchange(NamedTuple):
 
 
 def exchanges(path: Path, counts: Counter[str]) -> Iterator[Exchange]:
-    """Yield first question and answer of every conversation that has both; count the others.
+    """Yield the first question and answer of every conversation that has both; count the others.
 
     Raises:
         InputError: not a list of conversations; the message names the number of the broken one.

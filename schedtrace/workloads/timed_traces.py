@@ -2,7 +2,7 @@
 
 Their rows are ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``, an id for each begun block
 of the prompt. Units differ: Mooncake has whole milliseconds and blocks of 512 tokens, the others seconds and
-blocks of 16. So the rows themselves decide, and where they do not, the person is asked.
+blocks of 16. So the units are inferred from the rows or, if these do not decide, the user must state them.
 """
 
 import math
@@ -23,16 +23,16 @@ from schedtrace.workloads.rows import Row, json_rows, token_count, unreadable_ro
 from schedtrace.workloads.workload import Source
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
-"""Tokens; the second is that of vLLM's ``timed_trace``, too."""
+"""Tokens of a block; the second also applies to vLLM's ``timed_trace``."""
 TimeUnit = Literal["s", "ms", "us"]
 UNITS_US: dict[TimeUnit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0}
 UNIT_WORDS: dict[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
 """Keys of counts: rows without block ids, and rows with more ids than blocks."""
 LOOKED_AT = 10_000
-"""Rows from which units are found out."""
+"""Number of rows from which units are inferred."""
 _FITS = 0.9
-"""At least so many of the rows with ids must have one for each begun block."""
+"""Least share of the rows with ids that must have one id for each begun block."""
 _SIZES = tuple(2**power for power in range(17))
 """Tokens of a block."""
 
@@ -56,9 +56,9 @@ class Units:
     block: int
     source: Source
     note: Message | None = None
-    """Message on what was found out, and from what; None if it was given, or changes nothing."""
+    """Message on what was inferred, and from what; None if it was stated, or changes nothing."""
 
-    def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
+    def trace_rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
         """Yield the rows of the file.
 
         Raises:
@@ -86,15 +86,15 @@ class _Evidence:
 
     rows_with_ids: int = 0
     fitting: Counter[int] = field(default_factory=Counter)
-    """Number of these that have an id for each begun block, by the size of blocks."""
+    """Number of rows that have an id for each begun block, by the size of blocks."""
     times: set[float] = field(default_factory=set)
-    """At most two of them."""
+    """Times of the rows, at most two."""
     is_whole: bool = True
-    """All times are whole numbers."""
+    """Whether all times are whole numbers."""
     is_bailian: bool = False
 
     def add(self, row: TimedRow) -> None:
-        """Take one more row."""
+        """Add one more row to the evidence."""
         self.is_bailian |= row.chat_id is not msgspec.UNSET
         self.is_whole &= row.timestamp.is_integer()
         if len(self.times) < 2:  # noqa: PLR2004  # two tell that there are gaps
@@ -110,7 +110,7 @@ class _Evidence:
         return len(self.times) > 1
 
     def block_tokens(self, path: Path) -> int | None:
-        """Return the tokens of a block; None where the usual sizes give the same prefixes.
+        """Return the tokens of a block; None if the usual sizes give the same prefixes.
 
         Raises:
             UsageError: If no size fits.

@@ -1,4 +1,4 @@
-"""A load: requests in the order in which they reach the engine, read anew by each iteration."""
+"""Load: requests in the order in which they reach the engine, read anew by each iteration."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,15 +18,15 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     arrived_us: float
-    """The client sent it."""
+    """Time at which the client sent it."""
     prompt_tokens: int
     output_tokens: int
     """Output tokens after which it ends, unless it is aborted before."""
     max_tokens: int | None = None
-    """Limit that the client asked for; None: ``output_tokens``."""
+    """Limit that the client requested; None for ``output_tokens``."""
     priority: int = 0
     data_parallel_rank: int | None = None
-    """Rank that the client asks for; None: vLLM's front end chooses."""
+    """Rank that the client requests; None if vLLM's front end chooses."""
     lora: str | None = None
     prefix: tuple[int, ...] = ()
     """Identity of each leading block of the prompt, ``Workload.prefix_block`` tokens each; the last one may
@@ -39,7 +39,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """First pass of ranks in lock-step whose ``schedule()`` call found it in the queue; of a recorded
     load."""
     abort_us: float | None = None
-    """The client went away."""
+    """Time at which the client disconnected."""
     abort_step: int | None = None
     """Calls of ``schedule()`` in the trial that had begun when the scheduler dropped it; of a recorded
     load."""
@@ -48,7 +48,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     answered_us: float | None = None
     """Time at which it ended or its client went away, of a recorded load; None if not recorded."""
     structured: bool = False
-    """Its output follows a grammar."""
+    """Whether its output follows a grammar."""
     draft_acceptance: float | None = None
     """Share of its speculative tokens that were accepted; None if not recorded, or none were scheduled."""
 
@@ -60,7 +60,7 @@ Source = Literal[
 
 @dataclass(frozen=True)
 class Workload:
-    """A stream of requests that can be iterated again and again, in bounded memory.
+    """Stream of requests that can be iterated repeatedly, in bounded memory.
 
     Requests come in the order in which they reach the engine's input queue: by ``arrived_us + front_end_us``.
     """
@@ -68,25 +68,25 @@ class Workload:
     name: str
     source: Source
     prefix_block: int | None
-    """Tokens of each block in ``LoadRequest.prefix``; None: which prompts begin alike is not known."""
+    """Tokens of each block in ``LoadRequest.prefix``; None if it is unknown which prompts begin alike."""
     notes: list[Message]
     """Notes on what the source does not contain, and the assumptions made."""
     requests: int
     prompt_tokens: int
     output_tokens: int
     last_arrival_us: float
-    """The first request arrives at 0."""
+    """Arrival of the last request, in microseconds after the first."""
     read: Callable[[], Iterator[LoadRequest]] = field(repr=False)
-    """Reads the requests once."""
+    """Function that reads the requests once."""
     began_us: int | None = None
     """Beginning of a recorded load on the trace's clock, in microseconds."""
     of_server: bool = False
-    """Recorded without trials: when it begins and ends is that of the record, and no part of the load."""
+    """Whether it was recorded without trials, so that its begin and end are those of the record."""
     clients: Clients | None = None
-    """Pattern in which its requests follow answers; None: they come at times of their own."""
+    """Pattern in which its requests follow answers; None if they have times of their own."""
 
     @property
-    def closed(self) -> Clients | None:
+    def replayed_clients(self) -> Clients | None:
         """Its clients, if a replay sends their requests after its own answers."""
         return self.clients if self.clients is not None and self.clients.is_replayed else None
 
@@ -101,7 +101,7 @@ class Workload:
         return replace(self, clients=closed_loop(arrived, answered, clients))
 
     def __iter__(self) -> Iterator[LoadRequest]:
-        """Read it once more."""
+        """Yield the requests, reading them once more."""
         return self.read()
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 NO_OUTPUT, NO_PROMPT, SORTED = "no output", "no prompt", "sorted"
 OVERRIDDEN = "other output"
-"""Counted, beside what the readers count."""
+"""Key that counts rows whose own time is overridden."""
 OF_ROWS = {
     NO_OUTPUT: "{rows:n row} without output tokens left out.",
     NO_PROMPT: "{rows:n row} without prompt tokens left out.",
@@ -33,7 +33,7 @@ OF_ROWS = {
 
 
 def counted_notes(counts: Counter[str]) -> Iterator[Message]:
-    """Yield the notes on rows that were counted."""
+    """Yield the notes on counted rows."""
     for counted, template in OF_ROWS.items():
         if counts[counted]:
             yield say(template, rows=counts[counted])
@@ -45,11 +45,11 @@ def file_notes(
     """Yield the notes on a file.
 
     Args:
-        kind: Its format.
-        counts: What one reading counted.
-        requests: Usable ones.
-        asked: So many were asked for; None: all.
-        at_once: All requests arrive at once because the file has no times.
+        kind: Format of the file.
+        counts: Counts of one reading.
+        requests: Number of usable requests.
+        asked: Number of requests that the user asked for; None for all.
+        at_once: Whether all requests arrive at once because the file has no times.
     """
     yield from kind.notes
     yield from counted_notes(counts)
@@ -70,7 +70,7 @@ def file_notes(
 
 
 MOST_SORTED = 100_000
-"""Requests of a file that is not in order of time; so many fit memory."""
+"""Maximum number of requests of a file that is not in order of time, so that they fit into memory."""
 
 
 def open_workload(
@@ -93,23 +93,24 @@ def open_workload(
     left out and counted in the notes. Up to ``MOST_SORTED`` requests out of order are sorted by time.
 
     Args:
-        path: A regular file.
-        num_prompts: The first so many usable requests; a file whose times are not used is repeated if it has
+        path: Path of a regular file.
+        num_prompts: Number of usable requests to take; a file whose times are not used is repeated if it has
             fewer.
         output_len: Output tokens of every request, instead of the file's.
-        rate: Requests per second: draws the arrival times anew, as ``schedtrace run`` does.
+        rate: Requests per second, to draw the arrival times anew as in ``schedtrace run``.
         burstiness: Shape of the gamma distribution of the gaps at that rate; 1 is Poisson.
-        seed: Random seed for them.
-        speedup: Divides the file's gaps.
-        prequeue: All requests arrive at 0.
-        count_tokens: Measures texts; None: estimates 4 characters a token.
-        time_unit: Of a timed trace in JSON; None: found out from its rows.
-        prefix_block: Likewise: tokens of each block that has an id.
+        seed: Random seed of the gaps.
+        speedup: Divisor of the file's gaps.
+        prequeue: Whether all requests arrive at 0.
+        count_tokens: Function that measures texts; None to estimate 4 characters per token.
+        time_unit: Unit of a timed trace in JSON; None to infer it from its rows.
+        prefix_block: Tokens of each block that has an id; None to infer them likewise.
 
     Raises:
-        InputError: unreadable, of no known format or without a usable request; ``path:line: what`` for a row.
-        UsageError: options that exclude each other, ``speedup`` for a file without times, or an option that
-            a timed trace needs.
+        InputError: If the file is unreadable, of no known format or without a usable request; ``path:line:
+            what`` for a row.
+        UsageError: If options exclude each other, ``speedup`` is set for a file without times, or a timed
+            trace lacks an option that it needs.
     """
     if sum([rate is not None, speedup is not None, prequeue]) > 1:
         msg = "a request rate, a speedup and prequeue exclude each other: give one of them"
@@ -169,7 +170,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _File:
-    """A file and the selection wanted from it."""
+    """File with the selection of requests to read."""
 
     path: Path
     kind: WorkloadFormat
@@ -177,13 +178,15 @@ class _File:
     output_len: int | None
     times: _Times
     unsorted_line: int | None = None
-    """A row that is earlier than the one before it: sort them."""
+    """Line of the first row that is earlier than the row before it, so that rows must be sorted; None
+    otherwise.
+    """
 
     def requests(self, counts: Counter[str]) -> Iterator[LoadRequest]:
-        """Read it once.
+        """Yield the requests, reading the file once.
 
         Raises:
-            _OutOfOrderError: If a row is earlier than the one before it, and ``unsorted_line`` is not known.
+            _OutOfOrderError: If a row is earlier than the one before it, and ``unsorted_line`` is unknown.
         """
         rows = (
             self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)
@@ -238,7 +241,7 @@ class _File:
 
 
 class _OutOfOrderError(Exception):
-    """The row on this line is earlier than the one before it."""
+    """Error: the row on this line is earlier than the row before it."""
 
     def __init__(self, line: int) -> None:
         super().__init__(line)

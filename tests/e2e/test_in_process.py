@@ -12,7 +12,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from schedtrace.export import ExportKind
-from schedtrace.export.exports import export
+from schedtrace.export.exports import write_exports
 from schedtrace.read.run import read_run
 from tests.e2e.conftest import MODEL, Command, findings
 
@@ -75,7 +75,7 @@ def assert_on_one_clock(slices, profile):
 
 def test_chrome_json_has_the_times_of_a_torch_profile(in_process, tmp_path):
     run, profile = read_run(in_process.folder), in_process.profile
-    [file] = export(run, tmp_path, kind=ExportKind.CHROME)
+    [file] = write_exports(run, tmp_path, kind=ExportKind.CHROME)
     document = json.loads(gzip.decompress(file.read_bytes()))
     assert document["baseTimeNanoseconds"] == profile["baseTimeNanoseconds"]
     slices = [
@@ -88,7 +88,7 @@ def test_chrome_json_has_the_times_of_a_torch_profile(in_process, tmp_path):
 
 def test_a_perfetto_trace_has_the_times_of_a_torch_profile(in_process, tmp_path):
     run, profile = read_run(in_process.folder), in_process.profile
-    [file] = export(run, tmp_path, kind=ExportKind.PERFETTO)
+    [file] = write_exports(run, tmp_path, kind=ExportKind.PERFETTO)
     packets = pb.Trace.FromString(file.read_bytes()).packet
     names = {name.iid: name.name for one in packets for name in one.interned_data.debug_annotation_names}
     slices = []

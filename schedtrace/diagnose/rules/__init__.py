@@ -1,4 +1,4 @@
-"""The findings: one rule a file, each a pure function from a timeline, or all ranks', to what it found.
+"""Rules for all findings: one per file, each a pure function from a timeline, or from all ranks, to findings.
 
 Every rule's definition, with its columns and thresholds, stands in ``docs/findings/<code>.md``.
 """
@@ -80,7 +80,7 @@ _OF_AN_ENGINE = (
 
 _OF_ALL_RANKS = (slow_rank, rank_imbalance, prefill_stall)
 _OF_REPLAYS = (better_setting,)
-"""Their ``find`` finds nothing."""
+"""Kinds of findings that only replays yield; their ``find`` yields nothing."""
 
 
 def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
@@ -89,7 +89,7 @@ def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
 
 _OWN: dict[str, Rule[Any]] = _rules((*_OF_AN_ENGINE, *_OF_ALL_RANKS, *_OF_REPLAYS))
 PACKAGES = package_rules(_OWN)
-"""Rules that other packages name (``diagnose/package_rules.py``)."""
+"""Rules that other packages register (``diagnose/package_rules.py``)."""
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | PACKAGES.rules
 """Rules that judge each engine by itself, by code."""
 RANK_RULES: dict[str, Rule[RecordedRanks]] = {

@@ -21,7 +21,7 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 SOON_FRAC = 0.1
-"""A retry follows within a tenth of what the client had waited."""
+"""Largest delay of a retry after the abort, as a share of the time that the client had waited."""
 MOST_FRAC = 0.5
 """Share of aborted requests that shows a pattern."""
 
@@ -71,7 +71,7 @@ class Aborts(Evidence, kw_only=True):
 
     @property
     def again(self) -> bool:
-        """Most came again at once."""
+        """Whether most aborted requests came again at once."""
         return self.retries >= MOST_FRAC * self.aborted
 
 
@@ -159,9 +159,9 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _retries(aborted: pl.DataFrame, arrivals: pl.DataFrame) -> tuple[dict[str, str], bool]:
-    """Aborted request to the one that came at once with the same prompt, and whether hashes tell so.
+    """Return the retry of each aborted request (same prompt, soon after), and whether hashes identify it.
 
-    Where no hashes are recorded, it is a request with as many prompt and output tokens.
+    Without recorded hashes, a retry is a request with equal numbers of prompt and output tokens.
     """
     columns = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
     by_content = arrivals["prefix_hashes"].drop_nulls().len() > 0

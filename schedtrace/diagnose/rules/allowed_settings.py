@@ -1,4 +1,4 @@
-"""Advice on settings as vLLM takes it: in the option's unit, with the present value, and what vLLM accepts.
+"""Advice on settings in the form that vLLM accepts: the option's unit, the current value, and legal values.
 
 What it refuses or overrides was read in its source (``config/``, ``platforms/cpu.py``,
 ``engine/arg_utils.py``); ``tests/contract/test_allowed_settings.py`` asks its real configuration.
@@ -30,10 +30,10 @@ LONG_PREFILL = Setting("--long-prefill-token-threshold")
 
 
 def allowed(timeline: Timeline, finding: Finding) -> Finding:
-    """Return the finding without advice that vLLM would refuse or override here, and with why.
+    """Return the finding without advice that vLLM would refuse or override here, and with the reason.
 
-    A finding whose first advice goes loses its gain with it, since that is what this advice would gain. Where
-    it is not recorded whether vLLM chose the present value itself, the advice says so.
+    A finding that loses its first advice also loses its gain, which belongs to that advice. If the trace does
+    not record whether vLLM chose the current value itself, the advice says so.
     """
     accepted: list[Advice] = []
     refuted: list[Message] = []
@@ -62,9 +62,9 @@ def chosen_by_vllm(timeline: Timeline, name: str) -> bool | None:
 
 
 def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  # noqa: PLR0911  # a reason a line
-    """Why vLLM refuses ``--async-scheduling`` or switches it off again; nothing where it does not.
+    """Return why vLLM refuses ``--async-scheduling`` or switches it off again; nothing if it does not.
 
-    Where it may, it switches it on by itself: a value that vLLM chose says that it may not.
+    vLLM switches it on by itself if it can, so a value of false that vLLM chose means that it cannot.
     """
     header, settings = timeline.header, timeline.header.settings
     drafts = settings.get("speculative_config.method")
@@ -85,7 +85,7 @@ def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  
 
 
 REFUSED_DRAFTS = frozenset({"ngram", "medusa", "mlp_speculator", "suffix"})
-"""Ways to draft that no release schedules asynchronously."""
+"""Drafting methods that no release schedules asynchronously."""
 
 
 def _chunked(timeline: Timeline, value: Any) -> Message:
@@ -95,7 +95,7 @@ def _chunked(timeline: Timeline, value: Any) -> Message:
 
 
 def _above(value: Any, most: int | None, option: Setting, things: str = "") -> Message:
-    """Why vLLM refuses a value above another option's; nothing where it is not, or either is not known."""
+    """Return why vLLM refuses a value above another option's; nothing if it does not, or if unknown."""
     if value is None or most is None or value <= most:
         return NOTHING
     return say("vLLM refuses more {things}than {option} ({most:n})", things=things, option=option, most=most)
@@ -109,7 +109,7 @@ def _tokens(timeline: Timeline, value: Any) -> Message:
 
 
 def _adapters(timeline: Timeline, value: Any) -> Message:
-    """Say why vLLM refuses so many LoRA adapters; an unset ``max_cpu_loras`` follows ``max_loras``."""
+    """Return why vLLM refuses so many LoRA adapters; an unset ``max_cpu_loras`` follows ``max_loras``."""
     most, now = (timeline.header.settings.get(f"lora_config.max_{name}") for name in ("cpu_loras", "loras"))
     is_set = isinstance(most, int) and most != now
     return _above(value, most if is_set else None, Setting("--max-cpu-loras"))
@@ -137,18 +137,18 @@ _CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
 
 
 def _unsure(timeline: Timeline, advice: Advice) -> bool:
-    """Return settings that vLLM switches off by itself where they do not go together with others."""
+    """Return settings that vLLM switches off by itself if they do not combine with other settings."""
     if advice.setting not in {"async_scheduling", "enable_chunked_prefill"} or advice.value is not True:
         return False
     return chosen_by_vllm(timeline, advice.setting) is None
 
 
 def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
-    """Return option, value and present value to type for a KV cache of so many blocks, with the null block.
+    """Return option, value and current value for a KV cache of this many blocks, including the null block.
 
     Args:
-        timeline: The engine's.
-        blocks: None: more than now, no particular number.
+        timeline: Timeline of the engine.
+        blocks: Number of blocks; None for "more than now".
     """
     settings, cpu = timeline.header.settings, timeline.header.device == "cpu"
     if now := settings.get("cache_config.num_gpu_blocks_override"):
@@ -180,18 +180,18 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
 
 
 def _typed(option: str, value: object, now: object) -> Message:
-    """``--kv-cache-memory-bytes 32M (now 4M)``."""
+    """Return an option with its value and current value: ``--kv-cache-memory-bytes 32M (now 4M)``."""
     assign = "=" if option == SPACE else " "
     typed = option if value is None else f"{option}{assign}{value}"
     return say("{typed:setting}[ (now {now:code})]", typed=typed, now=None if now is None else str(now))
 
 
 def typed_bytes(count: int, *, exact: bool = False) -> str:
-    """Return a number of bytes as vLLM's options take it, rounded up: ``32M``.
+    """Return a number of bytes in the form that vLLM's options accept, rounded up: ``32M``.
 
     Args:
         count: More than 0.
-        exact: Do not round: ``4M`` and ``4194305``.
+        exact: Whether to keep the exact number: ``4M`` and ``4194305``.
     """
     for suffix, unit in UNITS.items():
         if count % unit == 0 if exact else count >= LEAST_UNITS * unit:
@@ -200,7 +200,7 @@ def typed_bytes(count: int, *, exact: bool = False) -> str:
 
 
 def kv_bytes(timeline: Timeline, blocks: int | None) -> int | None:
-    """Return the bytes of so many blocks on each device; None: not recorded, or pipeline stages differ."""
+    """Return the bytes of this many blocks on each device; None if unknown, or if pipeline stages differ."""
     header = timeline.header
     configured, total = header.settings.get("cache_config.kv_cache_memory_bytes"), header.kv_blocks_total
     if blocks is None or (header.pipeline_parallel_size or 1) > 1:
@@ -213,14 +213,14 @@ def kv_bytes(timeline: Timeline, blocks: int | None) -> int | None:
 
 
 def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
-    """Share of a GPU's memory that so many blocks need beside those that there are; None: not known."""
+    """Return the share of a GPU's memory that this many additional blocks need; None if unknown."""
     memory, total = timeline.header.device_memory_bytes, timeline.header.kv_blocks_total
     more = None if blocks is None or total is None else kv_bytes(timeline, blocks - total)
     return None if more is None or not memory else more / memory
 
 
 def batched_tokens(timeline: Timeline) -> int:
-    """``--max-num-batched-tokens``; the steps' budget where the header does not record it."""
+    """Return ``--max-num-batched-tokens``; the steps' budget if the header does not record it."""
     return timeline.header.scheduler_config.get("max_num_batched_tokens") or timeline.token_budget
 
 
@@ -235,13 +235,13 @@ class Decodes(NamedTuple):
     """Smallest ``--max-num-batched-tokens`` that holds a decode of each, with the slots kept for drafts."""
 
     @property
-    def tokens(self) -> int:
+    def total_tokens(self) -> int:
         """Tokens of all these decodes."""
         return self.seats * self.each
 
 
 def decodes_of_all(timeline: Timeline) -> Decodes:
-    """Return what the decodes of all seats take, with the configured drafts or else the most of a step."""
+    """Return the tokens for decodes of all seats, with the configured draft tokens or else a step's most."""
     drafts = timeline.header.settings.get("speculative_config.num_speculative_tokens")
     if not isinstance(drafts, int):
         drafts = int(timeline.stretches.select(pl.col("draft_tokens").max()).collect().item() or 0)
@@ -251,9 +251,9 @@ def decodes_of_all(timeline: Timeline) -> Decodes:
 
 
 def smallest_batched_tokens(timeline: Timeline) -> int | None:
-    """Return the smallest ``--max-num-batched-tokens`` that vLLM accepts; None where that is not known.
+    """Return the smallest ``--max-num-batched-tokens`` that vLLM accepts; None if unknown.
 
-    vLLM refuses one below ``max_num_seqs`` and, without chunked prefill, one below ``max_model_len``.
+    vLLM refuses a value below ``max_num_seqs`` and, without chunked prefill, below ``max_model_len``.
     """
     header = timeline.header
     seats = header.scheduler_config.get("max_num_seqs") or header.max_num_running_reqs
@@ -280,18 +280,18 @@ def seats_setting(timeline: Timeline) -> Setting:
 
 
 def most_seats(timeline: Timeline) -> int:
-    """Return the most that vLLM accepts for it."""
+    """Return the largest value that vLLM accepts for this setting."""
     most = batched_tokens(timeline)
     return timeline.header.max_num_running_reqs or most if timeline.active_limit else most
 
 
 def threshold(timeline: Timeline) -> int:
-    """``long_prefill_token_threshold``; 0: not set."""
+    """Return ``long_prefill_token_threshold``; 0 if it is not set."""
     return int(timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0)
 
 
-def replayed(setting: Setting) -> Advice:
-    """Return advice on a setting that moves waits between requests: only a replay shows a good value."""
+def replay_advice(setting: Setting) -> Advice:
+    """Return advice on a setting that moves waits between requests; only a replay shows a good value."""
     return advise(
         "{option}, if a replay of this load shows a value that helps: {command:code}",
         option=setting,
@@ -299,14 +299,14 @@ def replayed(setting: Setting) -> Advice:
     )
 
 
-def now(timeline: Timeline, name: str) -> Message:
-    """`` (now 256)``; nothing where the header does not record this setting."""
+def current_value_note(timeline: Timeline, name: str) -> Message:
+    """Return `` (now 256)``; nothing if the header does not record this setting."""
     value = timeline.header.scheduler_config.get(name)
     return NOTHING if value is None else say(" (now {value:n})", value=value)
 
 
 def seats_cost(timeline: Timeline) -> Message:
-    """Return what another running request adds to each step, as far as the steps of several sizes show it."""
+    """Return what another running request adds to each step, as far as steps of several sizes show it."""
     unknown = say("Longer steps: a longer time per output token.")
     model = timeline.step_time
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))

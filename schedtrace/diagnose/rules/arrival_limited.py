@@ -15,9 +15,9 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5
-"""Share of requests that must come in bursts to make a load a bursty one."""
+"""Share of requests that must come in bursts for a bursty load."""
 SLOW_HANDOVER_FRAC = 0.01
-"""Share of the busy time of short steps: less does not move throughput."""
+"""Share of the busy time in short steps from which they matter for throughput."""
 HANDOVER = (
     "{steps:n step} ran with tokens and seats to spare and no request waiting, while up to "
     "{to_come:n request} of the same trial had not arrived: {spent_ms:ms}, {spent_frac:%} of the busy time. "
@@ -139,9 +139,9 @@ def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | N
 
 
 def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
-    """Share of the requests' time from the step that missed these to the next one.
+    """Return the share of the requests' time from a step that missed requests to the next step.
 
-    None where requests come as they please: a step has to be waited for then, and nobody can do better.
+    None if requests come at times of their own: each must wait for a step then, and no setting changes that.
     """
     if not timeline.requests_us or not (timeline.closed_workload or _in_bursts(timeline, late)):
         return None
@@ -156,7 +156,7 @@ def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
 
 
 def _in_bursts(timeline: Timeline, late: pl.DataFrame) -> bool:
-    """Return whether most requests came in bursts: as many too late for a step as it had, or more."""
+    """Return whether most requests came in bursts: as many too late for a step as the step had, or more."""
     each = late.group_by("step").agg(pl.len().alias("late"), pl.col("total_requests").first())
     bursts = int(each.filter(pl.col("late") >= pl.col("total_requests"))["late"].sum())
     return bursts >= MOST_FRAC * timeline.arrivals.height
@@ -267,7 +267,7 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
 
 
 def _examples(late: pl.DataFrame) -> list[LateExample]:
-    """Return the three steps that missed most."""
+    """Return the three steps that missed the most tokens."""
     rows = late.group_by("step", "trial", maintain_order=True).agg(
         pl.col("total_requests").first().alias("scheduled_requests"),
         pl.col("used_tokens").first().alias("scheduled_tokens"),
@@ -280,7 +280,7 @@ def _examples(late: pl.DataFrame) -> list[LateExample]:
 
 
 def _handover(timeline: Timeline) -> Handover | None:
-    """Return what short steps took; None where requests do not all exist from the start, or it is little."""
+    """Return figures about short steps; None if requests come over time, or short steps are few."""
     if not timeline.closed_workload or not timeline.busy_us:
         return None
     short = short_steps(timeline)
@@ -338,7 +338,7 @@ def short_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _of(trial: str) -> pl.Expr:
-    """Return the trial; a trace without trials is a single one, and null equals nothing in a join."""
+    """Return the trial; a trace without trials counts as one, because nulls match nothing in a join."""
     return pl.col(trial).fill_null(-1).alias("of")
 
 
@@ -349,7 +349,7 @@ def _handed_over_us(timeline: Timeline) -> float:
 
 
 def _short_frac(finding: Finding) -> float | None:
-    """Return the share of short steps where the finding is about these alone."""
+    """Return the share of short steps, if the finding is about these alone."""
     evidence = finding.evidence
     if not isinstance(evidence, LateRequests) or evidence.late_requests or evidence.handover is None:
         return None

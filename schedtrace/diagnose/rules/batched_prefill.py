@@ -17,7 +17,7 @@ from schedtrace.timeline.spans import total_us
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5
-"""More than half of the requests' time."""
+"""Least share of the requests' time from which the finding is reported."""
 
 
 class BatchedPrefill(Evidence, kw_only=True):
@@ -91,8 +91,8 @@ def together(timeline: Timeline) -> pl.DataFrame:
     """Return steps that completed two prompts or more.
 
     Columns: ``step``, ``trial``, ``busy_us``, ``prefill_tokens``, ``prompts`` (completed) and ``others_us``:
-    how long these waited for each other's tokens, added up, without what a step takes that has no prompt.
-    Empty where that is not known.
+    the sum of the times that they waited for each other's tokens, without the time of a step that has no
+    prompt. Empty if that is unknown.
     """
     completed = pl.col("computed_tokens") + pl.col("scheduled_tokens") >= pl.col("prompt_tokens")
     base_us = _base_us(timeline)
@@ -111,7 +111,7 @@ def together(timeline: Timeline) -> pl.DataFrame:
 
 
 def _base_us(timeline: Timeline) -> float | None:
-    """Return a step without a prompt, at the median; else by the model of step times; None: not known."""
+    """Return the median time of a step without a prompt; else the model's base; None if unknown."""
     decodes = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
     usual = decodes["busy_us"].median()
     if usual is not None:

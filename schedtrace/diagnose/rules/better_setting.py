@@ -8,7 +8,7 @@ from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.trace_facts import Fact
 
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
-"""What a gain of a metric saves."""
+"""Name of the time that a gain of each metric saves."""
 
 
 class BetterSetting(Evidence, kw_only=True):
@@ -27,11 +27,11 @@ def finding(
     """See ``docs/findings/better-setting.md``.
 
     Args:
-        advice: The change.
-        gain: Of its replay; None: no recorded step shows whether it is one.
-        settings: As the evidence.
-        metric: Of ``TIMES``.
-        most_frac: Of its time: what the change saves at most.
+        advice: Advice with the change.
+        gain: Gain in the replay; None if no recorded step shows whether there is one.
+        settings: Changed settings, as in the evidence.
+        metric: Metric, one of ``TIMES``.
+        most_frac: Largest share of its time that the change saves.
     """
     helps, sentence = "is better", "{saved:%} of the {time}; no other finding proposes it."
     if gain is None:

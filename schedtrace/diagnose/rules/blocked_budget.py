@@ -12,7 +12,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause, "waiting"))}
-"""Several limits share these causes: the limit decides what helps."""
+"""Causes that several limits share; the limit decides what helps."""
 
 
 class BlockedStep(StepExample, kw_only=True):
@@ -105,7 +105,7 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
 
 
 def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
-    """Return the three steps in which most waiting work would have fitted."""
+    """Return the three steps in which the most waiting work would have fitted."""
     rows = steps.with_columns(
         request_id="waiting_request", budget_left="remaining_budget", location="waiting_location"
     )
@@ -113,7 +113,7 @@ def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
 
 
 def _could_have_used(steps: pl.DataFrame) -> Message:
-    """Say how much budget the waiting requests could have used without this cause."""
+    """Describe the budget that the waiting requests could have used without this cause."""
     counted = steps.filter(pl.col("waiting_tokens_after").is_not_null())
     if counted.is_empty():
         return say("The trace does not record how many tokens they wanted.")

@@ -67,7 +67,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _missed(timeline: Timeline) -> pl.DataFrame:
-    """Return steps with budget left for new requests of the next step, and how many would have fitted."""
+    """Return steps with budget left for new requests of the next step, with the number that fitted."""
     steps = timeline.steps.filter(pl.col("total_requests") > 0).sort("step")
     nexts = steps.select(
         "step",

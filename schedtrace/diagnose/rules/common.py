@@ -1,4 +1,4 @@
-"""What several rules need: findings from evidence and templates, what they cost, and parts of sentences."""
+"""Parts that rules share: findings from evidence and templates, their costs, and parts of sentences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_COST_FRAC = 0.10
 WARNING_COST_FRAC = 0.01
-"""A tenth of the run is worth stopping for; under a hundredth is in the noise of most runs."""
+"""Share of the run from which a cost is a warning; under a hundredth, a cost is in the noise of most runs."""
 RESOLVED_FRAC = 0.005
-"""What is less is 0 % in a sentence, and left out of it."""
+"""Smallest share that a sentence states; less would be 0 % and is left out."""
 
 
 class StepExample(msgspec.Struct, kw_only=True):
@@ -32,17 +32,17 @@ class StepExample(msgspec.Struct, kw_only=True):
 
     @property
     def at(self) -> Steps:
-        """The step as an argument of a message."""
+        """Step as an argument of a message."""
         return Steps(self.step, self.step, self.trial)
 
     @classmethod
     def first(cls, rows: pl.DataFrame, most: int = 3) -> list[Self]:
-        """Return the first rows as examples; columns are named as the fields."""
+        """Return the first rows as examples; column names are field names."""
         return [cls(**row) for row in rows.head(most).select(cls.__struct_fields__).to_dicts()]
 
     @classmethod
     def largest(cls, rows: pl.DataFrame, column: str) -> list[Self]:
-        """Return the rows with the most in this column, the first of equal ones first."""
+        """Return the rows with the largest values in this column; among equal ones, the first."""
         return cls.first(rows.sort(column, "step", descending=[True, False]))
 
 
@@ -111,7 +111,7 @@ class Cost:
 
 
 def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
-    """Return an estimate that rests on the step-time model, unless the model does not resolve it."""
+    """Return an estimate from the step-time model, unless the model cannot resolve it."""
     model, duration_us = timeline.step_time, timeline.busy_us
     if model is None or cost_us is None or not duration_us:
         return Cost()
@@ -122,7 +122,7 @@ def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
 
 
 def prefill_cost(timeline: Timeline, tokens: int) -> Cost:
-    """Return what so many prefill tokens cost; unknown where no step shows what one takes."""
+    """Return the cost of this many prefill tokens; unknown if no step shows the cost of a prefill token."""
     model = timeline.step_time
     if not tokens or model is None or not model.per_prefill_token_us:
         return Cost()
@@ -130,28 +130,28 @@ def prefill_cost(timeline: Timeline, tokens: int) -> Cost:
 
 
 def severity_of(cost_frac: float | None, *, unknown: str = "info") -> str:
-    """Severity by cost; ``unknown`` where there is no estimate."""
+    """Return the severity by cost; ``unknown`` if there is no estimate."""
     return unknown if cost_frac is None else severity(cost_frac, WARNING_COST_FRAC, CRITICAL_COST_FRAC)
 
 
 CRITICAL_WEIGHT_FRAC = 0.25
 WARNING_WEIGHT_FRAC = 0.05
-"""A quarter of the requests' time, or of the run, is worth stopping for; a twentieth an hour of work."""
+"""Shares of the requests' time, or of the run, from which a finding is critical, and from which a warning."""
 
 
 def severity_by_weight(gain: Gain | None, share_frac: float | None) -> str:
-    """Severity of a root cause: by what is gained, or by what it explains where no gain can be estimated."""
+    """Return the severity of a root cause: by its gain or, if none can be estimated, by what it explains."""
     weight = gain.saved_frac if gain else share_frac or 0.0
     return severity(weight, WARNING_WEIGHT_FRAC, CRITICAL_WEIGHT_FRAC)
 
 
 def severity(frac: float, warning_from: float, critical_from: float) -> str:
-    """``critical``, ``warning`` or, of what is less than both, ``info``."""
+    """Return ``critical``, ``warning`` or, below both thresholds, ``info``."""
     return "critical" if frac >= critical_from else "warning" if frac >= warning_from else "info"
 
 
 class Figures(TypedDict, total=False):
-    """Fields of a ``Finding`` that are no sentences, as a rule gives them."""
+    """Fields of a ``Finding`` other than sentences, as a rule states them."""
 
     code: str
     severity: str
@@ -175,18 +175,18 @@ class Figures(TypedDict, total=False):
 
 
 class Fields(Figures, total=False):
-    """Fields of a ``Finding`` as a rule gives them; a sentence may be a template."""
+    """Fields of a ``Finding`` as a rule states them; a sentence may be a template."""
 
     title: str | Message
     verdict: str | Message
     holder: str | Message
     message: str | Message
     example: str | Message | None
-    """A template is about the first of the evidence's ``examples``."""
+    """Example; a template refers to the first of the evidence's ``examples``."""
 
 
 Values = Mapping[str, Worded]
-"""Values that templates name beside the fields of the evidence."""
+"""Values that templates name in addition to the fields of the evidence."""
 
 
 def finding_of(
@@ -201,15 +201,15 @@ def finding_of(
     example: str | Message | None = None,
     **figures: Unpack[Figures],
 ) -> Finding:
-    """Return a finding; unless ``figures`` say otherwise, about a recorded fact without a cause.
+    """Return a finding; by default it is about a recorded fact without a cause.
 
     Args:
-        evidence: Its figures.
+        evidence: Evidence with the finding's figures.
         shown: One row per step that shows the finding, with ``step`` and ``trial``; supplies ``count``,
             ``trials`` and ``steps`` unless ``figures`` gives them.
         values: As in ``Values``; templates may also name ``steps`` (``count``), ``tokens`` and ``share``
             (``share_frac``).
-        title: As all sentences: a message, or a template over evidence and values.
+        title: Title; like all sentences, a message or a template over evidence and values.
         verdict: As in ``Finding``.
         holder: As in ``Finding``.
         message: As in ``Finding``.
@@ -246,7 +246,7 @@ def finding_of(
 
 
 def said(words: str | Message, fields: object = None, values: Values = MappingProxyType({})) -> Message:
-    """Return a template with these fields, and with these values where there is no such field."""
+    """Return a template filled with these fields, and with these values if there is no such field."""
     if isinstance(words, Message):
         return words
     places = {name for name in argument_names(parsed(words)) if name in values and not hasattr(fields, name)}
@@ -265,13 +265,13 @@ def advise(
     """Return a piece of advice.
 
     Args:
-        words: A template with these fields and values; it may also name ``value``, and ``option``: how the
-            setting is typed.
-        fields: Of evidence, for instance.
+        words: Template with these fields and values; it may also name ``value``, and ``option`` (the option
+            as typed).
+        fields: Fields, for example of the evidence.
         setting: Field of vLLM's ``EngineArgs``.
-        value: What to set it to.
-        costs: What that costs elsewhere; a template, too.
-        values: By the names in the templates.
+        value: Advised value.
+        costs: Side effects, as a template.
+        values: Values by the names in the templates.
     """
     option = Setting(f"--{(setting or '').replace('_', '-')}")
     every = {"option": option, "value": value, **values}
@@ -288,14 +288,14 @@ def step_finding(
     cost: Cost | None = None,
     **fields: Unpack[Fields],
 ) -> Finding:
-    """Return what one engine's steps show.
+    """Return a finding about the steps of one engine.
 
     Args:
         timeline: The engine's trace.
         shown: As for ``finding_of``.
-        evidence: Its figures.
-        values: As for ``finding_of``; templates may also name ``trials``: in how many it shows, if there are
-            several.
+        evidence: Evidence with the finding's figures.
+        values: As for ``finding_of``; templates may also name ``trials``: the number of trials that show it,
+            if there are several.
         cost: Time that it cost.
         fields: As for ``finding_of``.
     """
@@ -320,12 +320,12 @@ def wait_finding(
     values: Values = MappingProxyType({}),
     **fields: Unpack[Fields],
 ) -> Finding:
-    """Return a root cause that requests waited for, with who waited behind whom.
+    """Return a root cause that requests waited for, with a statement about who waited behind whom.
 
     Args:
         timeline: The engine's trace.
-        waits: What is charged to it.
-        evidence: Its figures.
+        waits: Time charged to it.
+        evidence: Evidence with the finding's figures.
         values: As for ``step_finding``.
         fields: As for ``step_finding``; ``gain`` decides the severity.
     """
@@ -352,25 +352,25 @@ def trial_numbers(steps: pl.DataFrame) -> list[int]:
 
 
 def by_class(classes: list[ClassTime]) -> Message:
-    """``0.6 requests of priority 0 and 7.4 requests of priority 9``."""
+    """Return ``0.6 requests of priority 0 and 7.4 requests of priority 9``."""
     return listed([say("{running:n1} requests of priority {priority:n}", ran) for ran in classes])
 
 
 def only(values: pl.Series) -> str | None:
-    """Return the value that all rows have; None where they differ, or have none."""
+    """Return the value that all rows have; None if they differ, or have none."""
     different = values.unique().to_list()
     return different[0] if len(different) == 1 else None
 
 
 def in_trials(timeline: Timeline, trials: list[int]) -> Message:
-    """`` in 7 of 8 trials``, or nothing for a trace without several."""
+    """Return `` in 7 of 8 trials``, or nothing for a trace without several trials."""
     if not trials or len(timeline.trials()) == 1:
         return NOTHING
     return say(" in {trials:n} of {all:n trial}", trials=len(trials), all=len(timeline.trials()))
 
 
 def listed(parts: list[Message], last: str = "and") -> Message:
-    """Return ``a, b and c``; parts that say nothing are left out."""
+    """Return ``a, b and c``; leave out empty parts."""
     filled = [part for part in parts if part]
     return joined([joined(filled[:-1], ", "), *filled[-1:]], f" {last} ")
 
@@ -382,10 +382,10 @@ Example = TypeVar("Example", bound=msgspec.Struct)
 
 
 def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> list[Example]:
-    """Return the first rows as examples: their fields are named as columns, of which there may be more."""
+    """Return the first rows as examples; columns that are no fields are ignored."""
     return msgspec.convert(rows.head(most).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
-    """Return a time as a share of all requests' time, at most 1; None where that is not known."""
+    """Return a time as a share of all requests' time, at most 1; None if that time is unknown."""
     return min(1.0, time_us / timeline.requests_us) if timeline.requests_us else None

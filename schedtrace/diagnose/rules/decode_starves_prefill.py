@@ -12,10 +12,10 @@ from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline
 
 MOST_OF_IT = 0.5
-"""Share of the budget from which decodes leave prefills less than they take."""
+"""Share of the budget from which decodes leave less to prefills than they take."""
 
 FELT = 0.10
-"""A tenth of the run is felt."""
+"""Share of the run from which the finding is a warning."""
 
 
 class StarvedStep(StepExample, kw_only=True):
@@ -45,7 +45,7 @@ class StarvedPrefills(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    starved = starved_steps(timeline)
+    starved = decode_filled_steps(timeline)
     if starved.is_empty():
         return
     spent_us = int(starved.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0)
@@ -72,7 +72,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
-    """Return what requests waited for the token budget from the starts of these steps to the next ones."""
+    """Return the time that requests waited for the token budget between these steps and the next ones."""
     waits = refused_states(timeline.request_states).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
     starts = timeline.steps.select("step", "start_us", next_us=pl.col("start_us").shift(-1))
     spans = starts.join(starved, on="step", how="semi").with_columns(
@@ -82,7 +82,7 @@ def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
     return round(sum(end) - sum(begin))
 
 
-def starved_steps(timeline: Timeline) -> pl.DataFrame:
+def decode_filled_steps(timeline: Timeline) -> pl.DataFrame:
     """Return steps whose budget was spent, at least half of it on decodes, while a prefill wanted more."""
     cut = timeline.caps.filter(pl.col("cap") == str(Cap.TOKEN_BUDGET))["step"].unique()
     wanted = (pl.col("waiting_cause") == str(Cause.TOKEN_BUDGET)) & (pl.col("eligible_after") > 0)

@@ -22,7 +22,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 def is_offline(timeline: Timeline) -> bool:
-    """Return whether ``LLM(...)`` hands over whole batches, so that throughput counts, not each TTFT."""
+    """Return whether ``LLM(...)`` passes on whole batches, so that throughput counts and not each TTFT."""
     configured = timeline.front_end.configured if timeline.front_end else None
     return timeline.closed_workload or (
         configured is not None and configured.usage_context == OFFLINE_CONTEXT
@@ -63,7 +63,7 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
 
 
 def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Return arrivals with ``taken_us``: since when each can have waited for the engine to take it.
+    """Return arrivals with ``taken_us``, from which on each waits for the engine to take it.
 
     The engine takes requests between two steps; an idle one takes each at once.
     """
@@ -81,7 +81,7 @@ def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataF
 
 
 def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
-    """Return how long the engine had no request while at least one was on its way to it."""
+    """Return the time in which the engine had no request while at least one was on its way."""
     began = timeline.steps.select(pl.col("start_us").min()).item()
     if ways.is_empty() or began is None:
         return 0
@@ -92,15 +92,15 @@ def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
 
 
 FOUND_FROM_FRAC = 0.15
-"""Share of the time to first token, offline of the run: every request pays less than that."""
+"""Least share of the time to first token, or offline of the run; every request pays less than that."""
 NOTICED_MS = 50
-"""A server's median way: below that, its users notice nothing, however short the rest is."""
+"""Least median way in milliseconds on a server; users do not notice less, however short the rest is."""
 STARVED_FRAC = 0.10
-"""Share of a thread's ready time: below it, waiting for a processor explains nothing."""
+"""Least share of a thread's ready time in which it must wait for a processor to explain anything."""
 SATURATED_FRAC = 0.90
-"""Share of the time: a thread that runs this much does nothing else."""
+"""Share of the time from which a thread that runs so much does nothing else."""
 MOST_THREADS = 3
-"""Named in a sentence."""
+"""Maximum number of threads that a sentence names."""
 NAMES = {
     "engine": "the engine's thread",
     "worker": "the worker's main thread",
@@ -120,7 +120,7 @@ OFFLINE_TAKEN = (
     "Not the scheduler: for {share:%} of the run the engine was idle while requests had arrived at the front "
     "end and not in the scheduler (front end, sending and waking the engine, p50 {way_ms_p50:ms} each)."
 )
-"""Words for a record without the input thread: it does not tell the way from an idle engine's wake-up."""
+"""Words for a record without the input thread, in which the way and an idle engine's wake-up look alike."""
 SERVED_TAKEN = (
     "Not the scheduler: {share:%} of the time to first token is over before the engine takes a request "
     "(front end: tokenizing and sending; and waking an idle engine; p50 {way_ms_p50:ms})."
@@ -208,7 +208,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
-    """Return the share that decides whether this is found, and that of all requests' time.
+    """Return the share that decides about the finding, and that of all requests' time.
 
     Offline, all requests of a batch exist from the start: their way to the engine costs something only while
     the engine has nothing else to do, and then it costs all of them that time.
@@ -269,8 +269,8 @@ def _parts(evidence: FrontEndTime) -> str:
 
 
 def _holder(evidence: FrontEndTime) -> Message:
-    """Return what kept the front end's threads; where nothing shows, what the engine's process cannot see."""
-    threads = joined([saturated(evidence.threads), starved(evidence.threads)])
+    """Return what occupied the front end's threads or, if unknown, what the engine's process cannot see."""
+    threads = joined([saturated(evidence.threads), starved_thread_names(evidence.threads)])
     return threads or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
         "engine's process; a profile of the front end's process would show it."
@@ -278,9 +278,9 @@ def _holder(evidence: FrontEndTime) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
-    """Return a processor first where one was missing; more front ends of a server; tokens instead of text."""
+    """Return advice: a processor if one was missing, more front ends for a server, tokens for text."""
     pieces = []
-    short = bool(starved(evidence.threads))
+    short = bool(starved_thread_names(evidence.threads))
     if short:
         pieces.append(advise("Give engine, workers and front end a processor core each."))
     configured = timeline.front_end.configured if timeline.front_end else None
@@ -300,7 +300,7 @@ def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
 
 
 def _more_threads(timeline: Timeline) -> list[Advice]:
-    """Tokenizing threads, where this vLLM has them: not to be changed for pooling models with images."""
+    """Return advice on tokenizing threads, if this vLLM has them; not for pooling models with images."""
     renderers = timeline.header.settings.get("model_config.renderer_num_workers")
     generates = timeline.header.settings.get("model_config.runner_type") == "generate"
     if not isinstance(renderers, int) or not generates:
@@ -316,9 +316,9 @@ def _more_threads(timeline: Timeline) -> list[Advice]:
 
 
 def thread_shares(timeline: Timeline) -> list[ThreadShare]:
-    """Return the threads that ran at all between the first step and the end, that which waited most first.
+    """Return the threads that ran between the first step and the end, the thread that waited most first.
 
-    One that the trace saw only once in that time is left out.
+    A thread that was recorded only once in that time is left out.
     """
     began = timeline.steps.select(pl.col("start_us").min()).item()
     seen = timeline.cpu.filter(pl.col("at_us").is_between(began, timeline.end_us)).sort("at_us")
@@ -340,8 +340,8 @@ def thread_shares(timeline: Timeline) -> list[ThreadShare]:
     return [ThreadShare(**share) for share in shares.to_dicts()]
 
 
-def starved(shares: list[ThreadShare]) -> Message:
-    """Name the threads that waited long for a processor, the longest wait first; empty if there are none."""
+def starved_thread_names(shares: list[ThreadShare]) -> Message:
+    """Return the names of the threads that waited long for a processor, the longest wait first."""
     short = [share for share in shares if share.waited_frac >= STARVED_FRAC]
     if not short:
         return NOTHING

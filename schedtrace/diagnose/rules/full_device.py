@@ -1,7 +1,7 @@
-"""Whether requests waited for a limit or for the device: about how much a wider limit could gain.
+"""Decision whether requests waited for a limit or for the device, by the gain of a higher limit.
 
-Work is conserved: a fuller step does more of it, and only what a step costs whatever it computes is saved. On
-a device that does not get faster by the token as steps grow, steps larger than those seen gain no more.
+Work is conserved: a fuller step does more work, and only the fixed cost of a step is saved. The device is
+assumed not to become faster per token as steps grow, so steps larger than the recorded ones gain no more.
 """
 
 from types import MappingProxyType
@@ -19,18 +19,18 @@ from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 WORTH_FRAC = 0.05
-"""Share of throughput: if lifting the widest limit gains less, the device is full."""
+"""Share of throughput below which the gain of a higher limit counts as nothing: the device is full."""
 OVERLOADED_FRAC = 0.10
-"""The same share where more requests arrive than the engine serves."""
+"""The same share if more requests arrive than the engine serves."""
 MISSING_FRAC = 0.25
-"""Share of the missing throughput that the gain must stay below there."""
+"""Share of the missing throughput below which the gain must then stay."""
 LIMITS = {
     Cause.MAX_NUM_SEQS: ("a seat", "more seats"),
     Cause.TOKEN_BUDGET: ("the token budget", "a larger one"),
     Cause.INPUT_BUDGET: ("the token budget", "a larger one"),
     Cause.KV_BLOCKS: ("KV blocks", "more of them"),
 }
-"""What requests waited for, and what widens it."""
+"""Causes of waits, with what raises each limit."""
 
 
 def limit_finding(
@@ -42,15 +42,15 @@ def limit_finding(
     values: Values = MappingProxyType({}),
     **fields: Unpack[Fields],
 ) -> Finding:
-    """Return a root cause that requests waited for: the limit, or the device where a wider one gains little.
+    """Return the limit as a root cause or, if raising it gains little, the device.
 
     Args:
         timeline: The engine's trace.
-        waits: What is charged to it.
-        evidence: Its figures.
-        limit: Cause that it is about, one of ``LIMITS``.
+        waits: Time charged to it.
+        evidence: Evidence with the finding's figures.
+        limit: Cause of the waits, one of ``LIMITS``.
         values: As for ``wait_finding``.
-        fields: As for ``wait_finding``, of the limit.
+        fields: As for ``wait_finding``, for the limit.
     """
     fields["cause"] = limit
     gain = gain_without(timeline, waits, limit)
@@ -90,8 +90,8 @@ def limit_finding(
 def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | None:
     """Return the rise of throughput if no request waited for this limit; None without a step-time model.
 
-    Those who waited at a step would have been in it, as far as the other limits had room, so that fewer steps
-    do the work; nobody would have computed again what a preemption threw away.
+    Requests that waited at a step would have been in it, as far as the other limits had room, so fewer steps
+    would do the work. No request would have recomputed tokens after a preemption.
     """
     model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
     if model is None or working.is_empty() or not timeline.busy_us:
@@ -110,7 +110,7 @@ LEAST_KNOWN_FRAC = 0.9
 
 
 def knows_waiting_tokens(steps: pl.DataFrame) -> bool:
-    """Return whether nearly all of these steps tell how many tokens waited: else a gain is not known."""
+    """Return whether nearly all of these steps record the waiting tokens, which a gain needs."""
     return steps["waiting_tokens_after"].count() >= LEAST_KNOWN_FRAC * steps.height
 
 
@@ -119,7 +119,7 @@ OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
 def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
-    """Return the part of each step that is saved if those who wait join it."""
+    """Return the part of each step that is saved if the waiting requests join it."""
     ran, joining = pl.col("total_requests"), pl.col("num_waiting_after").fill_null(0)
     if cause != Cause.MAX_NUM_SEQS and timeline.seats:
         joining = pl.min_horizontal(joining, timeline.seats - pl.col("num_running_after"))
@@ -133,7 +133,7 @@ def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
 
 
 def _is_full(load: OfferedLoad, gain_frac: float) -> bool:
-    """On an engine that keeps up, or nearly, a little more throughput may shorten the waits by much."""
+    """Return whether the device is full; on an engine that keeps up, small gains shorten waits a lot."""
     if load.pace == "clock":
         return gain_frac < min(OVERLOADED_FRAC, MISSING_FRAC * load.beyond_frac)
     return gain_frac < WORTH_FRAC

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.kv_blocks import kv_need
+from schedtrace.diagnose.kv_blocks import need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_finding
@@ -67,7 +67,7 @@ class HeadOfLine(Evidence, kw_only=True):
 
     @property
     def other_heads(self) -> int:
-        """Refused requests beside ``head``."""
+        """Refused requests other than ``head``."""
         return self.heads - 1
 
 
@@ -132,7 +132,7 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
 def _holder(timeline: Timeline, evidence: HeadOfLine, cause: str) -> Message:
     if cause != Cause.KV_BLOCKS or evidence.blocks_free is None:
         return say("{head:id} has {head_tokens:n token} ({cause:cause}).", evidence, cause=cause)
-    held = kv_need(timeline, evidence.head)
+    held = need_at_refusals(timeline, evidence.head)
     running = NOTHING
     if held.running and held.blocks_held is not None:
         running = say(

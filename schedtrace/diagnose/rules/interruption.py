@@ -25,10 +25,10 @@ from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
-"""Share of the requests' time: less moves no latency."""
+"""Least share of the requests' time; a smaller share moves no latency."""
 
 WHOLE_FROM = 10.0
-"""Times as long: so far with a decimal."""
+"""Factor from which it is written without a decimal."""
 
 WHERE = {
     "device": "on the device",
@@ -36,7 +36,7 @@ WHERE = {
     "update": "in update_from_output()",
     "host_gap": "in the engine process, between two steps",
 }
-"""``part`` of an event, in words."""
+"""Part of an event, in words."""
 
 
 class Kind(NamedTuple):
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
 
 
 NOT_SLOW = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL, events.HUNG, events.STALLED)
-"""Kinds whose time is all of it, not what is more than expected."""
+"""Kinds whose whole time counts, not only what exceeds the expected time."""
 ASKED = "Send requests to another engine meanwhile: a client asked for it."
 SLOW = Kind(
     "Slow steps now and then",
@@ -195,7 +195,7 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def thread(self) -> str:
-        """The thread that lost most, in words."""
+        """Thread that lost the most time, in words."""
         return NAMES[self.threads[0].role] if self.threads else ""
 
     @property
@@ -215,22 +215,22 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def in_a_row(self) -> bool:
-        """These steps follow each other."""
+        """Whether these steps follow each other directly."""
         return self.kind == events.EPISODE
 
     @property
     def where(self) -> str:
-        """The part, in words."""
+        """Part of the step, in words."""
         return WHERE[self.part]
 
     @property
     def call(self) -> str:
-        """What ran instead of steps."""
+        """Work that the engine did instead of steps."""
         return self.detail or "a call"
 
     @property
     def factor_of_work(self) -> Number:
-        """Times as long, with a decimal as far as that matters."""
+        """Factor by which the time exceeds the expected time, with a decimal only if that matters."""
         factor = self.factor or 1.0
         return Number(factor, 0 if factor >= WHOLE_FROM else 1)
 
@@ -241,7 +241,7 @@ class Interruptions(Evidence, kw_only=True):
 
     @property
     def period(self) -> Message:
-        """After how many steps, or how much time, it comes again."""
+        """Number of steps, or time, after which it recurs."""
         if self.period_steps is not None:
             return say("{steps:n step}", steps=round(self.period_steps))
         return say("{time:ms}", time=self.period_ms or 0)
@@ -296,7 +296,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
-    """Return whether most of these steps are slow for what they have in common, which is ``slow-steps``'s."""
+    """Return whether ``slow-steps`` reports most of these steps, because they have something in common."""
     if kind not in (events.PERIODIC, events.SCATTERED, events.EPISODE, events.NO_CALL):
         return False
     from schedtrace.diagnose.excess import explained_steps  # noqa: PLC0415  # it loads NumPy
@@ -420,7 +420,7 @@ def spans_of_kind(timeline: Timeline, kind: str) -> pl.DataFrame:
 
 
 def _aborted(timeline: Timeline, rows: pl.DataFrame) -> int:
-    """Count the requests whose client gave up during these interruptions: an effect of them."""
+    """Return the number of requests whose clients gave up during these interruptions, which is an effect."""
     given_up = timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule")).select(
         begin_us=pl.coalesce("abort_us", "finished_us")
     )
@@ -431,7 +431,7 @@ def _aborted(timeline: Timeline, rows: pl.DataFrame) -> int:
 
 
 def _seen(timeline: Timeline, rows: pl.DataFrame) -> dict[str, Any]:
-    """Return what the watchdog saw of the longest of these; empty: nothing."""
+    """Return the watchdog's record of the longest interruption; empty without one."""
     longest = rows.filter(pl.col("kind").is_in([events.HUNG, events.STALLED])).sort(
         LENGTH_US, descending=True
     )
@@ -447,7 +447,7 @@ MOST_FRAMES = 3
 
 
 def _place(stacks: list[str]) -> Message:
-    """Return where the engine's thread was: its innermost functions."""
+    """Return the place of the engine's thread: its innermost functions."""
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stacks[1:])
     theirs = [line for line in main if "/schedtrace/record/" not in line]
     frames = [f"{match[1]}:{match[2]} {match[3]}" for line in theirs if (match := _FRAME.search(line))]
@@ -457,14 +457,14 @@ def _place(stacks: list[str]) -> Message:
 
 
 def _where(evidence: Interruptions) -> str:
-    """Return where the longest lies, to be read before its step."""
+    """Return the place of the longest interruption, as text before its step."""
     if evidence.kind in (events.HUNG, events.STALLED):
         return "after" if evidence.examples[0].open or evidence.kind == events.STALLED else "in"
     return "before" if evidence.kind in NOT_SLOW else "in"
 
 
 def _short_us(timeline: Timeline) -> int:
-    """Return for how long processors were short, within the window that is looked at."""
+    """Return the milliseconds for which processors were short within the window."""
     spans = timeline.starved.with_columns(
         pl.col("begin_us", "end_us").clip(timeline.begin_us, timeline.end_us)
     )
@@ -472,7 +472,7 @@ def _short_us(timeline: Timeline) -> int:
 
 
 def _starved_threads(timeline: Timeline) -> list[StarvedThread]:
-    """Return the threads that lost time, the one that lost most first."""
+    """Return the threads that lost time, the thread that lost the most first."""
     return [
         StarvedThread(
             role=thread["role"],
@@ -508,7 +508,7 @@ def _message(evidence: Interruptions) -> Message:
 
 
 def _advice(evidence: Interruptions) -> str:
-    """Return what to look at: no setting of the scheduler helps."""
+    """Return what to examine, because no setting of the scheduler helps."""
     if evidence.kind == events.STALLED:
         return "Look at the stacks (--details), and at the processes that the engine waits for."
     if evidence.part != "device":

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import RAN, with_more_running
-from schedtrace.diagnose.kv_blocks import GroupUse, Need, group_use, kv_need
+from schedtrace.diagnose.kv_blocks import GroupUse, Need, group_use, need_at_refusals
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, longest_wait_figures
@@ -78,7 +78,7 @@ class KvSpace(LongestWaited, kw_only=True):
 
     @property
     def scarce(self) -> bool:
-        """The next in line needs more than are free; else vLLM's reserve keeps it out."""
+        """Whether the next request needs more blocks than are free; otherwise vLLM's reserve keeps it out."""
         return (self.blocks_needed or 0) > (self.blocks_free or 0)
 
 
@@ -107,7 +107,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
-    """Estimate the gain of blocks for all: requests that run grow with the blocks, and none is preempted."""
+    """Estimate the gain of enough blocks for all: more running requests, and no preemptions."""
     if evidence.blocks_for_all is None or not evidence.blocks_total:
         return None
     most = RAN * evidence.blocks_for_all / evidence.blocks_total
@@ -117,7 +117,7 @@ def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
-    need = kv_need(timeline)
+    need = need_at_refusals(timeline)
     refused = timeline.exits.filter((pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal"))
     computed = int(timeline.steps["used_tokens"].sum() or 0)
     recomputed = int(timeline.steps["recomputed_tokens"].sum() or 0)
@@ -135,7 +135,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
 
 
 def _named_groups(evidence: KvSpace) -> Message:
-    """Name the groups whose blocks do not follow from a request's tokens."""
+    """Return the names of the groups whose blocks do not follow from a request's tokens."""
     states = [group for group in evidence.groups if group.kind == STATE]
     if not states:
         return NOTHING
@@ -186,7 +186,7 @@ def _holder(evidence: KvSpace) -> Message:
 
 
 def largest_holder(held: Need | KvSpace) -> Message:
-    """`` (t1-3 alone 9)``; nothing where no request holds far more than the others."""
+    """Return `` (t1-3 alone 9)``; nothing if no request holds far more than the others."""
     if not held.largest_holder or not held.blocks_held or not held.running:
         return NOTHING
     blocks, several = held.largest_holder_blocks or 0, held.running > 1
@@ -234,7 +234,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
 
 
 def _watermark(timeline: Timeline) -> float | None:
-    """Return the smallest reserve of a block or more; None if set already, or if vLLM has no such setting."""
+    """Return the smallest reserve of at least a block; None if one is set, or vLLM has no such setting."""
     config, total = timeline.header.scheduler_config, timeline.header.kv_blocks_total or 0
     if "watermark" not in config or config["watermark"]:
         return None  # what more of it would do is not known

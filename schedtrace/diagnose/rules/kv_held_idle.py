@@ -22,7 +22,7 @@ ADVICE = {
     "session": "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks",
     "finished": "look at the KV connector's other side: it does not fetch the blocks of finished requests",
 }
-"""Advice where all holders are of this kind."""
+"""Advice by kind, if all holders are of that kind."""
 
 
 class ParkedLoads(Waited, kw_only=True):
@@ -74,7 +74,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _parked_loads(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that wait for KV blocks from elsewhere; None: they hold up nobody."""
+    """Return the finding about requests that wait for KV blocks from elsewhere; None if they hold up none."""
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
         return None
@@ -133,7 +133,7 @@ class Parked(TypedDict):
 
 
 def _parked(timeline: Timeline) -> Parked:
-    """Return the most blocks and requests that were parked at once, and the longest that a load took."""
+    """Return the most blocks and requests parked at once, and the longest duration of a load."""
     nothing = Parked(parked_blocks=None, parked_requests=None, oldest_ms=None)
     if "kv_loads" not in timeline.lists:
         return nothing
@@ -152,7 +152,7 @@ def _parked(timeline: Timeline) -> Parked:
 
 
 def _idle_holders(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that got nothing and kept their blocks; None: they hold up nobody."""
+    """Return the finding about requests that got nothing and kept their blocks; None if they hold up none."""
     waits = charged(timeline, IDLE_HOLDERS)
     if waits is None:
         return None
@@ -191,7 +191,7 @@ def _idle_holders(timeline: Timeline) -> Finding | None:
 
 
 def _longest(timeline: Timeline) -> dict[str, Any]:
-    """Return fields of the evidence, about the run of steps that took longest."""
+    """Return the evidence's fields about the longest run of steps."""
     starts = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us")
     begins = starts.rename({"step": "first_step", "start_us": "begin_us"})
     over = starts.select(last_step=pl.col("step") - 1, over_us="start_us")

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
+from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
@@ -35,7 +35,7 @@ class LongPrompt(Evidence, kw_only=True):
 
     @property
     def like_it(self) -> int:
-        """Prompts of this size, where it was not the only one."""
+        """Sentence about other prompts of this size; empty if there is none."""
         return self.prompts if self.prompts > 1 else 0
 
 
@@ -53,7 +53,7 @@ def _find(timeline: Timeline) -> Findings:
         cause=Cause.TOKEN_BUDGET,
         message="{prefill_frac:%} of the prefill tokens of these steps were for it."
         "[ {like_it:n prompt} of this size did so.]",
-        advice=[replayed(LONG_PREFILL)],
+        advice=[replay_advice(LONG_PREFILL)],
         evidence=_evidence(timeline, waits),
     )
 

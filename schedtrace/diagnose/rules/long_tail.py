@@ -13,12 +13,12 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 FAR = 3.0
-"""Times as long as the outputs of nine tenths of the requests: a spread of outputs is no tail."""
+"""Factor by which a tail's outputs exceed those of nine tenths of the requests; less is a usual spread."""
 QUANTILE = 0.9
 FEWEST = 20
-"""Requests of a trial: of fewer, one more is a tenth of them."""
+"""Fewest requests of a trial; of fewer, a single request is a tenth."""
 FOUND_FROM_FRAC = 0.05
-"""Share of the run."""
+"""Least share of the run from which the finding is reported."""
 
 
 class Tail(Evidence, kw_only=True):
@@ -46,7 +46,7 @@ class _OneTail:
     output_tokens: int
     usual_tokens: float
     began_first: bool
-    """The longest began with the run, or nearly: sent before all others, it would end no sooner."""
+    """Whether the longest request began nearly with the run, so that sending it first would not help."""
 
     @property
     def length_us(self) -> int:
@@ -114,7 +114,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
-    """Return the tail of one trial, if it has one, and how long the trial took."""
+    """Return the tail of one trial, if there is one, and the length of the trial."""
     steps = timeline.trial_rows(timeline.steps, trial)
     ends = timeline.trial_rows(timeline.finishes, trial).drop_nulls("output_tokens")
     ends = ends.filter(pl.col("status").is_in(["STOPPED", "LENGTH_CAPPED"]))

@@ -29,9 +29,9 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_TIMES = 1.1
-"""Factor on the seats: a smaller rise is not worth a restart."""
+"""Least factor on the seats that is advised; a smaller rise is not worth a restart."""
 FULLEST_FRAC = 0.1
-"""A tenth of the steps may be fuller than what seats are advised for: one of them alone decides nothing."""
+"""Share of the steps that may be fuller than the steps for which seats are advised."""
 
 
 class Seats(LongestWaited, kw_only=True):
@@ -170,7 +170,7 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
 
 
 def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:
-    """Return what to widen with the seats if more seats alone do nothing; nothing if no limit is known."""
+    """Return what to raise together with the seats if more seats alone do nothing; nothing if unknown."""
     option, costs = seats_setting(timeline), seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)

@@ -51,12 +51,12 @@ class NeverFits(msgspec.Struct, kw_only=True):
 
     @property
     def at(self) -> Steps:
-        """Range from its first refusal to its last."""
+        """Range of steps from its first refusal to its last."""
         return Steps(self.step, self.last_step, self.trial)
 
     @property
     def needed(self) -> int:
-        """Blocks, of all cache groups."""
+        """Number of blocks, in all cache groups."""
         return sum(self.blocks_needed)
 
     @property
@@ -138,7 +138,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
 
 
 def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return these requests' time in the engine, and what others waited from first to last refusal."""
+    """Return these requests' time in the engine, and the time that others waited meanwhile."""
     first, last = rows["first_step"].min(), rows["last_step"].max()
     steps = timeline.steps
     begins = min(steps.filter(pl.col("step") >= first)["start_us"].to_list())
@@ -167,7 +167,7 @@ def _example(timeline: Timeline, cause: str, row: dict[str, Any]) -> NeverFits:
 
 
 def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:
-    """Return what it needs and what there is; what the record does not tell is left out."""
+    """Return what the request needs and what there is; leave out what is not recorded."""
     total, budget, block = usable_blocks(timeline.header), timeline.token_budget, _mamba_block(timeline)
     if cause == Cause.KV_BLOCKS and total is not None and worst.needed > total:
         return say(
@@ -222,7 +222,7 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
 
 
 def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
-    """Advise as many blocks as the largest request can come to need, and the null block."""
+    """Advise as many blocks as the largest request may need, plus the null block."""
     length = timeline.header.max_model_len
     ends = [tokens + (most or 0) for tokens, most in rows.select("prompt_tokens", "max_tokens").iter_rows()]
     largest = max(ends) if length is None else min(length, max(ends))
@@ -245,7 +245,7 @@ def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> Advice:
 
 
 def _shorter(timeline: Timeline, rows: pl.DataFrame) -> Advice:
-    """Return a length with which vLLM refuses such a request at once."""
+    """Return a maximum length with which vLLM refuses such a request at once."""
     longest, length = longest_sequence(timeline.header), timeline.header.max_model_len
     if not longest or length is None or longest >= length:
         return advise("Abort {request:id}: the queue behind it then moves.", request=rows["request_id"][0])

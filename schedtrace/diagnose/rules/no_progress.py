@@ -4,7 +4,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed_settings import kv_space, now
+from schedtrace.diagnose.rules.allowed_settings import current_value_note, kv_space
 from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,
@@ -26,7 +26,7 @@ from schedtrace.timeline.timeline import Timeline
 CIRCLES = "A request computes its tokens again and again"
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
-"""Share of all computed tokens: so much done again leads the report, also where all requests finished."""
+"""Share of all computed tokens from which repeated work leads the report, even if all requests finished."""
 
 
 class NoProgressExample(msgspec.Struct, kw_only=True):
@@ -63,7 +63,7 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
 
     @property
     def at(self) -> Steps:
-        """Range from the first of these steps to the last."""
+        """Range of steps from the first of these to the last."""
         return Steps(self.step, self.last_step, self.trial)
 
 
@@ -99,7 +99,7 @@ def _find(timeline: Timeline) -> list[Finding]:
 
 
 def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Without those that finished and that only cache resets preempted: ``interruption`` has them."""
+    """Return the requests without finished ones that only cache resets preempted (``interruption``)."""
     each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
     examined = rows.join(each, on="request_id", how="left", maintain_order="left")
     return examined.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")
@@ -173,7 +173,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
 
 
 def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -> list[str]:
-    """Name the requests it was preempted for, the most frequent first; else those that ran in most steps."""
+    """Return the requests for which it was preempted, the most frequent first; else those in most steps."""
     mine = pl.col("request_id") == worst.request_id
     preemptors = lost.filter(mine, pl.col("for_request_id") != worst.request_id)
     if preemptors.height:
@@ -210,7 +210,7 @@ def _held_by(worst: NoProgressExample, holders: list[str], resets: pl.DataFrame)
 
 
 def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
-    """Return advice; none where no preemption took its tokens, such as after a failed KV load."""
+    """Return advice; none if no preemption took its tokens, such as after a failed KV load."""
     if lost.is_empty():
         return []
     advices = []
@@ -238,7 +238,7 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
         advices.append(
             advise(
                 "Lower {option} to {value:n}{now}: so many ran after a preemption.",
-                now=now(timeline, "max_num_seqs"),
+                now=current_value_note(timeline, "max_num_seqs"),
                 setting="max_num_seqs",
                 value=fewest,
                 costs="Fewer requests run at once, also while the KV cache has room.",

@@ -22,11 +22,11 @@ from schedtrace.timeline.timeline import Timeline
 HAVE_A_RULE = frozenset(
     charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
 )
-"""Limits, as causes, that a rule of their own is about."""
+"""Causes that have a rule of their own."""
 
 
 def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noqa: PLR0911  # one per cause
-    """Return a sentence about the holders; nothing where the trace does not tell them."""
+    """Return a sentence about the holders; nothing if the trace does not record them."""
     match cause:
         case Cause.LORA_CAP:
             return _adapters(timeline, waits)
@@ -45,7 +45,7 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noq
 
 
 def _adapters(timeline: Timeline, waits: Charged) -> Message:
-    """Return the adapters of the requests that ran in these steps, and those waited for."""
+    """Return the adapters of the requests that ran in these steps, and the adapters that were waited for."""
     adapters = timeline.known_requests.select("request_id", "lora").drop_nulls()
     wanted = totals(waits.rows.join(adapters, on="request_id"), "time_us", by="lora")
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(adapters, on="request_id")
@@ -89,7 +89,7 @@ def _grammars(timeline: Timeline) -> Message:
 
 
 def _budget(waits: Charged) -> Message:
-    """Return what the running requests left of the steps' budget."""
+    """Return the part of the steps' budget that running requests left."""
     left, decodes = mean(waits.steps, pl.col("remaining_budget")), mean(waits.steps, pl.col("decode_tokens"))
     budget = mean(waits.steps, pl.col("token_budget"))
     if left is None or decodes is None or not budget:
@@ -105,10 +105,10 @@ def _budget(waits: Charged) -> Message:
 
 
 def _padded_decodes(timeline: Timeline) -> Message:
-    """Return how many of the seats a step's budget lets decode; nothing where it holds all."""
+    """Return how many seats a step's budget lets decode; nothing if it lets all of them."""
     decodes: Decodes = decodes_of_all(timeline)
     budget = timeline.token_budget
-    if decodes.tokens <= budget:
+    if decodes.total_tokens <= budget:
         return NOTHING
     return say(
         "A decode takes {each:n token}, so {budget:n token} hold those of {held:n} of {seats:n seat}.",
@@ -198,7 +198,7 @@ def _cause_findings(timeline: Timeline, cause: str) -> Findings:
 
 
 def _guard(refusals: pl.DataFrame) -> Message:
-    """Return the condition of the scheduler that refused most of them."""
+    """Return the scheduler's condition that refused most of them."""
     guarded = refusals.filter(pl.col("guard").is_not_null() & pl.col("location").is_not_null())
     if guarded.is_empty():
         return NOTHING
@@ -215,7 +215,7 @@ def _guard(refusals: pl.DataFrame) -> Message:
 
 
 def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
-    """Return advice, with a value where a legal one exists; none where a client asked for the wait."""
+    """Return advice, with a legal value if there is one; none if a client requested the wait."""
     if cause in ASKED_FOR or cause == Cause.OTHER:
         return []
     match cause:

@@ -20,9 +20,11 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 ALONE_FRAC = 0.5
-"""Share of the executions' time: if a batch is alone in flight for less of it, the pipeline overlaps."""
+"""Share of the executions' time with a single batch in flight below which the pipeline overlaps."""
 UNEVEN_FRAC = 0.2
-"""``1 - mean / max`` of the batches in flight; those of 7, 13, 2 and 10 requests have 0.38."""
+"""Least unevenness, ``1 - mean / max``, of the batches in flight; that of 7, 13, 2 and 10 requests is
+0.38.
+"""
 
 
 class Cycle(StepExample, kw_only=True):
@@ -34,8 +36,8 @@ class Cycle(StepExample, kw_only=True):
     """Time of the cycle."""
 
     @property
-    def span(self) -> Steps:
-        """Range of all its steps."""
+    def cycle_span(self) -> Steps:
+        """Range of the cycle's steps."""
         return Steps(self.step, self.step + len(self.sizes) - 1, self.trial)
 
 
@@ -64,7 +66,7 @@ class BatchAlone(StepExample, kw_only=True):
     """A batch that was alone in the pipeline."""
 
     total_requests: int
-    """Requests in it."""
+    """Number of requests in the batch."""
     num_running_after: int
     """Requests that ran."""
     execute_us: int
@@ -146,14 +148,14 @@ def _find(timeline: Timeline) -> Findings:
             "counts": listed([say("{size:n}", size=size) for size in examples[0].sizes]),
         },
         advice=_advice(timeline, depth),
-        example="{span} held {counts} requests and took {cycle_us:us}.",
+        example="{cycle_span} held {counts} requests and took {cycle_us:us}.",
     )
 
 
 def _one_at_a_time(
     timeline: Timeline, batches: pl.DataFrame, alone: pl.DataFrame, *, stages: int, depth: int
 ) -> Finding:
-    """Report batches that are scheduled once the one before is executed: as many stages idle as are left."""
+    """Report batches that are scheduled only after the previous batch is executed; other stages idle."""
     alone_us, executed_us = int(alone["execute_us"].sum()), int(batches["execute_us"].sum())
     saved_us = alone_us * (1 - 1 / depth)
     felt_us = int(alone.select((pl.col("execute_us") * pl.col("num_running_after")).sum()).item())
@@ -194,7 +196,7 @@ def _one_at_a_time(
 
 
 def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> float | None:
-    """Share of the requests' time that even batches would save; each request waits for whole cycles."""
+    """Return the share of the requests' time that even batches would save, as requests wait for cycles."""
     if left is None:
         return None
     felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
@@ -202,7 +204,7 @@ def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> floa
 
 
 def _holder(groups: list[Cohort]) -> Message:
-    """Describe the largest batch and the smallest."""
+    """Describe the largest and the smallest batch."""
     largest = max(groups, key=lambda cohort: cohort.mean_requests)
     smallest = min(groups, key=lambda cohort: cohort.mean_requests)
     if not largest.requests:

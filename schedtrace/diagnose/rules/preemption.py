@@ -16,14 +16,14 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_RECOMPUTE_FRAC = 0.10
-"""A tenth of all tokens computed for the second time is about a tenth of the throughput."""
+"""Share of recomputed tokens from which the finding is critical; it costs about as much throughput."""
 MOST_VICTIMS = 10
-"""Number of requests that the evidence names, at most."""
+"""Maximum number of requests that the evidence names."""
 OFTEN = 3
-"""Preemptions of one request that make a storm: the third says that coming back does not help."""
+"""Preemptions of one request that make a storm; the third shows that resuming does not help."""
 FEWEST_PREEMPTIONS = 3
 MUCH_FRAC = 0.10
-"""Share of the prefill done twice that makes a storm, by ``FEWEST_PREEMPTIONS`` or more."""
+"""Share of prefill done twice that makes a storm, with ``FEWEST_PREEMPTIONS`` or more."""
 STORM_NEEDS = frozenset({Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES})
 """Facts that a record must hold for a storm to be judged."""
 STORM = (
@@ -58,7 +58,7 @@ class PreemptionExample(StepExample, kw_only=True):
 
     @property
     def whom(self) -> Message:
-        """Request that got the blocks."""
+        """Request that got the blocks, in words."""
         if self.for_request_id == self.request_id:
             return say("for blocks that it needed itself")
         return say("for [{for_request_id:id}][{for_request_id:!}a request that is not recorded]", self)
@@ -204,14 +204,14 @@ def _longest_absences(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[
 
 
 def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:
-    """Return requests with more than one of these preemptions, the most often preempted first."""
+    """Return the requests with more than one of these preemptions, the most often preempted first."""
     times = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
     again = times.filter(pl.col("times") > 1).sort("times", descending=True, maintain_order=True)
     return [RepeatVictim(**row) for row in again.to_dicts()]
 
 
 def repeatedly(victims: list[RepeatVictim]) -> Message:
-    """``, 2 of them repeatedly (r4 3 times)``."""
+    """Return ``, 2 of them repeatedly (r4 3 times)``."""
     worst: RepeatVictim | None = victims[0] if victims else None
     return say("[, {count:n} of them repeatedly ({request_id:id} {times:n time})]", worst, count=len(victims))
 

@@ -13,9 +13,9 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import PASS, PrefillStalls, RecordedRanks
 
 FOUND_FROM_FRAC = 0.01
-"""Share of all passes' time."""
+"""Least share of all passes' time from which the finding is reported."""
 RESOLVED = 2.0
-"""Standard deviations that the sum of the stalls must be above 0."""
+"""Standard deviations by which the sum of the stalls must exceed 0."""
 SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
 """Class of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
 
@@ -222,11 +222,11 @@ def _bound(aligned: AlignedPrefills | None) -> Message:
 
 
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
-    """Share of the requests' time: each request of a stalled rank waits."""
-    if not ranks.requests_us:
+    """Return the share of the requests' time; each request of a stalled rank waits."""
+    if not ranks.total_requests_us:
         return None
     felt = float(stalls.stalled.select((pl.col("excess_us") * pl.col("requests")).sum()).item())
-    return min(1.0, max(0.0, felt / ranks.requests_us))
+    return min(1.0, max(0.0, felt / ranks.total_requests_us))
 
 
 def _is_aligned(header: Header) -> bool:
@@ -256,7 +256,7 @@ def _advice(ranks: RecordedRanks) -> list[Advice]:
                 command="schedtrace analyze --predict",
             )
         )
-    if 1 < ranks.seats <= ranks.most_running + 1:  # else the gate would never have closed
+    if 1 < ranks.seats_per_rank <= ranks.most_running + 1:  # else the gate would never have closed
         advice.append(
             advise(
                 "{option:setting} {name}, an experiment of schedtrace: no rank admits a request while one "

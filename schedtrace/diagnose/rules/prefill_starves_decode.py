@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
-from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
+from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replay_advice
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import Fields, StepExample, share_of_requests, step_finding
 from schedtrace.model.message import NOTHING, Message
@@ -14,12 +14,12 @@ from schedtrace.timeline.charges import prefills
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.10
-"""A tenth of all the time that decoding requests spent in steps."""
+"""Least share of the time that decoding requests spent in steps."""
 
 CRITICAL_FROM_FRAC = 0.25
 
 PAUSE_TIMES = 10
-"""A step that takes ten times the usual time is felt as a pause."""
+"""Factor of the usual time from which a step is felt as a pause."""
 MOST_FRAC = 0.5
 
 
@@ -88,7 +88,7 @@ def _find(timeline: Timeline) -> Findings:
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
             "holder": _holder(timeline, mixed),
             "share_frac": share_of_requests(timeline, stretch_us),
-            "advice": [replayed(LONG_PREFILL)],
+            "advice": [replay_advice(LONG_PREFILL)],
         }
     else:
         fields["severity"] = severity
@@ -103,7 +103,7 @@ def _interrupts(evidence: StretchedDecodes) -> bool:
 
 
 def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
-    """Return whether most prefill is of requests sent with the decoding ones that came too late."""
+    """Return whether most prefill is for requests that were sent with the decoding ones but came too late."""
     if not timeline.closed_workload:
         return False
     late = late_requests(timeline).select("request_id")
@@ -113,7 +113,7 @@ def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
 
 
 def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
-    """Name the requests whose prompts they were."""
+    """Return the names of the requests whose prompts were prefilled."""
     each = prefills(timeline).join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
     each = each.group_by("request_id").agg(pl.col("scheduled_tokens").sum(), pl.col("prompt_tokens").first())
     largest = each.sort("scheduled_tokens", "request_id", descending=[True, False])
@@ -128,12 +128,12 @@ def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
 
 
 def _waited_us(steps: pl.DataFrame) -> int:
-    """Time that decoding requests spent in these steps, added up."""
+    """Return the time that decoding requests spent in these steps, added up."""
     return int((steps["busy_us"] * steps["decode_tokens"]).sum() or 0)
 
 
 def stretched_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return steps with both kinds of work, with ``stretch_us``: what the model ascribes to the prefill."""
+    """Return the steps with both kinds of work, with ``stretch_us``: the time of prefill in the model."""
     model = timeline.step_time
     mixed = timeline.steps.filter(
         (pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") > 0) & (pl.col("busy_us") > 0)

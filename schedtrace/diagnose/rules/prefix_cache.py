@@ -23,13 +23,13 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 MISSED_FRAC = 0.05
-"""A twentieth of all prompt tokens: less is not worth a change."""
+"""Least share of all prompt tokens that makes a change worthwhile."""
 FEWEST_REQUESTS = 10
-"""Without a hit, before that is worth a word."""
+"""Fewest requests without a hit from which that is reported."""
 SMALL_BLOCK = 16
-"""vLLM's block size on GPUs: prompts that do not share as much do not begin alike."""
+"""vLLM's block size on GPUs; prompts that share less do not count as beginning alike."""
 LEAST_FRAC = 0.01
-"""Share of the requests' time from which it is stated."""
+"""Least share of the requests' time that is stated."""
 
 REASONS = {
     "skipped": "{requests:n request} did not look, since vLLM does not read the cache for prompt "
@@ -39,7 +39,7 @@ REASONS = {
     "not_cached": "{requests:n request} found their first block of {size:n token} gone or never cached",
     "unknown": "{requests:n request} found nothing for an unknown reason",
 }
-"""``Admission.miss`` in words."""
+"""Reasons (``Admission.miss``) in words."""
 
 
 class Found(StepExample, kw_only=True):
@@ -105,25 +105,25 @@ class PrefixCache(Evidence, kw_only=True):
 
     @property
     def too_many(self) -> bool | None:
-        """True if the cache has no room for all shared beginnings beside what runs; None: not known."""
+        """Whether the cache lacks room for all shared beginnings beside running requests; None if unknown."""
         if self.needed_blocks is None or self.least_free_blocks is None:
             return None
         return self.needed_blocks > self.least_free_blocks
 
     @property
     def needed_blocks(self) -> int | None:
-        """Blocks that all shared beginnings take as windows are kept now; None: not known."""
+        """Number of blocks that all shared beginnings take, with windows kept as now; None if unknown."""
         return self.shared_blocks if self.keeps_windows else self.shared_end_blocks or self.shared_blocks
 
     @property
     def needed_beyond(self) -> int | None:
-        """Return ``needed_blocks`` where they are more than the cache has; else None."""
+        """Return ``needed_blocks`` if the cache has fewer; None otherwise."""
         needed, usable = self.needed_blocks, self.usable_blocks
         return needed if needed is not None and usable is not None and needed > usable else None
 
     @property
     def ends_fit(self) -> bool:
-        """True if the cache could hold them as soon as windows kept their ends only."""
+        """Whether the cache could hold them if windows kept only their ends."""
         ends = self.shared_end_blocks
         is_smaller = self.keeps_windows and ends is not None and ends <= (self.least_free_blocks or 0)
         return bool(self.too_many) and is_smaller
@@ -172,7 +172,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
-    """Prompts begin alike, and nothing is kept of them."""
+    """Report that prompts begin alike while prefix caching is off."""
     shared = use.filter(pl.col("shareable_tokens") > 0)
     evidence = _evidence(timeline, use, _returned(timeline, timeline.header.block_size or 1).clear())
     again = evidence.missed_tokens or 0
@@ -207,12 +207,12 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
 
 
 def _felt(share: float | None) -> float | None:
-    """Return a share of the requests' time that is worth stating."""
+    """Return a share of the requests' time that is large enough to state; None otherwise."""
     return share if share is not None and share >= LEAST_FRAC else None
 
 
 def _hides_shared(evidence: PrefixCache) -> bool:
-    """Return whether prompts may begin alike although no full block of them is the same."""
+    """Return whether prompts may begin alike although they share no full block."""
     return evidence.salted > 0 or bool(evidence.without_hit.get("short"))
 
 
@@ -224,7 +224,7 @@ def _could_share(evidence: PrefixCache, block_size: int) -> bool:
 
 
 def _returned(timeline: Timeline, block_size: int) -> pl.DataFrame:
-    """Preempted requests that came back, with ``evicted_tokens``: of full blocks, and not found again."""
+    """Return preempted requests that resumed, with ``evicted_tokens`` (of full blocks, not found again)."""
     whole = pl.col("lost_tokens") // block_size * block_size
     return (
         resumptions(timeline)
@@ -272,7 +272,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
 
 
 def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
-    """Return the blocks of all shared beginnings, and with the ends of windows only where there are any."""
+    """Return the blocks of all shared beginnings; with windows, also the blocks of their ends."""
     shared, need = shared_beginnings(timeline), kv_need(timeline.header)
     if shared is None or need is None or not shared.ends:
         return None, None
@@ -284,9 +284,9 @@ def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
 
 
 def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
-    """Count how often the cache became empty between two steps of a trial, and the keys it lost otherwise.
+    """Return how often the cache became empty between two steps of a trial, and the keys it lost otherwise.
 
-    The keys are counted once a step, so a loss shows only as far as it exceeds the step's new keys.
+    Keys are counted once per step, so a loss is visible only if it exceeds the step's new keys.
     """
     keys = timeline.steps.select("prefix_keys", fell=-pl.col("prefix_keys").diff().over("trial"))
     if keys["prefix_keys"].is_null().all():
@@ -298,7 +298,7 @@ def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
 
 
 def _shown(use: pl.DataFrame, back: pl.DataFrame, *, nothing: bool) -> pl.DataFrame:
-    """Admissions and returns that show it: ``step``, ``trial`` and ``request_id``."""
+    """Return admissions and resumptions that show the finding: ``step``, ``trial`` and ``request_id``."""
     columns = ["step", "trial", "request_id"]
     admitted = use if nothing else use.filter(pl.col("missed_tokens") > 0)
     gone = back.filter(pl.col("evicted_tokens") > 0).with_columns(step="resumed_step")
@@ -306,7 +306,7 @@ def _shown(use: pl.DataFrame, back: pl.DataFrame, *, nothing: bool) -> pl.DataFr
 
 
 def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that had to compute most again."""
+    """Return the requests that had to recompute the most tokens."""
     admitted = use.filter(pl.col("missed_tokens") > 0).select(
         *("step", "trial", "request_id"),
         computed_before_tokens="shareable_tokens",
@@ -326,7 +326,7 @@ def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
 
 
 def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
-    """Return the share of the requests' time: of all that run or wait while tokens are computed again."""
+    """Return the share of the requests' time; all requests that run or wait during recomputation count."""
     model = timeline.step_time
     if model is None or not model.per_prefill_token_us:
         return None
@@ -338,7 +338,7 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 
 
 def _holder(evidence: PrefixCache) -> Message:
-    """Say what emptied the cache."""
+    """Describe what emptied the cache."""
     parts = [
         say(
             "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",
@@ -383,7 +383,7 @@ def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing:
 
 
 def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
-    """Why requests found nothing, the most frequent reason first."""
+    """Return the reasons why requests found nothing, the most frequent reason first."""
     misses = dict(evidence.without_hit)
     nobody_had_it = evidence.shareable_tokens == 0 and misses.pop("not_cached", None) is not None
     parts = [
@@ -403,7 +403,7 @@ def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
 def _advice(
     timeline: Timeline, evidence: PrefixCache, block_size: int, *, missed: bool, nothing: bool
 ) -> list[Advice]:
-    """Only what would help: blocks that were taken, a block size above the prompts, readers that skip."""
+    """Return advice that would help: more blocks, a smaller block size, or requests that read the cache."""
     advice = []
     gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
     if missed and evidence.ends_fit:
@@ -443,7 +443,7 @@ def _advice(
 
 
 def _window_ends(timeline: Timeline, evidence: PrefixCache) -> Advice:
-    """Return how windows keep their ends only, with vLLM's setting or, where it has none, a newer vLLM."""
+    """Return how to keep only the ends of windows: vLLM's setting or, without one, a newer vLLM."""
     costs = "Only a prompt that continues another one, or begins as several do, finds its beginning."
     if RETENTION in timeline.header.settings:
         return advise(

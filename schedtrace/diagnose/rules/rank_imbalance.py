@@ -240,7 +240,7 @@ def _verdict(evidence: RankImbalance) -> Message:
 
 
 def _loads(evidence: RankImbalance) -> dict[int, float]:
-    """Rank to the tokens that it computed, or to the requests that it held on average."""
+    """Return the tokens that each rank computed, or the mean number of requests that it held."""
     return {
         figures.rank: figures.prefill_tokens + figures.decode_tokens
         if evidence.measure == "tokens"
@@ -254,7 +254,7 @@ def _rank_figures(evidence: RankImbalance, rank: int) -> RankFigures:
 
 
 def _holder(evidence: RankImbalance) -> Message:
-    """Why: what the rank got, beside the others."""
+    """Describe why: what the rank got, compared with the others."""
     own = _rank_figures(evidence, evidence.largest)
     peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
@@ -373,10 +373,10 @@ class _Uneven:
 def _imbalance(ranks: RecordedRanks, dummies: DummyBatches | None) -> RankImbalance | None:
     """Return what ``docs/findings/rank-imbalance.md`` defines; None: loads are even, or it is not known."""
     loads = ranks.loads if len(ranks.each) > 1 else None
-    if loads is None or loads.loads.is_empty() or not ranks.requests_us:
+    if loads is None or loads.loads.is_empty() or not ranks.total_requests_us:
         return None
     avoidable_us = sum(loads.avoidable_us.values())
-    avoidable = avoidable_us / ranks.requests_us
+    avoidable = avoidable_us / ranks.total_requests_us
     held = max(loads.avoidable_us, key=lambda rank: loads.avoidable_us[rank])
     measure = "requests"
     uneven = _uneven(loads, REQUESTS, held if avoidable >= AVOIDABLE_FROM_FRAC else None)
@@ -455,7 +455,7 @@ def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
 
 def _lockstep_frac(ranks: RecordedRanks) -> float | None:
     """Return the share of the requests' time that even batches would save: the largest sets the pace."""
-    if not ranks.lockstep or ranks.missing:
+    if not ranks.lockstep or ranks.missing_ranks:
         return None
     size = len(ranks.each)
     plain = ranks.passes.filter((pl.col("prefilling") == 0) & (pl.col("requests") >= size)).with_columns(
@@ -466,7 +466,7 @@ def _lockstep_frac(ranks: RecordedRanks) -> float | None:
     if left is None or left >= 1:
         return None
     felt = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
-    return min(1.0, felt * (1 - left) / ranks.requests_us)
+    return min(1.0, felt * (1 - left) / ranks.total_requests_us)
 
 
 def _why(figures: list[RankFigures], rank: int) -> str:

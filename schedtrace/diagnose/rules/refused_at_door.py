@@ -17,7 +17,7 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 LEADS_FROM_FRAC = 0.05
-"""Share of all requests from which refusals matter more than anything else in the run."""
+"""Share of all requests from which refusals precede every other finding."""
 MOST_EXAMPLES = 3
 CRITICAL_FRAC = 0.25
 """Share of all requests from which the finding is critical."""
@@ -53,7 +53,7 @@ class AtDoor(Evidence, kw_only=True):
 
 
 def _find(timeline: Timeline) -> Findings:
-    """Yield the front end refuses for all ranks: rank 0 reports it."""
+    """Yield the front end's refusals; they concern all ranks, so rank 0 reports them."""
     refused = _refused(timeline)
     if not refused or timeline.front_end is None:
         return
@@ -95,7 +95,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _refused(timeline: Timeline) -> list[RefusedRequest]:
-    """Return refusals since the first request that is no warm-up; those of all ranks, at rank 0 only."""
+    """Return refusals since the first request after the warm-up, at rank 0 for all ranks."""
     first_us = timeline.known_requests.select(pl.coalesce("arrived_us", "queued_us").min()).item()
     if timeline.front_end is None or timeline.rank or first_us is None:
         return []
@@ -121,14 +121,14 @@ def _waited_for(timeline: Timeline, first_us: int, last_us: int) -> dict[str, fl
 
 
 def _steps_between(timeline: Timeline, first_us: int, last_us: int) -> pl.DataFrame:
-    """Return the steps under way while requests were turned away."""
+    """Return the steps in progress while requests were turned away."""
     steps = timeline.steps.sort("start_us")
     ends = pl.coalesce("output_us", "end_us")
     return steps.filter((pl.col("start_us") <= last_us) & (ends >= first_us)).select("step", "trial")
 
 
 def _limit(timeline: Timeline, reason: str) -> Message:
-    """``max_num_queued_reqs (64)``."""
+    """Return a limit with its value: ``max_num_queued_reqs (64)``."""
     value = _value(timeline, reason)
     return say(
         "{limit:setting}{now}",
@@ -138,7 +138,7 @@ def _limit(timeline: Timeline, reason: str) -> Message:
 
 
 def _value(timeline: Timeline, limit: str) -> int | None:
-    """Return the limit's present value; None: not recorded."""
+    """Return the limit's current value; None if not recorded."""
     value = timeline.header.scheduler_config.get(limit)
     return value if isinstance(value, int) else None
 
@@ -155,7 +155,7 @@ def _holder(evidence: AtDoor) -> Message:
 
 
 def _advice(timeline: Timeline, reason: str) -> Advice:
-    """Advise on the limit: below the seats it keeps seats empty, above it trades refusals for a queue."""
+    """Return advice on the limit: below the seats it leaves some empty; above, refusals become waits."""
     value = _value(timeline, reason)
     now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:

@@ -21,13 +21,13 @@ from schedtrace.timeline.spans import overlap_us
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
-"""A hundredth of the run: what is less is in the noise of most runs."""
+"""Least share of the run; less is in the noise of most runs."""
 LEADS_FROM_FRAC = 0.25
-"""Every engine has some host time; it limits a run only if it is a quarter of it, and vLLM could hide it."""
+"""Share of the run from which host time limits it, if vLLM could hide it; every engine has some."""
 ADVISED_FROM_FRAC = 0.05
-"""Below a twentieth of the run no setting of the host's work is worth a person's time."""
+"""Share of the run from which a setting of the host's work is worth trying."""
 WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
-"""Shares of the run: from a quarter on the host limits it; at half, it limits more than the device."""
+"""Shares of the run from which host time is a warning, and critical (it then exceeds the device's time)."""
 
 
 class HostGap(StepExample, kw_only=True):
@@ -97,9 +97,9 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
-    """Return how much of these gaps hides behind the device's own time of the step, at least and at most.
+    """Return how much of these gaps can be hidden behind the device's time of the step, at least and at most.
 
-    Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; of the rest it is not known.
+    Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; for the rest, it is unknown.
     """
     measured, device_us = pl.col("in_schedule_us") + pl.col("in_update_us"), pl.col("busy_us").fill_null(0)
     hidden = (
@@ -111,7 +111,7 @@ def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
 
 
 def _share_of_requests(timeline: Timeline) -> float | None:
-    """Share of the requests' time that passed between steps while they ran."""
+    """Return the share of the requests' time that passed between steps while they ran."""
     running = timeline.request_states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
     host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum()) - int(
         overlap_us(running, timeline.host_spans).sum()
@@ -120,7 +120,7 @@ def _share_of_requests(timeline: Timeline) -> float | None:
 
 
 def _advice(timeline: Timeline) -> list[Advice]:
-    """Larger steps are none: the host's work grows with them."""
+    """Return advice; larger steps are not advised, because the host's work grows with them."""
     core = advise("a CPU core of its own for the engine process")
     match timeline.header.async_scheduling:
         case False:
@@ -169,7 +169,7 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return the gaps without the time of interruptions, which are no work of every step."""
+    """Return the gaps without the time of interruptions, which are not part of every step."""
     spans = timeline.host_spans
     if spans.is_empty():
         return gaps

@@ -13,21 +13,21 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import BEYOND, PASS, RecordedRanks
 
 SLOW_FACTOR = 1.2
-"""A fifth longer: models of two equal ranks differ by less."""
+"""Least factor of a slow rank; models of two equal ranks differ by less."""
 ERRORS = 3.0
-"""A difference is also three times what the models leave unexplained."""
+"""Least ratio of a difference to what the models leave unexplained."""
 PREFILL_FACTOR = 1.3
-"""In lock-step what a prefill token adds is compared, which varies more."""
+"""Least factor in lock-step, for the time that a prefill token adds, which varies more."""
 ABOUT = 0.8
-"""Share of the largest rank's requests: with fewer, that rank's decodes hide part of a rank's prefill."""
+"""Least share of the largest rank's requests; with fewer, that rank's decodes hide part of a prefill."""
 EXPLAINED = 0.8
-"""Share of the error of a fit with equal ranks: the fit with a slow rank leaves less."""
+"""Share of the error of a fit with equal ranks below which the error with a slow rank must be."""
 FEWEST_PASSES = 5
-"""Fewest passes with a prefill of the rank, and of another one."""
+"""Fewest passes with a prefill of the rank, and of another rank."""
 HIDDEN = 10.0
-"""Factor: a rise that is so much smaller than the rank's own counts as nothing."""
+"""Factor by which a rise must be smaller than the rank's own to count as nothing."""
 LEAST_RISE = 0.02
-"""Share of a decode-only pass that the rank's prefills must add to a pass on average."""
+"""Least share of a decode-only pass that the rank's prefills must add to a pass on average."""
 
 IN_LOCKSTEP = (
     "Rank {rank:n} is slower than the others: the common steps get longer with its prefill tokens"
@@ -70,7 +70,7 @@ class SlowRank(Evidence, kw_only=True):
 
 
 def _find(ranks: RecordedRanks) -> Findings:
-    if len(ranks.each) < 2 or not ranks.requests_us:  # noqa: PLR2004  # one has none to compare with
+    if len(ranks.each) < 2 or not ranks.total_requests_us:  # noqa: PLR2004  # one has none to compare with
         return
     result = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
     if result is None:
@@ -150,14 +150,15 @@ def _independent(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         others_us=others_us,
         ranks=[RankPace(rank=number, factor=factors[number]) for number in factors],
     )
-    return evidence, lost / ranks.requests_us
+    return evidence, lost / ranks.total_requests_us
 
 
 def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
-    """All ranks' steps take as long as the slowest one's: whose prefills lengthen them shows who that is.
+    """Find the slow rank in lock-step by whose prefills lengthen the common steps.
 
-    How much longer passes with prefills are is fitted twice: to the most prefill tokens of any rank, and to
-    those of one rank and the most of the others. If that rank is as fast as the others, both fit alike.
+    The additional time of passes with prefills is fitted twice: to the most prefill tokens of any rank, and
+    to the tokens of one rank and the most of the others. If that rank is as fast as the others, both fits are
+    equally good.
     """
     numbers = [rank.number for rank in ranks.each]
     tokens = (
@@ -167,7 +168,7 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
     )
     numbers = [number for number in numbers if str(number) in tokens.columns]
     base = tokens.filter(pl.col("most") == 0).select(pl.col("length_us").median()).item()
-    if ranks.missing or base is None or len(numbers) < 2:  # noqa: PLR2004  # likewise
+    if ranks.missing_ranks or base is None or len(numbers) < 2:  # noqa: PLR2004  # likewise
         return None
     tokens = tokens.filter(
         pl.col("most") > 0, pl.col("own_requests") >= ABOUT * pl.col("largest")
@@ -196,11 +197,11 @@ def _in_lockstep(ranks: RecordedRanks) -> tuple[SlowRank, float] | None:
         others_us=1000 * peers,
         ranks=[],
     )
-    return evidence, min(1.0, lost_us / ranks.requests_us)
+    return evidence, min(1.0, lost_us / ranks.total_requests_us)
 
 
 def _most_prefilling(ranks: RecordedRanks) -> pl.DataFrame:
-    """Return each pass with the ``most`` prefill tokens of a rank, its ``own_requests``, and its length."""
+    """Return each pass with ``most`` (a rank's most prefill tokens), ``own_requests``, and its length."""
     most = (
         ranks.turns.sort("prefill_tokens", "requests", maintain_order=True)
         .group_by(*PASS)
@@ -210,9 +211,9 @@ def _most_prefilling(ranks: RecordedRanks) -> pl.DataFrame:
 
 
 def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Select passes with about as many prefill tokens as both the rank and the others have in some pass.
+    """Select passes with prefill sizes that both the rank and the others have in some pass.
 
-    A prefill's first token costs more than its last: per token, short prompts look slow.
+    The first token of a prefill costs more than its last, so short prompts look slow per token.
     """
     own, rest = (tokens.filter(pl.col(column) == pl.col("most"))["most"] for column in (name, "others"))
     if own.is_empty() or rest.is_empty():
@@ -222,7 +223,7 @@ def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _rates(times: pl.Series, *tokens: pl.Series) -> tuple[list[float], float]:
-    """Non-negative microseconds a token of each column, and the mean error of their sum."""
+    """Return the non-negative microseconds per token of each column, and the mean error of their sum."""
     import numpy as np  # noqa: PLC0415  # most runs have one engine
     from scipy.optimize import nnls  # noqa: PLC0415  # likewise
 

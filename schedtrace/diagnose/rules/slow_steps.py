@@ -8,7 +8,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.allowed_settings import now
+from schedtrace.diagnose.rules.allowed_settings import current_value_note
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, step_finding
 from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Request, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
@@ -517,7 +517,7 @@ def _batch_advice(
                 "tokens a second.",
                 setting=name,
                 value=size,
-                now=now(timeline, name),
+                now=current_value_note(timeline, name),
                 costs="Requests above {value:n} wait for a seat.",
             )
         )

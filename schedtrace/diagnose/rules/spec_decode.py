@@ -13,7 +13,7 @@ from schedtrace.timeline.timeline import Timeline
 
 FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
-"""Less than this is lost in what runs vary by."""
+"""Least relative change that exceeds the variation between runs."""
 
 
 class DraftStep(StepExample, kw_only=True):
@@ -124,7 +124,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _draft_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return steps that verified drafts and prefilled nothing, whose output is known."""
+    """Return the steps that verified draft tokens and prefilled nothing, and whose output is known."""
     return timeline.steps.filter(
         (pl.col("draft_tokens") > 0)
         & (pl.col("prefill_tokens") == 0)
@@ -135,7 +135,7 @@ def _draft_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _draft_slots(timeline: Timeline) -> tuple[int, int]:
-    """Count steps that ended with the drafter's slots of the input budget spent, and tokens left then."""
+    """Return the number of steps that draft slots ended (input budget), and the tokens left in them."""
     stopped = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
     return stopped["step"].n_unique(), int(stopped.unique("step", keep="last")["budget_left"].sum())
 

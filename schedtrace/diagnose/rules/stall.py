@@ -88,12 +88,12 @@ def _running_exits(timeline: Timeline) -> pl.DataFrame:
 
 
 FEWEST_STEPS = 10
-"""vLLM sleeps 1 ms after an empty step: about 10 ms. One or two are usual (outputs in flight)."""
+"""Fewest empty steps, about 10 ms as vLLM sleeps 1 ms each; one or two are usual (outputs in flight)."""
 LONG_US = 100_000
-"""Users notice such a pause, whatever the number of steps."""
+"""Length in microseconds from which users notice a pause, whatever the number of steps."""
 
 EXPECTED = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
-"""A user asked for the pause, or the client has not sent its input yet."""
+"""Causes that are expected: a user requested the pause, or the client has not sent its input yet."""
 
 
 class Stall(StepExample, kw_only=True):
@@ -116,7 +116,7 @@ class Stall(StepExample, kw_only=True):
 
     @property
     def span(self) -> Steps:
-        """Range of all its steps."""
+        """Range of the stall's steps."""
         return Steps(self.step, self.step + self.steps - 1, self.trial)
 
 
@@ -189,7 +189,7 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
 
 
 def _span_us(timeline: Timeline) -> int:
-    """Sum the times from each trial's first step to its last step's end or output."""
+    """Return the total time from each trial's first step to its last step's end or output."""
     last = pl.max_horizontal("end_us", "output_us").max()
     return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 

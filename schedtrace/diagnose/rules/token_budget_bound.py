@@ -8,7 +8,7 @@ from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
     batched_tokens,
     decodes_of_all,
-    replayed,
+    replay_advice,
 )
 from schedtrace.diagnose.rules.common import (
     LongestWaited,
@@ -27,7 +27,7 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 NAMED_FROM_FRAC = 0.25
-"""A request that had a quarter of these steps' prefill is named."""
+"""Share of these steps' prefill from which a request is named."""
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
@@ -60,7 +60,7 @@ class TokenBudget(LongestWaited, kw_only=True):
 
     @property
     def decodes_wanted(self) -> int | None:
-        """Tokens that a decode of every seat takes; None: the budget holds them."""
+        """Tokens that a decode of every seat takes; None if the budget holds them."""
         wanted = self.seats_decoding * self.tokens_per_decode
         return wanted if wanted > self.token_budget else None
 
@@ -126,7 +126,7 @@ class LoweredBudget(LongestWaited, kw_only=True):
 
 
 def _lowered(timeline: Timeline, waits: Charged, less: pl.DataFrame) -> Finding:
-    """Report that the setting was not the limit: the scheduler did not use what it allows."""
+    """Report that the setting was not the limit, because the scheduler did not use all of it."""
     evidence = LoweredBudget(
         **longest_wait_figures(waits),
         lowered_steps=less.height,
@@ -185,13 +185,13 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
         tokens_per_decode=wanted_decodes.each,
         seats_decoding=wanted_decodes.seats,
         proposed=wanted_decodes.batched_tokens
-        if wanted_decodes.tokens > timeline.token_budget
+        if wanted_decodes.total_tokens > timeline.token_budget
         else _proposed(batched_tokens(timeline), wanted),
     )
 
 
 def _proposed(budget: int, wanted: int) -> int:
-    """Return a power of two that holds what was wanted at once: 2 to about 8 times the budget."""
+    """Return a power of two that holds the tokens wanted at once: 2 to about 8 times the budget."""
     value = 1 << (2 * budget - 1).bit_length()
     while value < min(wanted, MOST_TIMES * budget):
         value *= 2
@@ -199,14 +199,14 @@ def _proposed(budget: int, wanted: int) -> int:
 
 
 MOST_TIMES = 8
-"""A larger step is further from anything that was recorded."""
+"""Largest factor on the budget; a larger step is further from everything recorded."""
 
 
 def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) -> float | None:
-    """Return the busy time saved if these steps held as many tokens as waited and the larger budget takes.
+    """Return the busy time saved if these steps held as many waiting tokens as the larger budget allows.
 
-    At most: how long steps take that are larger than any recorded one is not known, but a step's time does
-    not grow more slowly there than among smaller ones.
+    This is an upper bound. The time of steps larger than any recorded one is unknown, but it grows at least
+    as fast as among smaller steps.
     """
     fixed_us = most_step_us(timeline)
     if fixed_us is None or evidence.prefill_frac <= 0 or not knows_waiting_tokens(waits.steps):
@@ -218,7 +218,7 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
 
 def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: bool) -> list[Advice]:
     """Return a value only if the engine sets the pace: larger steps do more, but delay decodes."""
-    larger = more_batched_tokens(timeline, evidence.proposed) if paced else replayed(BATCHED_TOKENS)
+    larger = more_batched_tokens(timeline, evidence.proposed) if paced else replay_advice(BATCHED_TOKENS)
     fewer = advise(
         "fewer drafts ({drafts:setting})",
         drafts="num_speculative_tokens",
@@ -228,7 +228,7 @@ def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: b
 
 
 def more_batched_tokens(timeline: Timeline, value: int) -> Advice:
-    """``--max-num-batched-tokens`` with this value."""
+    """Return ``--max-num-batched-tokens`` with this value."""
     return advise(
         "{option} {value:n} (now {now:n})",
         setting="max_num_batched_tokens",

@@ -1,1 +1,1 @@
-"""Documents to sections, one kind of document a module. No renderer is known here."""
+"""Documents to sections, one module per kind of document. No module here imports a renderer."""

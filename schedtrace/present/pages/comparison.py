@@ -29,12 +29,12 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
-    figure,
+    figure_field,
     table,
 )
 
 TWO_DIGITS_FRAC = 0.1
-"""Width of an interval from which two digits are more than it knows."""
+"""Width of an interval above which two digits of a value are not significant."""
 
 
 def _style(metric: MetricChange) -> Style | None:
@@ -47,7 +47,7 @@ def _style(metric: MetricChange) -> Style | None:
 
 
 def sample_text(sample: Sample) -> str:
-    """Return ``817 (800..833)``: mean and range of the trials; ``5`` if all are alike."""
+    """Return ``817 (800..833)``: mean and range of the trials; ``5`` if all trials are equal."""
     if sample.min == sample.max:
         return number(sample.mean)
     return f"{number(sample.mean)} ({number(sample.min)}..{number(sample.max)})"
@@ -70,16 +70,16 @@ def _end(fraction: float) -> str:
 
 METRICS: list[Field[MetricChange]] = [
     Field("mean (range)\nof trials", lambda metric: f"{metric.name} {metric.unit}".strip()),
-    figure("base", lambda metric: sample_text(metric.base)),
-    figure("new", lambda metric: sample_text(metric.new)),
-    figure("change\n(95 %)", change_text),
+    figure_field("base", lambda metric: sample_text(metric.base)),
+    figure_field("new", lambda metric: sample_text(metric.new)),
+    figure_field("change\n(95 %)", change_text),
     Field("result", lambda metric: Styled(str(metric.outcome), _style(metric))),
 ]
 """Table with a row per metric: means with the ranges of the trials."""
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:
-    """Return the noise floors, one per figure whatever its units; empty where nothing varies."""
+    """Return the noise floors, one per figure, in any unit; empty if nothing varies."""
     floors: dict[str, str] = {}
     for metric in metrics:
         if metric.unit and metric.trials_needed is not None:
@@ -125,7 +125,7 @@ ROWS = {
 
 
 def decisions_sections(decisions: Decisions) -> Iterator[Section]:
-    """Yield how many decisions were alike, then the first step that differs."""
+    """Yield the number of equal decisions, then the first step that differs."""
     yield Note(_alike(decisions), "Decisions of the scheduler:")
     if decisions.first is None:
         return
@@ -134,7 +134,7 @@ def decisions_sections(decisions: Decisions) -> Iterator[Section]:
 
 
 def _alike(decisions: Decisions) -> str:
-    """Say in how many trials every step was decided alike."""
+    """Return a sentence on the number of trials in which every step was decided alike."""
     compared, alike = decisions.trials_compared, decisions.trials_alike
     if not compared:
         return "not compared: no trial on both sides, or a record without who was scheduled"
@@ -154,7 +154,7 @@ def _where(divergence: Divergence) -> str:
 
 
 def _decided(divergence: Divergence) -> list[Field[str]]:
-    """Return the field, marked where the sides differ; the numbers of the two steps always may."""
+    """Return the field, marked if the sides differ; the numbers of the two steps may always differ."""
     base, new = divergence.base, divergence.new
 
     def style(key: str) -> Style | None:
@@ -194,7 +194,7 @@ MOST_CAUSES = 10
 
 
 def comparison_page(comparison: Comparison) -> Page[Comparison]:
-    """Make the page of a comparison."""
+    """Return the page of a comparison."""
     return Page(comparison, _sections)
 
 
@@ -234,7 +234,7 @@ SETTINGS: list[Field[ConfigChange]] = [
 
 
 def _origins(change: ConfigChange) -> Text:
-    """Say where both values come from, as far as known."""
+    """Return a sentence on the origins of both values, as far as known."""
     if not (change.base_origin and change.new_origin):
         return "given" if change.given else "resolved"
     return say("{base_origin} / {new_origin}", change)
@@ -245,14 +245,14 @@ CAUSES: list[Field[CauseChange]] = [
         "refused or skipped, share of steps",
         lambda change: say("{loop}: {cause:cause}{detail}", change, detail=in_brackets(change.detail)),
     ),
-    figure("base", lambda change: percent(change.base_steps_frac)),
-    figure("new", lambda change: percent(change.new_steps_frac)),
+    figure_field("base", lambda change: percent(change.base_steps_frac)),
+    figure_field("new", lambda change: percent(change.new_steps_frac)),
     Field("times", lambda change: Styled(say("{base_exits:n} -> {new_exits:n}", change), Style.DIM)),
 ]
 
 
 def _causes(changes: list[CauseChange] | None) -> Table | Note:
-    """Show refusals that became more or less frequent."""
+    """Return refusals that became more or less frequent."""
     if changes is None:
         return Note("One side does not record who was refused.")
     if not changes:
@@ -270,7 +270,7 @@ def _finding(change: FindingChange) -> FindingSection:
 
 
 def _values(change: FindingChange) -> Message:
-    """Say both sides' values: shares if one crossed its threshold, otherwise counts."""
+    """Return both sides' values: shares if one crossed its threshold, otherwise counts."""
     if change.state != "stayed" or (change.base_count and change.new_count):
         return say("{base_count:n} -> {new_count:n}", change)
     below = say("below {threshold_frac:%}", change)

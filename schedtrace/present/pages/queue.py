@@ -1,4 +1,4 @@
-"""Page of ``queue``: which requests wait in engines now, for what, and which requests hold it."""
+"""Page of ``queue``: requests that wait in engines now, the limits that they wait for, and the holders."""
 
 import itertools
 from collections import Counter
@@ -17,7 +17,7 @@ from schedtrace.present.sections import (
     Page,
     Section,
     Text,
-    figure,
+    figure_field,
     table,
 )
 
@@ -29,7 +29,7 @@ def queue_page(queues: EngineQueues, *, most: int = MOST_ROWS) -> Page[EngineQue
 
     Args:
         queues: Queues of all engines of a server.
-        most: Rows of each table.
+        most: Maximum number of rows of each table.
     """
     return Page(queues, lambda shown: [part for engine in shown.engines for part in _engine(engine, most)])
 
@@ -115,17 +115,19 @@ def _fields(entries: Sequence[QueueEntry], *, queued: bool) -> list[Field[QueueE
     """
 
     def counts(heading: str, count: Callable[[QueueEntry], int | None]) -> list[Field[QueueEntry]]:
-        return [figure(heading, lambda entry: integer(count(entry)))] if any(map(count, entries)) else []
+        return (
+            [figure_field(heading, lambda entry: integer(count(entry)))] if any(map(count, entries)) else []
+        )
 
     places = itertools.count(1)
     several_states = queued and {entry.state for entry in entries} != {"waiting"}
     shows_cause = queued or any(entry.refused_for for entry in entries)
     return [
-        *([figure("#", lambda _: integer(next(places)))] if queued else []),
+        *([figure_field("#", lambda _: integer(next(places)))] if queued else []),
         Field("request", lambda entry: entry.request_id),
         *([Field("state", lambda entry: entry.state)] if several_states else []),
-        figure("age", lambda entry: f"{entry.age_s:,.1f} s"),
-        figure("prompt", lambda entry: integer(entry.prompt_tokens)),
+        figure_field("age", lambda entry: f"{entry.age_s:,.1f} s"),
+        figure_field("prompt", lambda entry: integer(entry.prompt_tokens)),
         *counts("computed", lambda entry: entry.computed_tokens),
         *counts("output", lambda entry: entry.output_tokens),
         *counts("blocks", lambda entry: entry.blocks),

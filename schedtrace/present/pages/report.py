@@ -26,7 +26,7 @@ from schedtrace.present.pages.report_details import (
     trials_table,
 )
 from schedtrace.present.pages.run_header import header, log_figures, noteworthy
-from schedtrace.present.phrases import GAINS, plain, severity, tail_sentence, time_part, whose_figures
+from schedtrace.present.phrases import GAINS, plain, severity_word, tail_sentence, time_part, whose_figures
 from schedtrace.present.sections import (
     Commands,
     Content,
@@ -52,30 +52,31 @@ SHOWN_FROM_FRAC = 0.05
 NAMED_FROM_FRAC = 0.01
 """Share below which a root cause is only counted among the findings examined."""
 PARTS_OF = {"interruption": "interrupted", "front-end": "front_end"}
-"""Findings whose time is a part without a cause."""
+"""Findings whose time is a part of the split without a cause."""
 APART_FRAC = 0.04
-"""Share of the requests' time: two shares that differ by more need a word."""
+"""Share of the requests' time by which two shares must differ to need an explanation."""
 MOST_PARTS, FEWER_PARTS = 7, 5
 MOST_ENGINES, EXTREMES = 4, 2
-"""Rows of the engines; of more only those with the most and the fewest requests."""
+"""Maximum rows of the engines table; with more engines, those with the most and the fewest requests."""
 OTHERS_LINES = 6
-"""Kept free for what else was found."""
+"""Lines reserved for the other findings."""
 
 
 def report_page(report: Report, *, full: bool = False, replays: bool = False) -> Page[Report]:
-    """Return all runs, one after the other.
+    """Return the page of all runs, one after the other.
 
     Args:
         report: Report of ``analyze``.
-        full: With every table and finding (``--details``).
-        replays: Name the command that tries other settings: it can be run here, and was not.
+        full: Whether to show every table and finding (``--details``).
+        replays: Whether to name the command that tries other settings, because it can run here and was not
+            used.
     """
 
-    def sections(shown: Report) -> Iterator[Section]:
+    def run_sections(shown: Report) -> Iterator[Section]:
         for run in shown.runs:
             yield from _run(run, full=full, replays=replays and not run.not_judged and bool(run.time_split))
 
-    return Page(report, sections)
+    return Page(report, run_sections)
 
 
 def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
@@ -124,7 +125,7 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
 
 
 def _figures(run: RunReport) -> Iterator[Message]:
-    """Yield throughput and latency: means over trials, and over all engines where there are several."""
+    """Yield throughput and latency: means over trials and, with several engines, over all engines."""
     latencies: list[tuple[Percentiles | Distribution | None, ...]]
     statistics = run.statistics
     if statistics is not None and len(statistics.engines) > 1:
@@ -152,7 +153,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _parts(split: list[TimePart], most: int) -> list[Part]:
-    """Return the largest parts; the others as one."""
+    """Return the largest parts, with the others combined into one."""
     shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
     parts = []
     for part in shown:
@@ -165,7 +166,7 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
 
 
 def _apart(split: list[TimePart], roots: list[Found]) -> Message:
-    """Say why the verdict quotes another share than the bar of the same name; nothing where they are near."""
+    """Return why the verdict's share differs from that of the bar with its name; nothing if close."""
     first = roots[0] if roots else None
     if first is None or first.share_frac is None or first.verdict.arguments.get(QUOTED) is None:
         return NOTHING
@@ -198,10 +199,10 @@ def _apart(split: list[TimePart], roots: list[Found]) -> Message:
 
 
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[RootCauseSection], list[Found]]:
-    """Return the root causes that the screen has room for, and the others.
+    """Return the root causes that fit on the screen, and the others.
 
-    The first may weigh less than the next ones: what weighs more than a described one is described, too, both
-    in short where there is no room.
+    The first root cause may weigh less than later ones. Those that weigh more than a described one are
+    described, too, in short form if there is no room.
     """
     worth = [root for root in roots if root.leads or root.weight >= SHOWN_FROM_FRAC][:MOST_CAUSES]
     sections = [_cause(place, root, engines) for place, root in enumerate(worth, 1)]
@@ -231,7 +232,7 @@ def _cause(place: int, root: Found, engines: int) -> RootCauseSection:
     paragraphs += root.refuted[:1]
     return RootCauseSection(
         place,
-        Styled(root.title, severity(root.severity).style),
+        Styled(root.title, severity_word(root.severity).style),
         _gain(root),
         paragraphs,
         [action(advice) for advice in root.advice[:2]],
@@ -269,7 +270,7 @@ def _change(gain: Gain) -> Message:
 
 
 def _others(roots: list[Found], room: int) -> Iterator[Note]:
-    """Yield the findings too small to be described; of those that do not fit, only the codes."""
+    """Yield the findings too small to be described; only codes of those that do not fit."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [say("{title} ({code}[, {gain}])", root, gain=_gain(root)) for root in named]
@@ -284,7 +285,7 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
 
 
 def _commands(run: RunReport, roots: list[Found]) -> Commands:
-    """Return what to run next: all details, one step, one request, the page; names come from strangers."""
+    """Return the next commands: all details, one step, one request, the page; ids in them are untrusted."""
     commands = [["analyze", run.path, "--details"]]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
     if first is not None and Fact.TIMES not in run.lacks:
@@ -299,7 +300,7 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
 
 
 def _tested(run: RunReport) -> Iterator[Note]:
-    """Yield what the advice was tested on, where that is not the whole load, or why it was not."""
+    """Yield the part of the load on which the advice was tested, or the reason why it was not tested."""
     part = run.tested.load.part if run.tested is not None else None
     if run.not_tested:
         yield Note(say("{not_tested}.", run), "Not predicted:")
@@ -309,7 +310,7 @@ def _tested(run: RunReport) -> Iterator[Note]:
 
 
 def _replay(run: RunReport) -> Commands:
-    """Return how to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
+    """Return the command that shows which setting helps; a replay takes at most ``whatif.part.MOST_S``."""
     return Commands(
         "Which setting helps, and how much, by replaying this load (about a minute):",
         [shlex.join(["schedtrace", "analyze", run.path, "--predict"])],
@@ -317,7 +318,7 @@ def _replay(run: RunReport) -> Commands:
 
 
 def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a line
-    """Count a section's lines at 80 columns, including the blank line before it."""
+    """Return the number of a section's lines at 80 columns, including the blank line before it."""
 
     def lines(*texts: Content, indent: int = 0) -> int:
         return sum(max(1, len(textwrap.wrap(plain(unstyled(text)), WIDTH - indent))) for text in texts)

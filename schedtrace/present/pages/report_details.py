@@ -1,4 +1,4 @@
-"""A report of runs in full: tables of trials, times, exits, caps, latencies and counts, and the findings."""
+"""Full report of runs: tables of trials, times, exits, caps, latencies and counts, and the findings."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,15 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
-from schedtrace.present.phrases import ENGINE_STATES, in_brackets, on_engines, plain, series, severity, state
+from schedtrace.present.phrases import (
+    ENGINE_STATES,
+    in_brackets,
+    on_engines,
+    plain,
+    series,
+    severity_word,
+    state,
+)
 from schedtrace.present.sections import (
     Band,
     Bars,
@@ -41,8 +49,8 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
-    figure,
-    left_out,
+    figure_field,
+    omission_note,
     table,
 )
 
@@ -51,19 +59,19 @@ MOST_TRIALS = 32
 """Most trials shown for several engines."""
 MOST_ENGINES = 8
 LEAST_STATE_FRAC = 0.01
-"""A smaller share of the requests' time is left to the JSON form."""
+"""Share of the requests' time below which a state appears only in JSON."""
 
 
 TRIAL: list[Field[TrialReport]] = [
-    figure("steps", lambda trial: integer(trial.steps)),
-    figure("use while\nwaiting", lambda trial: percent(trial.budget_use_waiting_frac)),
-    figure("preempted", lambda trial: integer(trial.preemptions)),
-    figure("output\ntok/s", lambda trial: integer(trial.output_tokens_per_s)),
-    figure("TTFT ms\np50 / p99", lambda trial: p50_p99(trial.ttft_ms)),
-    figure("TPOT\np50 ms", lambda trial: p50(trial.tpot_ms)),
+    figure_field("steps", lambda trial: integer(trial.steps)),
+    figure_field("use while\nwaiting", lambda trial: percent(trial.budget_use_waiting_frac)),
+    figure_field("preempted", lambda trial: integer(trial.preemptions)),
+    figure_field("output\ntok/s", lambda trial: integer(trial.output_tokens_per_s)),
+    figure_field("TTFT ms\np50 / p99", lambda trial: p50_p99(trial.ttft_ms)),
+    figure_field("TPOT\np50 ms", lambda trial: p50(trial.tpot_ms)),
 ]
 FIRST_STEP: list[Field[TrialReport]] = [
-    figure(
+    figure_field(
         "first step\nreq / tok",
         lambda trial: f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
     ),
@@ -75,17 +83,17 @@ FIRST_STEP: list[Field[TrialReport]] = [
 
 
 def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
-    """Make a table with a row per trial and engine. A server has no trials, hence no first step of a trial.
+    """Return a table with a row per trial and engine. A server has no trials, so no first step of a trial.
 
     Args:
         trials: Trials of a run.
-        log: Whether the record is a benchmark's log, which has one trial without saying it.
+        log: Whether the record is a benchmark's log, which is a single trial.
     """
     of_trials = log or any(trial.trial is not None for trial in trials)
     several = len({trial.engine_rank for trial in trials}) > 1
-    engine: Field[TrialReport] = figure("engine", lambda trial: str(trial.engine_rank))
+    engine: Field[TrialReport] = figure_field("engine", lambda trial: str(trial.engine_rank))
     begin = FIRST_STEP if of_trials else []
-    fields = [figure("trial" if of_trials else "", _trial), TRIAL[0], *begin, *TRIAL[1:]]
+    fields = [figure_field("trial" if of_trials else "", _trial), TRIAL[0], *begin, *TRIAL[1:]]
     return table(trials, [engine, *fields] if several else fields, most=MOST_TRIALS if several else None)
 
 
@@ -96,7 +104,7 @@ def _trial(trial: TrialReport) -> str:
 
 
 def p50_p99(times: Percentiles | Distribution | None) -> str:
-    """Return ``12.0 / 34.5``: milliseconds without the unit, which stands in the table's head."""
+    """Return ``12.0 / 34.5``: milliseconds without the unit, which is in the table's heading."""
     return f"{number(times.p50)} / {number(times.p99)}" if times else "-"
 
 
@@ -106,14 +114,14 @@ def p50(times: Percentiles | Distribution | None) -> str:
 
 
 def request_time_table(run: RunReport) -> Table:
-    """Make the table of where the requests' time went, over the run."""
+    """Return the table of where the requests' time went, over the run."""
     several = len({share.engine_rank for share in run.request_time}) > 1
     shown = [share for share in run.request_time if share.share_frac >= LEAST_STATE_FRAC][:MOST_ROWS]
     fields: list[Field[RequestTime]] = [
         Field("requests' time", lambda share: _state(share, several=several)),
-        figure("share", lambda share: percent(share.share_frac)),
-        figure("ms", lambda share: integer(share.time_ms)),
-        figure("requests", lambda share: integer(share.requests)),
+        figure_field("share", lambda share: percent(share.share_frac)),
+        figure_field("ms", lambda share: integer(share.time_ms)),
+        figure_field("requests", lambda share: integer(share.requests)),
         Field("", lambda share: Bars(share.strip, Style.WARNING if share.cause else Style.GOOD)),
     ]
     less = len(run.request_time) - len(shown)
@@ -128,11 +136,11 @@ PARTS = {
     "update": "in update_from_output()",
     "between": "between two steps",
 }
-"""Part of a step to where its time goes, in words."""
+"""Place where the time of each part of a step goes, in words."""
 
 
 def step_excess(run: RunReport) -> Facts:
-    """List the excess of slow steps, and how much of it nothing in the trace explains."""
+    """Return the excess of slow steps, and the part of it that nothing in the trace explains."""
     several = run.config["engines"] > 1
     sentence = (
         "{slow_steps:n} of {steps:n step} took {excess_ms:ms} longer {where} than their work explains; "
@@ -150,8 +158,8 @@ def _state(share: RequestTime, *, several: bool) -> Message:
     return say("{state}[: {cause:cause}]{engine}", share, state=state(share.state).word, engine=engine)
 
 
-def engine_time(run: RunReport) -> Facts:
-    """List where the engines' time went, as shares of busy time."""
+def engine_time_table(run: RunReport) -> Facts:
+    """Return the table of where the engines' time went, as shares of busy time."""
     several = run.config["engines"] > 1
     facts = []
     ranks = list(dict.fromkeys(share.engine_rank for share in run.engine_time))
@@ -175,29 +183,29 @@ def engine_time(run: RunReport) -> Facts:
         )
         facts.append(FactRow(f"engine {rank}" if several else "engine", [text]))
     if len(ranks) > MOST_ENGINES:
-        facts.append(FactRow("others", [left_out(len(ranks), MOST_ENGINES)]))
+        facts.append(FactRow("others", [omission_note(len(ranks), MOST_ENGINES)]))
     return Facts(facts)
 
 
 CAUSES: list[Field[CauseRow]] = [
     Field("stopped or skipped", lambda row: Styled(_exit(row), None if row.refusal else Style.DIM)),
-    figure("times", lambda row: integer(row.exits)),
-    figure("steps", lambda row: integer(row.steps)),
-    figure("requests", lambda row: integer(row.requests or None)),
-    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    figure_field("times", lambda row: integer(row.exits)),
+    figure_field("steps", lambda row: integer(row.steps)),
+    figure_field("requests", lambda row: integer(row.requests or None)),
+    figure_field("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: "inferred" if row.via == "inferred" else _line(row.location)),
 ]
-"""Table of where ``schedule()`` stopped or skipped, and whom."""
+"""Table of the exits: where ``schedule()`` stopped or skipped, and which requests."""
 CAPS: list[Field[CapRow]] = [
     Field("chunks made smaller by", lambda row: say("{cap:cause}", row)),
-    figure("times", lambda row: integer(row.chunks)),
-    figure("steps", lambda row: integer(row.steps)),
-    figure("requests", lambda row: integer(row.requests)),
-    figure("withheld\ntok", lambda row: integer(row.withheld_tokens)),
-    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    figure_field("times", lambda row: integer(row.chunks)),
+    figure_field("steps", lambda row: integer(row.steps)),
+    figure_field("requests", lambda row: integer(row.requests)),
+    figure_field("withheld\ntok", lambda row: integer(row.withheld_tokens)),
+    figure_field("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
     Field("", lambda row: _line(row.location)),
 ]
-"""Table of the limits that made chunks smaller."""
+"""Table of the limits that reduced chunks."""
 
 
 def _exit(row: CauseRow) -> Message:
@@ -205,7 +213,7 @@ def _exit(row: CauseRow) -> Message:
 
 
 def _line(location: str | None) -> Content:
-    """Return ``scheduler.py:924``; findings and the JSON form have the whole path."""
+    """Return ``scheduler.py:924``; findings and JSON have the whole path."""
     if location is None:
         return ""
     return Styled(say("{line:code}", line=location.rpartition("/")[2]), Style.DIM)
@@ -221,42 +229,42 @@ def _class(row: ClassLatency) -> str:
 
 LATENCY: list[Field[ClassLatency]] = [
     Field("latency", _class),
-    figure("done", lambda row: integer(row.finished)),
-    figure("queued", lambda row: percent(row.waiting_frac)),
-    figure("queue ms\np50 / p99", lambda row: p50_p99(row.queue_ms)),
-    figure("TTFT ms\np50 / p99", lambda row: p50_p99(row.ttft_ms)),
-    figure("TPOT ms\np50 / p99", lambda row: p50_p99(row.tpot_ms)),
-    figure("E2E ms\np50", lambda row: p50(row.e2e_ms)),
+    figure_field("done", lambda row: integer(row.finished)),
+    figure_field("queued", lambda row: percent(row.waiting_frac)),
+    figure_field("queue ms\np50 / p99", lambda row: p50_p99(row.queue_ms)),
+    figure_field("TTFT ms\np50 / p99", lambda row: p50_p99(row.ttft_ms)),
+    figure_field("TPOT ms\np50 / p99", lambda row: p50_p99(row.tpot_ms)),
+    figure_field("E2E ms\np50", lambda row: p50(row.e2e_ms)),
 ]
 """Table with a row per class of requests."""
 DURATIONS: list[Field[tuple[str, Distribution]]] = [
     Field("ms", lambda row: row[0]),
-    figure("count", lambda row: integer(row[1].count)),
-    figure("mean", lambda row: number(row[1].mean)),
-    figure("p50", lambda row: number(row[1].p50)),
-    figure("p90", lambda row: number(row[1].p90)),
-    figure("p99", lambda row: number(row[1].p99)),
-    figure("max", lambda row: number(row[1].max)),
+    figure_field("count", lambda row: integer(row[1].count)),
+    figure_field("mean", lambda row: number(row[1].mean)),
+    figure_field("p50", lambda row: number(row[1].p50)),
+    figure_field("p90", lambda row: number(row[1].p90)),
+    figure_field("p99", lambda row: number(row[1].p99)),
+    figure_field("max", lambda row: number(row[1].max)),
 ]
-"""Step durations and times between tokens, each by its name."""
+"""Table of step durations and times between tokens, each with its name."""
 ENGINES: list[Field[EngineFigures]] = [
     Field("engine", lambda row: "all" if row.engine_rank is None else str(row.engine_rank)),
-    figure("done", lambda row: integer(row.requests_finished)),
-    figure("steps", lambda row: integer(row.steps)),
-    figure("running\nmean", lambda row: number(row.mean_running, 1)),
-    figure("waiting\nmean", lambda row: number(row.mean_waiting, 1)),
-    figure("output\ntok/s", lambda row: integer(row.output_tokens_per_s)),
-    figure("KV\nused", lambda row: percent(row.kv_used_frac)),
-    figure("preempted", lambda row: integer(row.preemptions)),
-    figure("dummy\nbatches", lambda row: integer(row.dummy_batches)),
-    figure("stalled\nms", lambda row: number(row.stalled_ms)),
+    figure_field("done", lambda row: integer(row.requests_finished)),
+    figure_field("steps", lambda row: integer(row.steps)),
+    figure_field("running\nmean", lambda row: number(row.mean_running, 1)),
+    figure_field("waiting\nmean", lambda row: number(row.mean_waiting, 1)),
+    figure_field("output\ntok/s", lambda row: integer(row.output_tokens_per_s)),
+    figure_field("KV\nused", lambda row: percent(row.kv_used_frac)),
+    figure_field("preempted", lambda row: integer(row.preemptions)),
+    figure_field("dummy\nbatches", lambda row: integer(row.dummy_batches)),
+    figure_field("stalled\nms", lambda row: number(row.stalled_ms)),
 ]
 MOST_SIDE_BY_SIDE = 16
-"""Maximum number of engines shown; of more, those with the most and the fewest requests."""
+"""Maximum number of engines shown; with more, those with the most and the fewest requests."""
 
 
 def statistics_sections(statistics: Statistics) -> Iterator[Section]:
-    """Yield the sections that have something to show."""
+    """Yield the sections that have content."""
     if statistics.latency:
         yield table(statistics.latency, LATENCY, most=MOST_ROWS)
     durations = statistics.durations
@@ -274,11 +282,11 @@ def statistics_sections(statistics: Statistics) -> Iterator[Section]:
 
 
 def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -> Table:
-    """Return data-parallel engines side by side, and their sum; of many, the most and least loaded.
+    """Return a table of the data-parallel engines and their sum; with many, only the most and least loaded.
 
     Args:
-        engines: Each one, and the last for all.
-        most: Rows, without that for all.
+        engines: Figures of each engine, and last those of all.
+        most: Maximum number of rows, without the row for all.
     """
     *each, whole = engines
     shown = each
@@ -292,7 +300,7 @@ def engines_table(engines: list[EngineFigures], most: int = MOST_SIDE_BY_SIDE) -
 
 
 def _counts(statistics: Statistics) -> Iterator[FactRow]:
-    """Yield prefix cache, drafts, and how requests ended."""
+    """Yield the use of the prefix cache and of drafts, and the outcomes of requests."""
     if statistics.prefix_cache:
         yield FactRow("cache", [_prefix_cache(statistics.prefix_cache)])
     if statistics.drafts:
@@ -330,11 +338,11 @@ def _prefix_cache(use: PrefixCacheUse) -> Message:
 
 
 LEAST_SHOWN_FRAC = 0.01
-"""An estimated cost below this share of the run is below what the model of step times resolves."""
+"""Share of the run below which an estimated cost is not resolved by the model of step times."""
 
 
 def trials_page(run: RunReport) -> Page[RunReport]:
-    """Return the trials of a run, as shown when it ends."""
+    """Return the page of a run's trials, shown when the run ends."""
     return Page(run, lambda shown: [trials_table(shown.trials)])
 
 
@@ -347,7 +355,7 @@ def details(run: RunReport) -> Iterator[Section]:
     if run.request_time:
         yield request_time_table(run)
     if run.engine_time:
-        yield engine_time(run)
+        yield engine_time_table(run)
     if run.step_excess:
         yield step_excess(run)
     if run.causes:
@@ -370,7 +378,7 @@ def finding_sections(findings: list[Finding], *, engines: int) -> Iterator[Findi
 
 
 def _strip(run: RunReport) -> Strip:
-    """Return budget use over the run, and below it where requests waited."""
+    """Return a strip of budget use over the run, with a band below it where requests waited."""
     shares = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
     use = Bars([cell.use_frac for cell in run.strip], Style.GOOD)
     waiting: Bars | str = Bars(shares, Style.WARNING)
@@ -395,7 +403,7 @@ def _finding(finding: Finding, engines: int) -> FindingSection:
     if finding.steps:
         paragraphs.append(Styled(_where(finding, engines), Style.DIM))
     return FindingSection(
-        severity(finding.severity),
+        severity_word(finding.severity),
         finding.code,
         joined(about, "  "),
         paragraphs,
@@ -405,7 +413,7 @@ def _finding(finding: Finding, engines: int) -> FindingSection:
 
 
 def _cost(finding: Finding) -> Message:
-    """Return the finding's cost and its certainty; nothing below an estimate's resolution."""
+    """Return the finding's cost with its certainty; nothing below the resolution of the estimate."""
     if finding.cost_ms is None or finding.cost_frac is None:
         return NOTHING
     sure: Text = "measured"
@@ -427,7 +435,7 @@ def _where(finding: Finding, engines: int = 1) -> Message:
 
 
 def step_list(finding: Finding) -> Message:
-    """Return the steps that show the finding, as far as they are listed; at the start of a sentence."""
+    """Return the listed steps that show the finding, as the beginning of a sentence."""
     return say("{steps}", steps=StepList(finding.steps, whole=len(finding.steps) < MAX_STEPS))
 
 
@@ -445,5 +453,5 @@ KIND: list[Field[FindingKind]] = [
 
 
 def catalogue_page(catalogue: Catalogue) -> Page[Catalogue]:
-    """Return every kind of finding, with the facts that a record must hold for it."""
+    """Return the page of all kinds of findings, with the facts that a record must contain for each."""
     return Page(catalogue, lambda shown: [table(shown.findings, KIND)])

@@ -1,4 +1,4 @@
-"""The page of a request: its life event by event, and where its time went."""
+"""Page of a request: its history event by event, and where its time went."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from schedtrace.present.sections import (
     States,
     Strip,
     Styled,
-    figure,
+    figure_field,
     table,
 )
 
@@ -29,7 +29,7 @@ MOST_GAPS = 3
 
 
 def request_page(life: Life) -> Page[Life]:
-    """Make the page of a request."""
+    """Return the page of a request."""
     return Page(life, _sections)
 
 
@@ -91,8 +91,8 @@ def _steps(event: LifeEvent) -> str:
 
 
 EVENT: list[Field[LifeEvent]] = [
-    figure("ms", lambda event: f"{event.at_ms:,.1f}"),
-    figure("step", _steps, of_steps=True),
+    figure_field("ms", lambda event: f"{event.at_ms:,.1f}"),
+    figure_field("step", _steps, of_steps=True),
     Field(
         "what happened (times since its arrival)",
         lambda event: Styled(event.message, EVENTS.get(event.what)),

@@ -11,12 +11,12 @@ from schedtrace.present.phrases import EXITS_VIA, phrase
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
 
 MOST_SIZES = 4
-"""Most sizes shown of a list."""
+"""Maximum number of sizes shown of a list."""
 NOTEWORTHY_ORIGINS = frozenset({"overridden"})
 
 
 def noteworthy(settings: list[EffectiveSetting]) -> Message:
-    """Return overridden or inert settings as one line; empty: there are none."""
+    """Return overridden settings and settings without effect as one line; empty if there are none."""
     noted = [
         say("{name:code} {value}: {explanation}", setting, value=_value(setting.value))
         for setting in settings
@@ -32,7 +32,7 @@ def _origin(setting: EffectiveSetting) -> Content:
 
 
 def _value(value: SettingValue) -> Message:
-    """Return the value in words: a number grouped, the ends of a long list, everything else as it is."""
+    """Return the value as text: numbers with separators, the ends of a long list, all else unchanged."""
     if isinstance(value, list):
         shown = [say("{size:n}", size=size) for size in value[:MOST_SIZES]]
         if len(value) <= MOST_SIZES:
@@ -102,7 +102,7 @@ def _summary(run: RunReport) -> Iterator[str]:
 
 
 def _requests(run: RunReport) -> str:
-    """Return ``60 requests``, or ``0 of 60 requests finished``; empty: not recorded."""
+    """Return ``60 requests``, or ``0 of 60 requests finished``; empty if not recorded."""
     ended = [trial.requests_finished for trial in run.trials if trial.requests_finished is not None]
     if not ended:
         return ""
@@ -156,7 +156,7 @@ def _log_header(run: RunReport) -> Iterator[str]:
 
 
 def log_figures(run: RunReport) -> Iterator[Section]:
-    """Yield figures without a column in the trials' table; nothing for a trace of schedtrace."""
+    """Yield figures that have no column in the trials' table; none for a trace of schedtrace."""
     if run.config["exits_via"] is None:
         for trial in run.trials:
             engine = f"engine {trial.engine_rank}: " if len(run.trials) > 1 else ""
@@ -177,7 +177,7 @@ def _log_figures(trial: TrialReport) -> Iterator[str]:
 
 
 def not_judged(run: RunReport) -> Iterator[Section]:
-    """Yield the rules that could not be judged and what is missing; nothing if all were."""
+    """Yield the rules that could not be judged and the missing facts; none if all were judged."""
     if not run.not_judged:
         return
     yield Note(", ".join(rule.code for rule in run.not_judged), "not judged:")

@@ -1,4 +1,4 @@
-"""The page of a step: requests and their tokens, exits, waiting requests, what else would have fitted."""
+"""Page of a step: requests and their tokens, exits, waiting requests, and what else would have fitted."""
 
 from collections.abc import Iterator
 
@@ -20,18 +20,18 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
-    figure,
+    figure_field,
     table,
 )
 
 MOST_LISTED = 20
 LISTED_BY = "--all lists them"
 FEWEST_GROUPED = 4
-"""Decodes alike that share a line; fewer are listed."""
+"""Fewest equal decodes that share a line; fewer are listed individually."""
 
 
 def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content | Table]:
-    """Yield ordinary decodes on one line and the others in a table; all in it if ``everything``."""
+    """Yield ordinary decodes on one line, other requests in a table; all in the table if ``everything``."""
     plain = [share for share in scheduled if _plain(share)]
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
     listed = [share for share in scheduled if not _plain(share)] if grouped else scheduled
@@ -60,20 +60,22 @@ def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
         Field("request", lambda share: say("{request_id:id}", share)),
         Field("phase", lambda share: share.phase),
         Field("work", lambda share: share.work or "-"),
-        figure("computed\nbefore", lambda share: integer(share.computed_tokens)),
-        figure("tokens\nnow", lambda share: integer(share.scheduled_tokens)),
-        figure("prompt", lambda share: integer(share.prompt_tokens)),
+        figure_field("computed\nbefore", lambda share: integer(share.computed_tokens)),
+        figure_field("tokens\nnow", lambda share: integer(share.scheduled_tokens)),
+        figure_field("prompt", lambda share: integer(share.prompt_tokens)),
     ]
     if any(share.draft_tokens for share in scheduled):
-        fields.append(figure("draft", lambda share: integer(share.draft_tokens)))
+        fields.append(figure_field("draft", lambda share: integer(share.draft_tokens)))
     if any(share.caps for share in scheduled):
-        fields.append(figure("wanted", lambda share: integer(share.wanted_tokens) if share.caps else ""))
+        fields.append(
+            figure_field("wanted", lambda share: integer(share.wanted_tokens) if share.caps else "")
+        )
         fields.append(Field("", lambda share: "cut" if share.caps else ""))
     return table(scheduled, fields, most=None if everything else MOST_LISTED, how=LISTED_BY)
 
 
 def _cuts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content]:
-    """Yield the lines below the table: the names of limits are too long for it."""
+    """Yield the lines on caps below the table, because names of limits are too long for it."""
     for caps in dict.fromkeys(tuple(share.caps) for share in scheduled if share.caps):
         cut = [share.request_id for share in scheduled if tuple(share.caps) == caps]
         limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
@@ -86,7 +88,7 @@ MOST_RANKS = 8
 
 
 def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
-    """Return a step.
+    """Return the page of a step.
 
     Args:
         story: The step.
@@ -167,19 +169,19 @@ def _after(story: StepStory, *, everything: bool) -> Iterator[FactRow]:
 
 RANK: list[Field[RankTurn]] = [
     Field("engine", lambda turn: str(turn.engine_rank)),
-    figure("step", lambda turn: "-" if turn.step is None else str(turn.step)),
-    figure("requests", lambda turn: integer(turn.requests)),
-    figure("prefill\ntok", lambda turn: integer(turn.prefill_tokens)),
-    figure("decode\ntok", lambda turn: integer(turn.decode_tokens)),
-    figure("running", lambda turn: integer(turn.num_running)),
-    figure("waiting", lambda turn: integer(turn.num_waiting)),
-    figure("back after\nms", lambda turn: number(None if turn.back_us is None else turn.back_us / 1e3)),
+    figure_field("step", lambda turn: "-" if turn.step is None else str(turn.step)),
+    figure_field("requests", lambda turn: integer(turn.requests)),
+    figure_field("prefill\ntok", lambda turn: integer(turn.prefill_tokens)),
+    figure_field("decode\ntok", lambda turn: integer(turn.decode_tokens)),
+    figure_field("running", lambda turn: integer(turn.num_running)),
+    figure_field("waiting", lambda turn: integer(turn.num_waiting)),
+    figure_field("back after\nms", lambda turn: number(None if turn.back_us is None else turn.back_us / 1e3)),
     Field("", lambda turn: {True: "dummy batch", False: "", None: "not recorded"}[turn.dummy]),
 ]
 
 
 def _ranks_table(story: StepStory, most: int) -> Table:
-    """Return the page's rank, and the ranks whose outputs came last and made the step long."""
+    """Return the page's rank, and the ranks whose outputs came last and determined the step's length."""
     last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
     shown_ranks = {turn.engine_rank for turn in last[:most]}
     shown = [turn for turn in story.ranks if turn.engine_rank in shown_ranks]
@@ -198,7 +200,7 @@ def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Me
 
 
 def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
-    """Say requests and KV blocks before or after a step, as values or slots; without unknown values."""
+    """Return requests and KV blocks before or after a step, as values or slots; leave out unknown values."""
     return say(
         "{running} running, {waiting} waiting[, {free}[ of {total}] KV blocks free]",
         running=running,
@@ -211,9 +213,9 @@ def crowd(running: Value, waiting: Value, free: Value | None, total: Value | Non
 def budget_use(
     tokens: Value, budget: Value, left: Value, requests: Value | None, allowed: Value | None = None
 ) -> Message:
-    """Return what a step scheduled; ``requests`` is None if it scheduled no request.
+    """Return what a step scheduled; ``requests`` is None if the step scheduled no request.
 
-    ``allowed`` is what the settings allow, where ``schedule()`` worked with less.
+    ``allowed`` is the budget that the settings allow, if ``schedule()`` used less.
     """
     return say(
         "{used} of {budget} of budget[ ({allowed} are set)], {left} left[, by {requests}]",
@@ -249,8 +251,8 @@ def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Me
     """Return ``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they differ.
 
     Args:
-        about: Ids, with what is said of them if it is the same of all, and else.
-        everything: All names, however many there are.
+        about: Ids, each with the clause if it is equal for all, and the clause otherwise.
+        everything: Whether to list all names.
     """
     of_all = {shared for _, shared, _ in about}
     alike = of_all.pop() if len(of_all) == 1 else ""
@@ -274,9 +276,9 @@ def _late(story: StepStory, *, everything: bool) -> Message:
 
 QUEUE: list[Field[Waiter]] = [
     Field("next in line", lambda waiter: say("{request_id:id}", waiter)),
-    figure("tokens\nwanted", lambda waiter: integer(waiter.wanted_tokens)),
-    figure("waits since\nstep", lambda waiter: str(waiter.since_step), of_steps=True),
-    figure("for ms", lambda waiter: number(waiter.waited_ms)),
+    figure_field("tokens\nwanted", lambda waiter: integer(waiter.wanted_tokens)),
+    figure_field("waits since\nstep", lambda waiter: str(waiter.since_step), of_steps=True),
+    figure_field("for ms", lambda waiter: number(waiter.waited_ms)),
     Field("", lambda waiter: "was preempted" if waiter.preempted else ""),
 ]
 

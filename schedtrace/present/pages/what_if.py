@@ -1,4 +1,4 @@
-"""A load under other settings: the check of a replay, a change, every combination, or proposals."""
+"""Page of a load under other settings: a replay's check, one change, every combination, or proposals."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
-    figure,
+    figure_field,
     table,
 )
 
@@ -31,23 +31,23 @@ EXTRAPOLATED_FRAC = 0.05
 """Share of a configuration's extrapolated steps from which the page of a sweep warns."""
 MOST_REFUSED = 10
 WORSE_FRAC = 0.02
-"""A figure that gets worse by less is no cost."""
+"""Smallest relative worsening of a figure that is a cost."""
 UNKNOWN = number(None)
 """Placeholder of a missing value; a column of placeholders is left out."""
 
 
 def replay_page(replays: Replays) -> Page[Replays]:
-    """Make the page of one change, or of the replay as recorded."""
+    """Return the page of one change, or of the unchanged replay."""
     return Page(replays, _replay)
 
 
 def advise_page(replays: Replays) -> Page[Replays]:
-    """Make the page of the proposed configurations."""
+    """Return the page of the proposed configurations."""
     return Page(replays, _advice)
 
 
 def sweep_page(replays: Replays) -> Page[Replays]:
-    """Make the page of all configurations side by side, the Pareto front marked."""
+    """Return the page of all configurations, with the Pareto front marked."""
     return Page(replays, _sweep)
 
 
@@ -137,7 +137,7 @@ def _replay_warnings(replays: Replays, shown: Configuration) -> Iterator[Message
 
 @dataclass(frozen=True)
 class _Row:
-    """A figure as recorded, as replayed, and under the change, if there is one."""
+    """Row of a figure: recorded, replayed, and under the change, if there is one."""
 
     recorded: float | None
     replayed: float | None
@@ -152,12 +152,12 @@ def _figures_table(heading: str, base: Configuration, shown: Configuration, *, d
         rows.append(_Row(recorded, each.value if shown is base else each.before, each))
     fields: list[Field[_Row]] = [
         Field(heading, lambda row: f"{row.shown.name} {row.shown.unit}".strip()),
-        figure("recorded", lambda row: number(row.recorded)),
-        figure("replayed", lambda row: number(row.replayed)),
+        figure_field("recorded", lambda row: number(row.recorded)),
+        figure_field("replayed", lambda row: number(row.replayed)),
     ]
     if shown is not base:
-        fields.append(figure("with it", lambda row: number(row.shown.value)))
-        fields.append(figure("change", lambda row: Styled(_change(row.shown), _style(row.shown))))
+        fields.append(figure_field("with it", lambda row: number(row.shown.value)))
+        fields.append(figure_field("change", lambda row: Styled(_change(row.shown), _style(row.shown))))
     return table([row for row in rows if row.recorded or row.replayed or row.shown.value], fields)
 
 
@@ -220,7 +220,7 @@ def _proposal(proposal: Configuration, replays: Replays) -> RootCauseSection:
 
 
 def _moved(figures: Sequence[Figure], *, worse: bool) -> str:
-    """Return the times that a change makes better, or worse."""
+    """Return the times that a change improves, or worsens."""
     return ", ".join(
         f"{each.name} {_change(each)}"
         for each in figures
@@ -239,13 +239,13 @@ def _bounds(slo: Sequence[Bound], configuration: Configuration) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a sweep; one in which all rows agree stands above the table instead."""
+    """Column of a sweep; a column with equal values in all rows becomes a line above the table."""
 
     heading: str
-    """Line breaks are where a narrow column breaks it."""
+    """Heading, with line breaks for a narrow column."""
     text: Callable[[Configuration], str]
     name: str = ""
-    """Name in a sentence; empty: as in the heading."""
+    """Name in a sentence; empty if equal to the heading."""
 
 
 def _sweep(replays: Replays) -> Iterator[Section]:
@@ -255,7 +255,10 @@ def _sweep(replays: Replays) -> Iterator[Section]:
     varying, alike = _split(settings + _columns(replays.slo), shown)
     yield _sweep_headline(replays, shown, alike)
     if shown:
-        fields = [Field("", _mark), *(figure(column.heading, partial(_cell, column)) for column in varying)]
+        fields = [
+            Field("", _mark),
+            *(figure_field(column.heading, partial(_cell, column)) for column in varying),
+        ]
         yield table(shown, fields)
         yield Note(Styled(_legend(replays), Style.DIM))
     if refused:
@@ -312,7 +315,7 @@ def _sweep_warnings(replays: Replays, shown: list[Configuration]) -> Iterator[Me
 
 
 def _setting(name: str, replays: Replays) -> _Column:
-    """Return the column of a setting; ``4096`` as typed on a command line, to be copied."""
+    """Return the column of a setting, with values such as ``4096`` as typed on a command line."""
 
     def text(row: Configuration) -> str:
         value = row.changes.get(name, replays.settings[name])
@@ -353,7 +356,7 @@ def _latency(heading: str, name: str) -> _Column:
 
 
 def _split(columns: list[_Column], rows: list[Configuration]) -> tuple[list[_Column], list[tuple[str, str]]]:
-    """Split columns into those whose rows differ, and the others with their common value."""
+    """Return the columns whose rows differ, and the others with their common value."""
     varying, alike = [], []
     for column in columns:
         texts = {column.text(row) for row in rows}

@@ -1,7 +1,7 @@
-"""The renderers: a module each, with a function ``render`` of the protocol below, named in ``Format``.
+"""Renderers: one module each, with a function ``render`` of the protocol below, named in ``Format``.
 
-A new one is a module here and a member there, or another package's function below the entry point group
-``schedtrace.renderers``. No module is imported before its format is asked for, so ``--help`` answers at once.
+A new renderer is a module here and a member there, or another package's function in the entry point group
+``schedtrace.renderers``. A module is imported only when its format is used, so ``--help`` answers at once.
 """
 
 from enum import StrEnum
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from schedtrace.present.sections import Page
 
 ENTRY_POINTS = "schedtrace.renderers"
-"""Group in which another package names its renderers: ``csv = "package.module:render"``."""
+"""Group in which another package registers its renderers: ``csv = "package.module:render"``."""
 
 
 class Format(StrEnum):
@@ -31,16 +31,16 @@ class Renderer(Protocol):
     """A function from a page to a text that ends with a line break."""
 
     def __call__(self, page: "Page[Any]", *, width: int | None = None) -> str:
-        """Render a page.
+        """Return the page as text.
 
         Args:
             page: Document and sections, already made printable.
-            width: Columns, for a renderer that knows any; None: the terminal's.
+            width: Width in columns, for a renderer that uses it; None for the terminal's.
         """
 
 
 def named_format(name: str) -> str:
-    """Return the name of a format that exists.
+    """Return the name of an existing format.
 
     Raises:
         UsageError: If neither schedtrace nor an installed package has a renderer of this name.
@@ -55,10 +55,10 @@ def named_format(name: str) -> str:
 def renderer(output_format: str) -> Renderer:
     """Return the renderer of a format.
 
-    That of another package raises UsageError where it cannot be loaded, or raises itself.
+    A renderer of another package raises UsageError if it cannot be loaded or raises an error itself.
 
     Raises:
-        UsageError: If there is none of this name.
+        UsageError: If there is no renderer of this name.
     """
     if output_format in {*Format}:
         return cast("Renderer", import_module(f"{__name__}.{output_format}").render)

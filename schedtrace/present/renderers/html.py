@@ -1,4 +1,4 @@
-"""A page as HTML: a fragment for a larger document, or a document by itself.
+"""Renderer of a page as HTML: a fragment for a larger document, or a document by itself.
 
 Everything is escaped by Jinja2. There is no inline style and no event handler, so the document's policy
 allows its one style sheet, by its hash, and nothing else.
@@ -25,13 +25,13 @@ from schedtrace.present.sections import Bars, Headline, Page, Section, States, S
 HERE = Path(__file__).parent
 MOST_BARS = 120
 MOST_RUNS = 240
-"""Most runs in a picture: a reader could not distinguish more."""
+"""Maximum number of runs in a picture; a reader could not distinguish more."""
 LEAST_BAR = 3
-"""In percent of the height: anything above 0 is visible."""
+"""Smallest bar in percent of the height; anything above 0 is visible."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a browser breaks the lines
-    """Return a document that loads nothing: its policy forbids it."""
+    """Return a document that loads nothing, because its policy forbids it."""
     head = next((section for section in page.sections if isinstance(section, Headline)), None)
     return template("html.jinja").render(
         title=f"{plain(head.title)} - schedtrace" if head else "schedtrace",
@@ -42,7 +42,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
 
 
 def fragment(sections: Iterable[Section], *, rank: int | None = None, level: int = 1) -> Markup:
-    """Render sections; ``html.css`` draws them.
+    """Return sections as HTML; ``html.css`` contains their style.
 
     Args:
         sections: Sections of a page, which are printable.
@@ -63,7 +63,7 @@ def style_sheet() -> str:
 
 
 def source_of(text: str) -> str:
-    """Return what allows an inline style or script of this text in a Content-Security-Policy."""
+    """Return the source expression that allows an inline style or script in a Content-Security-Policy."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
@@ -144,7 +144,7 @@ def _steps_link(words: str, first: int, last: int, rank: int) -> Markup:
 
 
 def _steps_cell(cell: str, rank: int | None) -> Markup:
-    """Return a cell with a step's number or ``3-5``; empty, or anything else, where there is none."""
+    """Return a cell with a step's number or ``3-5``; any other cell unchanged."""
     first, _, last = cell.partition("-")
     if rank is None or not first.isdecimal():
         return escape(cell)

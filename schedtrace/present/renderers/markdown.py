@@ -1,4 +1,4 @@
-"""A page as Markdown, for a pull request or an issue. Everything in it is shown as it is."""
+"""Renderer of a page as Markdown, for a pull request or an issue. All text appears literally."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -35,11 +35,11 @@ _SPECIAL = re.compile(
 _BEGINS_BLOCK = re.compile(r"[-+]+$|=+$|>|\||\d+[.)]$")
 """Beginnings of a line that Markdown could read as a list, a quotation, a rule or a heading."""
 _NAMES = (Request, CauseWord, Setting, Code)
-"""Arguments that stand as they are."""
+"""Styles of arguments that are names and stay unchanged."""
 
 
 def code(value: object) -> str:
-    """Return a code span: nothing in it means anything, and nothing in it can end it."""
+    """Return a code span: its content has no special meaning and cannot end it."""
     text = str(value)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     inner = f" {text} " if text[:1] == "`" or text[-1:] == "`" or not text.strip() else text
@@ -49,7 +49,7 @@ def code(value: object) -> str:
 def prose(text: str | Message) -> str:
     """Return running text; names, and words that Markdown could interpret, become code spans.
 
-    Code spans that touch become one, since their backticks would run together.
+    Adjacent code spans become one, because their backticks would merge.
     """
     parts: list[tuple[str, bool]] = []
     for words, value in pieces(text):
@@ -68,14 +68,14 @@ def prose(text: str | Message) -> str:
 
 
 def paragraph(text: str | Message) -> str:
-    """Return text for the start of a line: it begins no list, quotation, rule or heading."""
+    """Return text for the start of a line, which begins no list, quotation, rule or heading."""
     written = prose(text).strip(" ")
     first, space, rest = written.partition(" ")
     return code(first) + space + rest if rest and _BEGINS_BLOCK.match(first) else written
 
 
 def cell(markdown: str) -> str:
-    """Return Markdown for a cell of a table: it ends neither the cell nor the line."""
+    """Return Markdown for a cell of a table, which ends neither the cell nor the line."""
     return " ".join(markdown.replace("|", "\\|").split())
 
 
@@ -84,7 +84,7 @@ WIDTH = 60
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a site breaks the lines
-    """Render sections with a blank line between them."""
+    """Return sections with a blank line between them."""
     return "\n\n".join("\n\n".join(_blocks(section)) for section in page.sections) + "\n"
 
 
@@ -152,7 +152,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _text(value: Cell | States) -> str:
-    """Return a text or a picture, safe anywhere in a line; what is strong or bad stands out."""
+    """Return a text or a picture, safe anywhere in a line, with emphasis on strong and bad values."""
     if isinstance(value, Bars):
         return code(bar_characters(value, WIDTH).replace(" ", "·"))  # spaces would be lost
     if isinstance(value, States):

@@ -1,4 +1,4 @@
-"""A page as text for a terminal of any width: nothing is cropped, and no word is broken that fits a line.
+"""Renderer of a page as text for a terminal of any width, without cropped text or needlessly broken words.
 
 What is printed is text, never markup, emoji names or patterns to colour.
 """
@@ -45,8 +45,8 @@ def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console for one of the standard streams; the only place where one is made.
 
     Args:
-        stderr: This one, not stdout.
-        width: In columns; None: the terminal's.
+        stderr: Whether to use stderr instead of stdout.
+        width: Width in columns; None for the terminal's.
     """
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
@@ -94,14 +94,14 @@ def longest_line(text: Text) -> int:
 
 
 GAPS = (2, 1)
-"""Columns between two columns: the first with which the table fits."""
+"""Spaces between two columns to try: the first with which the table fits is used."""
 LEAST_BARS = 8
 SHORT = 24
-"""Columns that want no more are names and figures; what wants more is prose, which may be folded."""
+"""Width up to which a column holds names and figures; wider columns are prose, which may be folded."""
 
 
 def table_view(table: Table, width: int) -> RenderableType:
-    """Return the table at any width: columns side by side where they fit, else a block for each row.
+    """Return the table at any width: columns side by side if they fit, else a block per row.
 
     No word or figure of it is broken unless it is longer than a line.
     """
@@ -138,7 +138,7 @@ def _width(table: Table, at: int, *, narrow: bool) -> int:
 
 
 def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    """Return widths: each column's least, then what short columns want, then the long columns' shares."""
+    """Return widths: each column's minimum, then the needs of short columns, then shares for long columns."""
     widths, spare = [*least], room - sum(least)
     for at, wanted in enumerate(most):
         if wanted <= SHORT:
@@ -164,7 +164,7 @@ def _columns(table: Table, widths: list[int], gap: int) -> RichTable:
 
 
 def _blocks(table: Table, width: int) -> Iterator[RenderableType]:
-    """Yield each row's first cell, and below it every other cell after its heading."""
+    """Yield each row's first cell, followed by every other cell after its heading."""
     first, *further = ((column.heading.replace("\n", " "), column) for column in table.columns)
     before = f"{first[0]} " if first[1].numeric else ""
     if first[0] and not before:
@@ -193,7 +193,7 @@ SHARE, BAR = 6, 30
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:
-    """Render sections with a blank line between them."""
+    """Print sections with a blank line between them."""
     console = make_console(width=width)
     with console.capture() as captured:
         for at, section in enumerate(page.sections):
@@ -202,7 +202,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:
 
 
 def view(section: Section, width: int) -> RenderableType:  # noqa: PLR0911  # one kind of section a line
-    """Return a section as rich draws it."""
+    """Return a section as rich displays it."""
     match section:
         case Headline():
             return Group(*_headline(section))
@@ -265,7 +265,7 @@ def _least(part: Content | Table | Strip) -> int:
 
 
 def _strip(strip: Strip, width: int) -> Iterator[RenderableType]:
-    """Yield the bands below each other, the legend below them."""
+    """Yield the bands one below another, followed by the legend."""
     indent = BAND_LABELS if any(band.label for band in strip.bands) else 0
     for band in strip.bands:
         label = Text(f"{band.label:<{indent}}", style=STYLES[Style.STRONG])
@@ -286,7 +286,7 @@ def _finding(finding: FindingSection, width: int) -> Iterator[RenderableType]:
 
 
 def _shares(shares: Shares, width: int) -> Iterator[RenderableType]:
-    """Yield a title, and below it a line a part: its label, its share and a bar."""
+    """Yield a title, followed by one line per part: its label, its share and a bar."""
     yield Text(shares.title, style=STYLES[Style.STRONG])
     labels = max((Text(plain(part.label)).cell_len for part in shares.parts), default=0)
     for part in shares.parts:
@@ -303,7 +303,7 @@ def _shares(shares: Shares, width: int) -> Iterator[RenderableType]:
 
 
 def _cause(cause: RootCauseSection, width: int) -> Iterator[RenderableType]:
-    """Yield the title with the gain at the line's end, or below it; then the evidence and what to try."""
+    """Yield the title with the gain at the line's end, or below it; then the evidence and the advice."""
     number, gain = f"{cause.number}. ", Text(plain(cause.gain), style=STYLES[Style.STRONG])
     title = Text.assemble(number, written(cause.title))
     title.stylize(STYLES[Style.STRONG])

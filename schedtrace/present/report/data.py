@@ -1,4 +1,4 @@
-"""Timelines as the columns that the page draws: steps, requests' states, preemptions; and what findings mark.
+"""Timelines as the columns that the page draws: steps, requests' states, preemptions; and findings' marks.
 
 A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS``, several in a row: then those around
 findings stay single steps, and the page says so.
@@ -27,12 +27,12 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline, per_step
 
 MOST_STORIES, FEWEST_STORIES = 40, 6
-"""Steps and requests shown in full; fewer of a long trace, where each takes half a second."""
+"""Numbers of steps and requests shown in full; fewer for a long trace, where each takes half a second."""
 
 
 @dataclass
 class Named:
-    """Steps and requests that findings name, the most important finding's first: they stay in full."""
+    """Steps and requests that findings name, the most important finding's first; they are shown in full."""
 
     steps: dict[int, list[int]] = field(default_factory=dict)
     """Steps by rank, each once."""
@@ -97,16 +97,16 @@ def _requests(finding: Finding) -> Iterator[str]:
 
 
 MOST_REQUESTS, MOST_PIECES = 8_000, 50_000
-"""Requests and pieces of their lives in a page, at most."""
+"""Maximum numbers of requests, and of pieces of their histories, in a page."""
 
 
 def lives_of(
     timeline: Timeline, steps: pl.DataFrame, named: Collection[str], engines: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
+    """Return requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all histories.
 
-    Pieces are rows of ``request_states``. Waits that follow each other and have at each moment the cause
-    that the step of the moment had are one piece, ``by_step``: of a long queue this is most of the table.
+    Pieces are rows of ``request_states``. Consecutive waits whose cause is always that of the current step
+    become one piece, ``by_step``. For a long queue, this is most of the table.
     """
     run_of_cause = steps.select(
         pl.col("step").cast(pl.Int64), cause_of_step="cause", same=pl.col("cause").rle_id()
@@ -150,7 +150,7 @@ def lives_of(
 
 
 DETAIL = 500
-"""Steps before and after each step that a finding names which are kept single."""
+"""Number of steps before and after each step that a finding names that keep a row each."""
 
 
 def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
@@ -205,7 +205,7 @@ def merged_steps(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.D
 
 
 MOST_ROWS = 50_000
-"""Rows of steps of a whole page, shared among its engines."""
+"""Maximum number of rows for the steps of a whole page, shared among its engines."""
 MOST_ENGINES = 16
 STATES = (
     *("front_end", "waiting", "prefill", "decode", "preempted", "recompute", "stalled", "set_aside"),
@@ -233,10 +233,10 @@ class TimelineChart:
         """Add an engine.
 
         Args:
-            timeline: Its.
-            run: 0, or 1 for the second of two.
-            offset_us: From its clock to that of the run's first engine.
-            named: What the run's findings name, which stays in full.
+            timeline: Timeline of the engine.
+            run: Index of the run: 0, or 1 for the second of two.
+            offset_us: Microseconds to add to its times for the clock of the run's first engine.
+            named: Steps and requests that the run's findings name, which are shown in full.
             engines: Number of the run's engines that share the page.
         """
         if Fact.TIMES not in timeline.facts:
@@ -270,7 +270,7 @@ class TimelineChart:
         )
 
     def note_engines(self, engines: int) -> None:
-        """Tell the reader where a run has more engines than the page."""
+        """Add a note if a run has more engines than the page shows."""
         if engines > MOST_ENGINES:
             self.notes.append(
                 f"{MOST_ENGINES} of {engines} engines are drawn; give one engine's trace file to see another."
@@ -322,7 +322,7 @@ class TimelineChart:
 
 
 def engines_of(run: Run, timelines: Timelines) -> Iterator[tuple[Timeline, int]]:
-    """Yield the timeline and the offset of each engine that a page has room for."""
+    """Yield the timeline and the offset of each engine that the page has room for."""
     headers = run.traces.headers[:MOST_ENGINES]
     for place, header in enumerate(headers):
         yield timelines.at(place), offset(header, headers[0]).us

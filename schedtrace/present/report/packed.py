@@ -36,9 +36,9 @@ class Packed:
         """Add whole numbers; null becomes ``UNKNOWN``.
 
         Args:
-            name: Its name in the page.
+            name: Name in the page.
             values: Integers or booleans.
-            differences: Write differences: smaller where neighbours are alike.
+            differences: Whether to write differences, which are shorter if neighbours are similar.
         """
         numbers = values.cast(pl.Int64).fill_null(UNKNOWN)
         if differences:

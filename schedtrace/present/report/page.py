@@ -1,4 +1,4 @@
-"""The document: the verdict, the timeline with its data, and the report's sections, in one HTML file.
+"""HTML page of a run: the verdict, the timeline with its data, and the report's sections, in one file.
 
 Its policy allows the one style and the one script that stand in it, by their hashes, and nothing else: the
 page fetches nothing, and markup in a stranger's text could do nothing even if it were not escaped.
@@ -48,7 +48,7 @@ from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 SCRIPTS = ("../sentence.js", "model.js", "panels.js", "requests.js", "words.js", "moves.js")
-"""The page's one script, in its parts."""
+"""Parts of the page's only script."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 """Characters that could end the element that holds the data, or a line of it."""
 
@@ -133,7 +133,7 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
 
 
 def _unrepeated(sections: list[Section]) -> Iterator[Section]:
-    """Yield sections except the verdict and its warnings, which stand above the timeline."""
+    """Yield sections except the verdict and its warnings, which appear above the timeline."""
     for section in sections:
         if isinstance(section, Headline):
             yield replace(section, title="Comparison", about="", warnings=[])

@@ -1,9 +1,8 @@
-"""The sentences of ``schedtrace step`` for every step of the page: templates, and columns that fill them.
+"""Sentences of ``schedtrace step`` for every step of the page: templates, and columns that fill them.
 
-What a sentence has in common with its step is written as the difference to it, which is mostly 0.
-
-A page that shows any of 50,000 steps cannot hold 50,000 stories. These are the very sentences of
-``explain/step.py``, made once for each kind with slots in place of what differs.
+A page with 50,000 steps cannot contain 50,000 texts. These are the sentences of ``explain/step.py``, made
+once per kind, with slots for what differs. A value that a sentence shares with its step is written as a
+difference, which is mostly 0.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +31,7 @@ from schedtrace.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Words:
-    """Templates, and a row for each sentence."""
+    """Templates, and one row per sentence."""
 
     templates: list[Message]
     rows: pl.DataFrame
@@ -84,7 +83,7 @@ def step_words(timeline: Timeline) -> dict[str, Words]:
 def _words(
     frame: pl.DataFrame, kinds: list[str], filling: Iterable[str], make: Callable[[Row], Message]
 ) -> Words:
-    """Make a template for each combination of the columns ``kinds``, from the first row that has it."""
+    """Return a template for each combination of the columns ``kinds``, made from the first row with it."""
     firsts = frame.unique(kinds, keep="first", maintain_order=True)
     numbered = firsts.select(*kinds).with_row_index("template")
     rows = frame.join(numbered, on=kinds, how="left", nulls_equal=True, maintain_order="left")
@@ -121,7 +120,7 @@ def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
 
 
 def template_parts(template: Message) -> Parts:
-    """Return a template with everything written but its slots, printable."""
+    """Return a template with everything but its slots written, in printable form."""
     written: Parts = []
     for text, value in pieces(template):
         if isinstance(value, Slot):
@@ -136,7 +135,7 @@ def template_parts(template: Message) -> Parts:
 
 
 MOST_NAMED = MOST_REQUESTS + 1
-"""Requests named in a sentence; the rest are counted."""
+"""Maximum number of requests named in a sentence; the rest are counted."""
 NOT_DRAWN = -2
 """Index of a request that is not on the page."""
 
@@ -144,7 +143,7 @@ NOT_DRAWN = -2
 def add_words(
     packed: Packed, name: str, timeline: Timeline, rows: pl.DataFrame, ids: pl.Series
 ) -> dict[str, list[Parts]]:
-    """Add what fills the sentences of an engine's steps; gives their templates.
+    """Add the columns that fill the sentences of an engine's steps; return their templates.
 
     Columns ``<name>stops.*``: ``step``, ``template``, ``count``, ``needed``; ``free`` and ``left``: the
     step's free blocks and unused tokens minus the sentence's; ``named``: how many of ``request`` are its.

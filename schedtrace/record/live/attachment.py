@@ -21,13 +21,13 @@ from schedtrace.record.settings import NotUnderstoodError, Settings, hashes_ids,
 from schedtrace.record.step_lines import WrittenIds
 
 MOST_WAITED_S = 30.0
-"""Seconds to wait for the end of a step: the prefill of a long prompt may take some on a slow device."""
+"""Maximum seconds to wait for the end of a step; a long prefill may take several on a slow device."""
 
 AGAIN_S = 3.0
 """Seconds before another attempt to end a recording that the engine did not release."""
 
 GLANCE_WAITED_S = 5.0
-"""Seconds to wait for the end of a step, at both ends of a brief recording."""
+"""Maximum seconds to wait for the end of a step, at both ends of a brief recording."""
 GLANCE_S = 0.3
 """Length of a brief recording in seconds; an engine that schedules nothing calls ``schedule()`` every
 millisecond.
@@ -39,8 +39,8 @@ class Alarm:
     """Timer that can be set again.
 
     Args:
-        lock: Held while it rings.
-        ring: Called when the time is over, unless the alarm was set again or cancelled meanwhile.
+        lock: Lock to hold while ``ring`` runs.
+        ring: Function to call when the time is over, unless the alarm was set again or cancelled.
     """
 
     def __init__(self, lock: threading.Lock, ring: Callable[[], None]) -> None:
@@ -48,13 +48,13 @@ class Alarm:
         self.timer: threading.Timer | None = None
 
     def set(self, seconds: float) -> None:
-        """Ring after this many seconds."""
+        """Set the alarm to ring after this many seconds."""
         self.timer = threading.Timer(seconds, self._run)
         self.timer.daemon = True
         self.timer.start()
 
     def cancel(self) -> None:
-        """Stop the timer."""
+        """Cancel the alarm."""
         timer, self.timer = self.timer, None
         if timer is not None:
             timer.cancel()
@@ -70,7 +70,7 @@ class Attachment:
 
     Args:
         engine: vLLM's ``EngineCore``.
-        between_steps: Access to its thread.
+        between_steps: Access to the engine's thread.
     """
 
     def __init__(self, engine: Any, between_steps: BetweenSteps) -> None:
@@ -80,7 +80,7 @@ class Attachment:
         self._recording: ClassSwap | None = None
         """Recording that a client began, even if it has given up since."""
         self._glance: ClassSwap | None = None
-        """Recording of ``exits_now``, which nobody else sees."""
+        """Recording of ``exits_now``, which no client sees."""
         self._end_s: float | None = None
         """Monotonic time at which the recording ends by itself."""
         self._alarm = Alarm(self._lock, self._end_by_itself)
@@ -94,7 +94,7 @@ class Attachment:
 
     @property
     def trace_path(self) -> Path | None:
-        """Trace being written, by this attachment or since the engine's start."""
+        """Path of the trace being written, by this attachment or since the engine's start."""
         recorder = self.recorder
         return recorder.writer.path if recorder is not None and recorder.active else None
 
@@ -111,13 +111,13 @@ class Attachment:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason why the scheduler's recording ended although nobody ended it."""
+        """Reason why the scheduler's recording ended without a request to end it."""
         recorder = self.recorder
         return None if recorder is None or recorder.active else recorder.writer.incomplete_reason
 
     @property
     def ids(self) -> WrittenIds:
-        """Written form of request ids: the recorder's or, without one, what the server's settings ask for."""
+        """Written form of request ids: the recorder's or, without one, the form in the server's settings."""
         recorder = RECORDERS.get(self._engine.scheduler)
         return WrittenIds(hash_ids=hides_ids() if recorder is None else recorder.writer.hash_ids)
 
@@ -128,12 +128,12 @@ class Attachment:
 
         Args:
             run_dir: Run folder.
-            for_s: Detach after so many seconds.
-            hash_ids: Write request ids as hashes, which the server may ask for as well.
-            trace: How much is kept.
+            for_s: Seconds after which to detach.
+            hash_ids: Whether to write request ids as hashes; the server's settings may also require this.
+            trace: How much of the trace to keep.
 
         Raises:
-            RefusedError: If it is recorded already, or cannot be.
+            RefusedError: If the scheduler is already recorded, or cannot be recorded.
         """
         if for_s is not None and not 0 <= for_s <= LONGEST_S:
             msg = f"{for_s:g} s is no time to record for: at most {LONGEST_S:g} s"
@@ -160,7 +160,7 @@ class Attachment:
         """Stop recording.
 
         Raises:
-            RefusedError: If nothing is attached, or the engine does not come to the end of its step.
+            RefusedError: If nothing is attached, or the engine does not reach the end of its step.
         """
         with self._lock:
             ended, self._ended = self._ended, None
@@ -177,16 +177,16 @@ class Attachment:
         return ended
 
     def exits_now(self, *, glance: bool = True) -> list[Exit]:
-        """Return the exits of the latest ``schedule()`` call; empty if they cannot be known.
+        """Return the exits of the latest ``schedule()`` call; empty if they cannot be determined.
 
-        An engine that is not recorded is attached to for a moment, with a trace that stays in memory. The
+        If the engine is not recorded, attach to it for a moment, with a trace that stays in memory. The
         causes thus come from vLLM's own conditions and not from another judgement of the scheduler's state.
 
         Args:
-            glance: Attach for a moment where nobody records, which waits for the end of a step.
+            glance: Whether to attach for a moment if nothing is recorded; this waits for the end of a step.
 
         Raises:
-            RefusedError: If it cannot be recorded, or is within one step.
+            RefusedError: If the engine cannot be recorded, or does not reach the end of its step.
         """
         recorder = RECORDERS.get(self._engine.scheduler)
         if recorder is not None and recorder.active:
@@ -251,7 +251,7 @@ class Attachment:
 
 
 def _chosen(run_dir: Path, *, hash_ids: bool, trace: str) -> Settings:
-    """Return the settings of a client's recording; raise RefusedError if the server's are not understood."""
+    """Return the settings of a client's recording; raise RefusedError if the server's are invalid."""
     try:
         return Settings(
             run_dir,

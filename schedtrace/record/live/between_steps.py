@@ -14,7 +14,7 @@ from schedtrace.record.vllms_own import put_on
 
 
 class NotReachedError(Exception):
-    """Error: the engine did not reach the end of a step in time; it hangs, or nobody drives it."""
+    """Error: the engine did not reach the end of a step in time, because it hangs or nothing drives it."""
 
 
 class _Task:
@@ -60,10 +60,11 @@ class BetweenSteps:
         self._had: Any = None
 
     def do(self, what: Callable[[], None], timeout_s: float) -> None:
-        """Have the task done, wait for it, and raise what it raises.
+        """Run the task on the engine's thread, wait for it, and raise any error that it raises.
 
         Raises:
-            NotReachedError: the engine's thread did not get there in time; it will not be done later either.
+            NotReachedError: If the engine's thread did not reach the task in time; the task is then
+                cancelled.
         """
         task = _Task(what)
         with self._lock:
@@ -80,7 +81,7 @@ class BetweenSteps:
             raise task.error
 
     def _put_before(self) -> None:
-        """Run the tasks before a method of this object."""
+        """Have the tasks run before a method of this object."""
         engine, name = self._engine, self._name
         original = getattr(engine, name)
         self._had = put_on(engine, name)
@@ -102,7 +103,7 @@ class BetweenSteps:
         setattr(engine, name, step if name == "step_fn" else handle)
 
     def _gone(self, tasks: set[_Task]) -> None:
-        """Remove what was added to the engine for these tasks, after the last one."""
+        """Remove everything that was added to the engine for these tasks, after the last task."""
         with self._lock:
             self._tasks -= tasks
             if self._tasks:

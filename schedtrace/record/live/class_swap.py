@@ -1,4 +1,4 @@
-"""Exchange of a running scheduler's class for the traced one, and back, each between two steps.
+"""Exchange of a running scheduler's class for the traced class, and back, each between two steps.
 
 Slow work is done before, on another thread: the marked copy of ``schedule()``, the header, the file. The
 engine's thread only notes the requests present and assigns the class. After the swap back, nothing of
@@ -47,7 +47,7 @@ class EndedRecording(NamedTuple):
     held_us: float
     """Microseconds for which the engine was held up."""
     stopped: str | None
-    """Reason why it had ended before, or is incomplete; None if it is complete."""
+    """Reason why the recording had ended before, or is incomplete; None if it is complete."""
 
 
 class ClassSwap:
@@ -55,8 +55,8 @@ class ClassSwap:
 
     Args:
         engine: vLLM's ``EngineCore``.
-        between_steps: Access to its thread.
-        chosen: Where to record, and how.
+        between_steps: Access to the engine's thread.
+        chosen: Settings of the recording.
 
     Raises:
         RefusedError: If the scheduler cannot be recorded.
@@ -84,7 +84,7 @@ class ClassSwap:
         """Give the scheduler the traced class between two steps.
 
         Raises:
-            RefusedError: If it did not get it; the swap is closed.
+            RefusedError: If the scheduler did not get the class; the swap is then closed.
         """
         scheduler, plain, recorder = self._engine.scheduler, self._plain, self.recorder
         held_us, present = 0.0, 0
@@ -116,10 +116,10 @@ class ClassSwap:
         return BegunRecording(recorder.writer.path, present, held_us)
 
     def undo(self, timeout_s: float) -> float:
-        """Give the scheduler its own class back between two steps; return the microseconds that this took.
+        """Give the scheduler its own class back between two steps; return the microseconds for this.
 
         Raises:
-            RefusedError: If the engine does not come to the end of its step.
+            RefusedError: If the engine does not reach the end of its step.
         """
         scheduler, held_us = self._engine.scheduler, 0.0
 

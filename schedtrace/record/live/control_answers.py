@@ -51,19 +51,19 @@ from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 from schedtrace.version import __version__
 
 _forever = ExitStack()
-"""Socket of a process that was made to listen; it closes when the process ends."""
+"""Socket of a process that began to listen on request; it closes when the process ends."""
 _listens = False
 """Whether this process has such a socket."""
 _in_loop: dict[int, "_Engine"] = {}
-"""Engines whose loop runs in this process, by the id of vLLM's ``EngineCore``: each has one watchdog."""
+"""Engines whose loop runs in this process, by the id of vLLM's ``EngineCore``; each has one watchdog."""
 _made_once = threading.Lock()
 
 
 def listen_from_now_on() -> None:
-    """Have the engine or worker whose loop the main thread runs listen, although it began without schedtrace.
+    """Start listening in an engine or worker that began without schedtrace and runs its loop.
 
-    It is called on another thread, which may take its time (``engine/unprepared.py``), and again if several
-    clients attach at the same time.
+    Another thread calls this, which may take long (``engine/unprepared.py``). If several clients attach at
+    the same time, each calls it.
     """
     global _listens  # noqa: PLW0603  # of the process, as its main thread is
     with _made_once:
@@ -114,7 +114,7 @@ def worker_loop(original: Method, worker: Any, *args: object, **kwargs: object) 
 
 @contextmanager
 def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[bool]:
-    """Have the process answer clients meanwhile; yield whether it can, because there may be no socket."""
+    """Answer clients while the block runs; yield whether this is possible, because there may be no socket."""
     listener = None
     try:
         listener = ControlSocket(answer)
@@ -134,7 +134,7 @@ class _Engine:
 
     Args:
         core: vLLM's ``EngineCore``.
-        thread: That it runs on.
+        thread: Thread that runs the engine's loop.
     """
 
     def __init__(self, core: Any, thread: int) -> None:
@@ -160,7 +160,7 @@ class _Engine:
                 self._watchdog.close()
 
     def ends(self, why: str) -> None:
-        """Note that the engine's loop ends with an exception; ``SystemExit`` is how vLLM shuts it down."""
+        """Note that the engine's loop ends with an exception; ``SystemExit`` is vLLM's way to shut down."""
         with suppress(Exception):
             if self._flight is not None:
                 self._flight.snapshot_event(f"engine ended {why}", always=True)
@@ -169,7 +169,7 @@ class _Engine:
         """Return the answer to a question.
 
         Raises:
-            RefusedError: If it cannot be attached to, or detached from.
+            RefusedError: If the engine cannot be attached to or detached from.
         """
         match ask:
             case AskStatus():
@@ -210,7 +210,7 @@ class _Engine:
         return []
 
     def _refuse_if_held_up(self) -> None:
-        """Raise RefusedError at once if the watchdog has found that no step will end soon."""
+        """Raise RefusedError at once if the watchdog has detected that no step will end soon."""
         watchdog = self._watchdog
         if watchdog is not None and watchdog.is_held_up:
             since = f"no step has made progress for {watchdog.stalled_s:,.0f} s"
@@ -272,7 +272,7 @@ class _Worker:
         self._worker = worker
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
-        """Answer a question."""
+        """Return the answer to a question."""
         match ask:
             case AskStatus():
                 return Status(

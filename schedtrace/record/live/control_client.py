@@ -60,7 +60,7 @@ class Connection:
         timeout_s: Seconds from now for connecting, asking and receiving the whole answer.
 
     Raises:
-        OSError: If nobody listens, or nobody accepts in time.
+        OSError: If no process listens, or none accepts in time.
     """
 
     def __init__(self, path: Path, timeout_s: float) -> None:
@@ -82,15 +82,15 @@ class Connection:
         self._socket.close()
 
     def ask(self, question: AnyAsk, expected: type[_T]) -> _T | Refused:
-        """Ask, and cut texts and lists of the answer that are too long.
+        """Send a question and return the answer; cut texts and lists of the answer that are too long.
 
         Args:
-            question: What is asked.
+            question: Question to send.
             expected: Kind of the answer, unless it is a refusal.
 
         Raises:
             OSError: If no whole answer comes in time.
-            AnswerError: what comes is none.
+            AnswerError: If the reply does not answer the question.
         """
         self._socket.settimeout(self._left_s())
         self._socket.sendall(msgspec.json.encode(question) + b"\n")
@@ -129,11 +129,11 @@ class Connection:
 
 
 def ask_process(path: Path, question: AnyAsk, expected: type[_T], timeout_s: float) -> _T | Refused:
-    """Ask the process that listens there.
+    """Ask the process that listens at this path.
 
     Raises:
-        OSError: If nobody listens, or no whole answer comes in time.
-        AnswerError: what comes is no answer to this question.
+        OSError: If no process listens, or no complete answer arrives in time.
+        AnswerError: If the reply does not answer the question.
     """
     with Connection(path, timeout_s) as connection:
         return connection.ask(question, expected)
@@ -143,7 +143,7 @@ def decoded(line: bytes, expected: type[_T]) -> _T | Refused:
     """Return the answer in a line, with its lists and texts within bounds.
 
     Raises:
-        AnswerError: If there is none in it.
+        AnswerError: If the line contains no valid answer.
     """
     kinds: Any = expected | Refused
     try:
@@ -160,10 +160,10 @@ def decoded(line: bytes, expected: type[_T]) -> _T | Refused:
 
 
 def _bounded(value: Any, most: int) -> Any:
-    """Return a copy without long texts and lists.
+    """Return a copy in which texts and lists are cut to their maximum length.
 
     Raises:
-        AnswerError: If a number cannot be.
+        AnswerError: If a number is out of range.
     """
     if isinstance(value, str):
         return shortened(value, most)

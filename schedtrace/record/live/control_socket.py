@@ -36,11 +36,11 @@ _STATES = {
 LONGEST_ASK = 2**16
 """Maximum bytes of a question."""
 END_S = 1.0
-"""Seconds for the listening thread to end; it may be waiting because it serves as many clients as it can."""
+"""Seconds to wait for the end of the listening thread, which may be serving its maximum number of clients."""
 MOST_S = 5.0
-"""Seconds for a client to ask, and again to receive the answer."""
+"""Seconds that a client has to ask, and again to receive the answer."""
 AGAIN_S = 0.05
-"""Seconds before it listens again after a failure, doubled each time."""
+"""Seconds before listening again after a failure, doubled each time."""
 LONGEST_AGAIN_S = 5.0
 MOST_AT_ONCE = 8
 """Maximum number of clients served at once; further clients wait until they are accepted."""
@@ -54,12 +54,12 @@ class ControlSocket:
     """Socket of this process; forked children do not have it.
 
     Args:
-        answer: Called on threads of the socket, one question after the other, but ``AskStatus`` at
-            any time; what it raises is a refusal.
+        answer: Function that answers a question, called on threads of the socket. It gets one question at a
+            time, except for ``AskStatus``. Any error that it raises becomes a refusal.
 
     Raises:
-        OSError: there can be no socket, or a process of this number listens already: one of another container
-            that has the same folder.
+        OSError: If the socket cannot be created, or a process with the same id already listens: a process of
+            another container that shares the folder.
     """
 
     def __init__(self, answer: Answering) -> None:
@@ -74,7 +74,7 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening and remove the socket."""
         if self._socket.fileno() < 0:  # in a forked child, or closed before
             return
         self._closed.set()
@@ -87,7 +87,7 @@ class ControlSocket:
         self._socket.close()
 
     def disown(self) -> None:
-        """Close the socket in a forked child, so that a client gets no answer once the parent has ended."""
+        """Close the socket in a forked child, so that clients get no answer once the parent has ended."""
         self._socket.close()
 
     def _listen(self) -> None:
@@ -159,7 +159,7 @@ def _listens_at(path: Path) -> tuple[socket.socket, tuple[int, int]]:
     """Return a socket at this path that accepts clients from the first moment on, and its file.
 
     Raises:
-        OSError: If somebody does already, or it cannot be made.
+        OSError: If a process already listens there, or the socket cannot be created.
     """
     if _is_alive(path):
         raise OSError(errno.EADDRINUSE, "somebody listens there already", str(path))
@@ -199,8 +199,8 @@ def _line(connection: socket.socket) -> bytes:
     """Return the text before the first newline.
 
     Raises:
-        ValueError: If nothing does.
-        TimeoutError: not within ``MOST_S``.
+        ValueError: If there is no newline.
+        TimeoutError: If it does not arrive within ``MOST_S``.
     """
     read, until_s = b"", time.monotonic() + MOST_S
     while b"\n" not in read and len(read) < LONGEST_ASK:
@@ -217,7 +217,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def time_in_workers(*, on: bool) -> None:
-    """Have the workers that this process started record when they execute batches, or stop it.
+    """Start or stop recording, in the workers that this process started, when they execute batches.
 
     If a worker does not answer, its steps lack ``execute_us``.
     """
@@ -227,7 +227,7 @@ def time_in_workers(*, on: bool) -> None:
 
 
 def worker_stacks() -> dict[str, list[str]]:
-    """Return the stacks of the workers that this process started, by worker, or else the worker's state."""
+    """Return the stacks of the workers that this process started, or the state of a worker without stacks."""
     return {path.stem: stacks for path in _worker_sockets() if (stacks := _stacks(path))}
 
 

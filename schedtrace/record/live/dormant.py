@@ -1,7 +1,7 @@
 """Behaviour of an installed schedtrace before any request: engines and workers listen in their loops.
 
 This imports no module of vLLM, and none of schedtrace in a process without a loop. A process that is forked
-later is examined again, because by then its parent has imported what it will run.
+later is examined again, because by then its parent has imported the modules that the child runs.
 """
 
 import os
@@ -16,7 +16,7 @@ LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
 """Methods that are the main loops of vLLM's engines and workers."""
 _core = "vllm.v1.engine.core"
 _waits = False
-"""Whether the hook for forks of this process is registered."""
+"""Whether this process has registered its hook for forks."""
 
 
 def listen_while_they_run() -> None:
@@ -49,7 +49,7 @@ def _worker_loop(original: Method, worker: Any, *args: object, **kwargs: object)
 
 
 def _listening(name: str) -> Callable[..., Any]:
-    """Return a wrapper of a loop that listens, or one that does nothing if schedtrace cannot be imported."""
+    """Return a wrapper of a loop that listens meanwhile, or only calls the loop if the import fails."""
     try:
         from schedtrace.record.live import control_answers
 

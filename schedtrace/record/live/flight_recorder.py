@@ -27,8 +27,8 @@ class Ring:
     """Store of parts in memory.
 
     Args:
-        run_dir: The folder that the run would have.
-        rank: Of the engine.
+        run_dir: Folder that the run would have.
+        rank: Data-parallel rank of the engine.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -47,7 +47,7 @@ class Ring:
             return {number: b"".join(frames) for number, frames in self._parts.items()}
 
     def begin(self, number: int) -> None:
-        """Begin this part: the next frames belong to it."""
+        """Begin this part; the next frames belong to it."""
         with self._lock:
             self._parts[number] = []
 
@@ -61,7 +61,7 @@ class Ring:
         return None
 
     def remove(self, number: int) -> None:
-        """Remove a part."""
+        """Remove a part from the memory."""
         with self._lock:
             self._parts.pop(number, None)
 
@@ -72,15 +72,15 @@ class Ring:
         """Write a run folder with all parts; if that fails, leave nothing of it.
 
         Args:
-            run_dir: The run folder; where it has a trace of this engine, another with a number.
-            end: A frame that comes after them.
-            header: Of the trace, for the manifest.
+            run_dir: Run folder; if it already has a trace of this engine, a folder with an added number.
+            end: Frame to append after the parts.
+            header: Header of the trace, for the manifest.
 
         Returns:
-            The trace.
+            Path of the trace.
 
         Raises:
-            OSError: If they cannot be written.
+            OSError: If the parts cannot be written.
         """
         trace, again = run_dir / part_name(self._rank), 1
         while any(trace.parent.glob(trace.name)):
@@ -105,14 +105,14 @@ class Ring:
 
 
 class Asked(Future[Path]):
-    """Snapshot for which a client waits."""
+    """Requested snapshot, for which a client waits."""
 
     def result(self, timeout: float | None = None) -> Path:
-        """Return the trace.
+        """Return the path of the trace.
 
         Raises:
-            RuntimeError: If it is not written yet, or the recording has ended.
-            OSError: If it cannot be written.
+            RuntimeError: If the trace is not written yet, or the recording has ended.
+            OSError: If the trace cannot be written.
         """
         try:
             return super().result(timeout)
@@ -137,10 +137,10 @@ class FlightRecorder:
 
     Args:
         run_dir: Run folder; snapshots are written beside it, named after it and the event.
-        ring: What is kept.
-        parts: What fills it.
-        header: Of the trace.
-        rules: What to write a snapshot at.
+        ring: Parts in memory.
+        parts: Trace that fills the ring.
+        header: Header of the trace.
+        rules: Rules for automatic snapshots.
     """
 
     def __init__(self, run_dir: Path, ring: Ring, parts: PartedTrace, header: Header, rules: Rules) -> None:
@@ -154,12 +154,12 @@ class FlightRecorder:
         self._refused_after_s = 0.0
         """Value of ``_latest_s`` when the log last reported that a snapshot was suppressed."""
         self._reason: str | None = None
-        """Event that triggers a snapshot."""
+        """Event that triggers the next snapshot; None without such an event."""
         self._preempted: deque[tuple[int, int]] = deque()
 
     @property
     def keeps(self) -> str:
-        """Contents of the memory, and their bounds."""
+        """Contents of the memory, with their bounds."""
         bounds = self._parts.bounds
         size, most = self._ring.size / 2**20, (bounds.max_bytes or 0) / 2**20
         return f"the last {bounds.max_s:g} s, {size:.1f} of at most {most:g} MiB"
@@ -173,7 +173,7 @@ class FlightRecorder:
         return future
 
     def close(self) -> None:
-        """Tell all clients, now and later, that nothing is written any more."""
+        """Tell all clients, including later ones, that nothing more is written."""
         self._closed = True
         with suppress(IndexError):  # emptied by the other thread
             while True:
@@ -184,11 +184,11 @@ class FlightRecorder:
         """Write an automatic snapshot and report it in vLLM's log; on any thread but the writer's.
 
         Args:
-            reason: What happened, in a few words.
-            always: However many there have been.
+            reason: Description of the event in a few words.
+            always: Whether to write it regardless of the number of earlier snapshots.
 
         Returns:
-            Where it lies, or why there is none: a line for vLLM's log.
+            Line for vLLM's log with the path of the snapshot, or the reason why there is none.
         """
         folder = self._folder(reason, always=always)
         if isinstance(folder, str):
@@ -238,7 +238,7 @@ class FlightRecorder:
         """Write requested and triggered snapshots; on the writer's thread, after each round.
 
         Args:
-            end: The line with which a trace that ends now is closed.
+            end: Line that closes a trace that ends now.
         """
         reason, self._reason = self._reason, None
         if reason is not None:

@@ -96,13 +96,13 @@ _preemptions = attrgetter("num_preemptions")
 
 
 def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
-    """Return a copy of everything that the next step may change, as quickly as possible.
+    """Return a copy, made as quickly as possible, of everything that the next step may change.
 
     It makes a list per attribute, because a tuple per request would trigger the garbage collector.
 
     Args:
-        scheduler: Between two steps, on its thread.
-        in_flight: Whether steps are, whose outputs are not back.
+        scheduler: Scheduler between two steps; the caller is on its thread.
+        in_flight: Whether there are steps whose outputs are not back.
     """
     requests = list(scheduler.requests.values())
     try:
@@ -126,13 +126,13 @@ def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
 def present_entry(
     seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int
 ) -> Present:
-    """Return the entry of a request, without its prefix.
+    """Return the entry of a request that was present, without its prefix.
 
     Args:
-        seen: As it was.
-        salt: Of the trace.
+        seen: Copy of the request.
+        salt: Salt of the trace's hashes.
         anchor_ns: Monotonic clock at which the trace's time is 0.
-        wall_anchor_us: Unix time then.
+        wall_anchor_us: Unix time in microseconds at that moment.
     """
     request = seen.request
     lora = getattr(request, "lora_request", None)
@@ -179,10 +179,11 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
 
     Args:
         engine: vLLM's ``EngineCore``.
-        between_steps: The way to its thread.
-        exits: Called before the copy; if they are not known, once more after it, unless the engine is held up
-            within a step. Then another copy is made, which is of the time after them.
-        ids: Request ids as they are to be written.
+        between_steps: Access to the engine's thread.
+        exits: Function that returns the exits, called before the copy. If they are unknown, it is called
+            again after the copy, unless the engine is held up within a step. Then a second copy is made,
+            which shows the state after these exits.
+        ids: Written form of request ids.
     """
     scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
     queues.know_queues()
@@ -237,7 +238,7 @@ def queue_now(engine: Any, between_steps: BetweenSteps, exits: Exits, ids: Writt
 
 
 def _parted(requests: Iterable[CopiedRequest]) -> tuple[list[CopiedRequest], list[CopiedRequest]]:
-    """Return the running requests and the waiting requests."""
+    """Return the running requests and the waiting requests separately."""
     parted: tuple[list[CopiedRequest], list[CopiedRequest]] = [], []
     for request in requests:
         parted[request.state != "running"].append(request)
@@ -262,7 +263,7 @@ def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds)
 
 
 def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
-    """Note why each request got nothing: by the exit naming it, else the loop's end."""
+    """Note why each request got nothing: by the exit that names it, otherwise by the loop's end."""
     named: dict[tuple[str, str | None], str] = {
         (exit_.loop, exit_.request_id): exit_.cause for exit_ in exits
     }

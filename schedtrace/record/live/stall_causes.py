@@ -27,9 +27,10 @@ from schedtrace.record.header import cache_groups
 from schedtrace.record.step_lines import WrittenIds
 
 At = Literal["idle", "request", "schedule", "output", "ranks", "between", "other"]
-"""``idle``: asleep on its input queue. ``request``: it does what a client asked for. ``schedule``: within
+"""``idle``: it sleeps on its input queue. ``request``: it does what a client asked for. ``schedule``: within
 ``schedule()``. ``output``: it waits for the executor, or is the executor. ``ranks``: it waits for other
-data-parallel ranks. ``between``: it lets other threads go first after a step without tokens."""
+data-parallel ranks. ``between``: it lets other threads go first after a step without tokens.
+"""
 
 MOST_OF_NAME = 100
 """Characters of a thread's name."""
@@ -77,7 +78,7 @@ def frame_place(frame: FrameType) -> ThreadPlace:
 
 
 def _is_beneath(file: str) -> bool:
-    """Return whether a function is Python's own or ours and was called by other code."""
+    """Return whether a function is Python's own or schedtrace's, and was called by other code."""
     of_python = file.startswith(("<", _LIBRARY)) and "-packages" not in file
     return of_python or file.startswith(_OURS)
 
@@ -89,7 +90,7 @@ def _vllms_folder() -> str:
 
 
 def _at(functions: list[str], files: list[str]) -> At:
-    """Return the place that functions on a stack, innermost first, and their vLLM files indicate."""
+    """Return the kind of place that functions on a stack, innermost first, and their vLLM files indicate."""
     names = set(functions)
     asks_a_future = "result" in names and bool(names & {"step", "step_with_batch_queue"})
     executes = (
@@ -135,12 +136,12 @@ _ELSEWHERE: dict[At, tuple[Kind, str]] = {
     "between": ("engine", "the engine's thread is elsewhere: {within}"),
     "other": ("engine", "the engine's thread is elsewhere: {within}"),
 }
-"""Kind and sentence for each place where the engine's thread may be held up, unless in a connector."""
+"""Kind and sentence for each place that may hold up the engine's thread, outside of connectors."""
 _REMOTE = "WAITING_FOR_REMOTE_KVS"
 
 
 class StallCause(NamedTuple):
-    """Cause of an engine's stall, as far as it is known."""
+    """Cause of an engine's stall, as far as it can be determined."""
 
     kind: Kind
     sentence: str
@@ -168,12 +169,12 @@ def stall_cause(
 
     Args:
         engine: vLLM's ``EngineCore``.
-        places: Where its thread was at each look since its last progress, the latest at the end.
-        steps: Whether ``schedule()`` is called, again and again.
-        exits: Of a late call that scheduled nothing; empty: not known.
-        ids: Request ids as they are to be written.
-        calls: Calls of ``schedule()`` since its last progress; None if not known.
-        call_s: How long the latest call has been going on; None if not known.
+        places: Places of its thread at each check since its last progress, the latest at the end.
+        steps: Whether ``schedule()`` is called repeatedly.
+        exits: Exits of a late call that scheduled nothing; empty if unknown.
+        ids: Written form of request ids.
+        calls: Number of ``schedule()`` calls since its last progress; None if unknown.
+        call_s: Seconds since the latest call began; None if unknown.
     """
     latest = places[-1] if places else None
     if is_paused(engine) and (steps or latest is None or latest.at in {"idle", "between", "other"}):
@@ -246,7 +247,7 @@ def _seen_from_outside(engine: Any, ids: WrittenIds) -> str:
 
 
 def _decisive(exits: Iterable[Exit]) -> Exit | None:
-    """Return the exit that blocks running requests, else the end of the waiting loop, else the usual skip."""
+    """Return the exit that blocks running requests, else the waiting loop's end, else the usual skip."""
     refusals = [exit_ for exit_ in exits if is_refusal(exit_.cause, exit_.detail)]
     running = [exit_ for exit_ in refusals if exit_.loop == "running"]
     ended = [exit_ for exit_ in refusals if exit_.loop == "waiting" and exit_.kind != "continue"]
@@ -258,7 +259,7 @@ def _decisive(exits: Iterable[Exit]) -> Exit | None:
 
 
 def _reason(scheduler: Any, exit_: Exit) -> str:
-    """Return the reason for an exit from the table of causes, with the figures of the running engine."""
+    """Return the reason for an exit from the table of causes, with current figures of the engine."""
     if exit_.cause == Cause.OTHER:
         return f"a condition that schedtrace does not know, at {exit_.location}: {exit_.guard or ''}"
     if not (text := reason_text(exit_.cause, exit_.detail, exit_.loop)):
@@ -272,7 +273,7 @@ def _reason(scheduler: Any, exit_: Exit) -> str:
 
 
 def _need(engine: Any, exit_: Exit) -> str:
-    """Return the request's need in blocks."""
+    """Return the number of blocks that the request needs."""
     if exit_.cause != Cause.KV_BLOCKS:
         return ""
     manager = engine.scheduler.kv_cache_manager
@@ -286,7 +287,7 @@ def _need(engine: Any, exit_: Exit) -> str:
 
 
 def _whole(engine: Any, request_id: str | None) -> int | None:
-    """Return the blocks of all tokens that a request has so far; None if unknown."""
+    """Return the number of blocks for all tokens that a request has so far; None if unknown."""
     scheduler = engine.scheduler
     request = dict.get(scheduler.requests, request_id)
     need = KvNeed(tuple(cache_groups(scheduler)), max_model_len=getattr(scheduler, "max_model_len", None))

@@ -43,15 +43,15 @@ EXPLAIN = "explain"
 AFTER_S = 10.0
 EVERY_S = 1.0
 END_S = 1.0
-"""Seconds to wait for a look that is in progress when the engine ends."""
+"""Seconds to wait for a check in progress when the engine ends."""
 ABSENT_S = 3 * EVERY_S
-"""Seconds between two looks from which the watchdog itself was held up, for example because the process was
+"""Seconds between two checks from which the watchdog itself was held up, for example because the process was
 stopped.
 """
 MOST_FAILED = 60
-"""Number of failed looks in a row after which the watchdog ends."""
+"""Number of consecutive failed checks after which the watchdog ends."""
 STACKS_EVERY_S = 600.0
-"""Seconds before the stacks of a process in one kind of stall at the same place are repeated; an engine may
+"""Seconds before stacks of a process are repeated for the same kind of stall at the same place; an engine may
 stall with every long prompt.
 """
 SAME_FRAMES = 3
@@ -59,14 +59,14 @@ SAME_FRAMES = 3
 MOST_STACK_LINES = 400
 """Lines of stacks in a trace."""
 LOOKS_WITHOUT_CALL = 2
-"""Consecutive looks after which ``schedule()`` counts as no longer called."""
+"""Consecutive checks without a new ``schedule()`` call after which it counts as no longer called."""
 MORE = f"schedtrace queue {{pid}} names the limit; with {VARIABLE}={EXPLAIN} the watchdog does so itself"
 log = logging.getLogger("vllm.schedtrace")
 """Logger with vLLM's handlers, level and format."""
 
 Causes = Callable[[], list[Exit]]
 Ids = Callable[[], WrittenIds]
-"""Written form of request ids at this moment."""
+"""Function that returns the current written form of request ids."""
 Snapshot = Callable[[str], str]
 """Function that keeps the data from before a stall; it takes the stall's kind and returns a line about the
 data, or nothing.
@@ -78,10 +78,10 @@ clock.
 
 
 def after_s() -> float | None:
-    """Return the seconds without progress that count as a stall; None for no watchdog.
+    """Return the seconds without progress that count as a stall; None if the watchdog is off.
 
     Raises:
-        ValueError: If the variable says neither ``off``, ``explain`` nor a number of seconds.
+        ValueError: If the variable is neither ``off``, ``explain`` nor a number of seconds.
     """
     text, *more = [part for part in _asked() if part != EXPLAIN] or ["on"]
     if more:
@@ -108,16 +108,17 @@ def _asked() -> list[str]:
 
 
 class Watchdog:
-    """Watchdog of one engine; ``look`` is called about once a second.
+    """Watchdog of one engine; ``check`` is called about once a second.
 
     Args:
         engine: vLLM's ``EngineCore``.
-        place: Where the engine's thread is.
-        causes: The exits of a late call of ``schedule()``; what it raises counts as not known.
-        after_s: A stall is said after so many seconds.
+        place: Function that returns the place of the engine's thread.
+        causes: Function that returns the exits of a late call of ``schedule()``; if it raises, they are
+            unknown.
+        after_s: Seconds without progress after which a stall is reported.
         snapshot: See ``Snapshot``.
-        stacks: The stacks of this process and its workers, by a name of each process.
-        ids: How request ids are written; as the server asks for, unless given.
+        stacks: Function that returns the stacks of this process and its workers, by the name of each process.
+        ids: Written form of request ids; by default, the form that the server's settings state.
         note: See ``Note``.
     """
 
@@ -139,7 +140,7 @@ class Watchdog:
         self._movement = Movement()
         self._ids = ids or _as_the_server_asks
         self._places: list[ThreadPlace] = []
-        """Places at each look since the latest progress."""
+        """Places of the engine's thread at each check since the latest progress."""
         self._calls = Calls()
         self._moved_s: float | None = None
         self._looked_s = 0.0
@@ -149,18 +150,18 @@ class Watchdog:
         self._reported_hashed = False
         """Whether the ids in the reported sentence are hashes."""
         self._unexplained = False
-        """Whether calls of ``schedule()`` do nothing and no call has been examined."""
+        """Whether calls of ``schedule()`` schedule nothing and none of them has been examined."""
         self._stacks_s: dict[tuple[str, ...], float] = {}
         """Times at which a process's stacks were written, by kind of stall, process and place."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Look once a second from now on, on a separate thread that never raises into its process."""
+        """Check once a second from now on, on a separate thread that never raises into its process."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking; wait briefly for a look in progress."""
+        """Stop checking; wait briefly for a check in progress."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(END_S)
@@ -187,7 +188,7 @@ class Watchdog:
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether there is a stall in which the engine's thread does not reach the end of a step."""
+        """Return whether the engine stalls and its thread does not reach the end of a step."""
         reported = self._reported
         return reported is not None and reported.kind in HELD_UP
 
@@ -197,10 +198,10 @@ class Watchdog:
         return None if self.stalled_s is None or self._reported is None else self._reported.sentence
 
     def check(self, now_s: float) -> None:
-        """Compare with the last look; report stalls that have begun or ended since.
+        """Compare the engine with its state at the last check; report stalls that have begun or ended since.
 
         Args:
-            now_s: Of a monotonic clock.
+            now_s: Time of a monotonic clock in seconds.
         """
         scheduler = self._engine.scheduler
         paused = is_paused(self._engine)
@@ -283,7 +284,7 @@ class Watchdog:
             return {}
 
     def _noted(self, stall: StallCause, held: list[str], stacks: dict[str, list[str]]) -> None:
-        """Have the stall written into the trace."""
+        """Write the stall into the trace."""
         with suppress(Exception):  # the log has it
             scheduler = self._engine.scheduler
             sentence, held = self._as_now_asked(stall, held)
@@ -301,7 +302,7 @@ class Watchdog:
             self._note(stalled)
 
     def _as_now_asked(self, stall: StallCause, held: list[str]) -> tuple[str, list[str]]:
-        """Return the sentence and the holders; without ids if the ids must now be hashed and are not."""
+        """Return the sentence and the holders, without ids if they must now be hashed and are not."""
         if self._ids().hash_ids and not self._reported_hashed:
             return f"no step makes progress ({stall.kind})", []
         return stall.sentence, held
@@ -360,7 +361,7 @@ _LINE_NUMBER = re.compile(r", line \d+ ")
 
 
 def _functions(stack: list[str]) -> list[str]:
-    """Return the place of a process's main thread, without details that change from look to look."""
+    """Return the place of a process's main thread, without details that change between checks."""
     begin = next((at for at, line in enumerate(stack) if line.startswith("Thread 0x")), len(stack))
     main = takewhile(lambda line: not line.startswith("Thread 0x"), stack[begin + 1 :])
     return [_LINE_NUMBER.sub(" ", line) for line in main][:SAME_FRAMES] or stack[:1]
@@ -371,13 +372,13 @@ class Calls:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Number at the latest look; None if calls are not counted."""
+        """Number at the latest check; None if calls are not counted."""
         self._at_progress: int | None = None
         self._looks_without = 0
         self._moved_s = 0.0
 
     def count_calls(self, scheduler: Any, now_s: float) -> None:
-        """Compare with the look before."""
+        """Compare the number of calls with that of the last check."""
         number = getattr(scheduler, "current_step", None)
         self._looks_without = 0 if number != self.number else self._looks_without + 1
         if number != self.number:
@@ -390,9 +391,9 @@ class Calls:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether there were calls since the latest progress, the last of them just now.
+        """Return whether ``schedule()`` was called since the latest progress, most recently just now.
 
-        A hanging call is counted when it begins; two consecutive looks without another call identify it.
+        A hanging call is counted when it begins; two consecutive checks without another call identify it.
         """
         return self.number != self._at_progress and self._looks_without < LOOKS_WITHOUT_CALL
 
@@ -404,7 +405,7 @@ class Calls:
         return self.number - self._at_progress
 
     def still_s(self, now_s: float) -> float | None:
-        """Return the time without a new call up to a look; None if calls are not counted."""
+        """Return the seconds without a new call up to a check; None if calls are not counted."""
         return None if self.number is None else now_s - self._moved_s
 
 
@@ -413,7 +414,7 @@ def _varies(places: list[ThreadPlace]) -> bool:
 
 
 def _tried(lines: Callable[[], list[str]]) -> list[str]:
-    """Return the lines that a function returns; no lines if it raises."""
+    """Return the lines that a function returns; no lines if it raises an error."""
     try:
         return lines()
     except Exception as error:
@@ -424,14 +425,14 @@ def _tried(lines: Callable[[], list[str]]) -> list[str]:
 HELD_UP = ("worker", "ranks", "engine")
 """Kinds of stalls in which no step ends."""
 RESTARTS = 3
-"""Number of preemptions of one request without an output token in between that count as a circle."""
+"""Number of preemptions of one request without a new output token that count as a circle."""
 FORGOTTEN_S = 60.0
-"""Seconds after which a preempted request that neither ran nor was next is no longer watched."""
+"""Seconds after which a preempted request that neither ran nor was next is no longer tracked."""
 
 
 @dataclass
 class Circle:
-    """A preempted request that has had no output token since."""
+    """Preempted request that has had no output token since."""
 
     output_tokens: int
     preemptions: int
@@ -454,23 +455,25 @@ _computed = attrgetter("request_id", "num_computed_tokens")
 class Movement:
     """Detector of a scheduler's progress, from a few attributes that each step changes.
 
-    Each look reads the current values. They may belong to different steps, which does not matter, because
-    only differences between looks count. It takes no lock and calls no method of vLLM. Times are seconds of
+    Each check reads the current values. They may belong to different steps, which does not matter, because
+    only differences between checks count. It takes no lock and calls no method of vLLM. Times are seconds of
     the caller's clock.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
-        """Computed tokens of the running requests at the last look."""
+        """Computed tokens of the running requests at the last check."""
         self._ran: list[Any] = []
-        """Requests that ran then, kept while some may be in a circle: each shows whether it has ended."""
+        """Requests that ran at that time, kept while some may be in a circle; each shows whether it has
+        ended.
+        """
         self.circles: dict[str, Circle] = {}
 
     def has_progressed(self, scheduler: Any, now_s: float) -> bool:
-        """Return whether a step has made progress since the last look: new tokens or an admission.
+        """Return whether a step has made progress since the last check: new tokens or an admission.
 
-        A restart after a preemption counts as progress here; ``circling`` returns requests that gain nothing
-        by it.
+        A restart after a preemption counts as progress here; ``circling`` returns requests that make no
+        progress by restarting.
         """
         running = list(scheduler.running)
         seen = dict(map(_computed, running))
@@ -485,7 +488,7 @@ class Movement:
         return moved or again
 
     def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
-        """Return the request preempted most often, if no token or end of a request came in between."""
+        """Return the request preempted most often, if no request got a token or ended meanwhile."""
         candidates = [
             (circle.restarts, request_id)
             for request_id, circle in self.circles.items()
@@ -499,7 +502,7 @@ class Movement:
         return request_id, self.circles[request_id]
 
     def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
-        """Return whether one of the watched requests was preempted again."""
+        """Return whether one of the tracked requests was preempted again."""
         again = False
         for request in preempted:
             preemptions = _preemptions(request)
@@ -520,12 +523,12 @@ class Movement:
 def has_work(engine: Any, waiting: Queues) -> bool:
     """Return whether a request waits for the engine's next step, or for its thread to read it.
 
-    Sessions that wait for their clients' next part do not. The waiting queues may be long: they are asked
-    last, and only whether any request is in them.
+    Sessions that wait for their clients' next part do not. The waiting queues may be long, so they are
+    checked last, and only for being empty.
 
     Args:
         engine: vLLM's ``EngineCore``.
-        waiting: Its scheduler's queues.
+        waiting: Queues of its scheduler.
     """
     scheduler = engine.scheduler
     inputs = getattr(engine, "input_queue", None)

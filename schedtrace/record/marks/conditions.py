@@ -1,13 +1,13 @@
-"""Conditions that note which part of them decided, what was compared there, and where flags came from.
+"""Conditions that note which of their parts decided, which values it compared, and where flags came from.
 
-Nothing is evaluated a second time, since a queue may change by being asked. The condition itself is
-rewritten: each part is evaluated where and when it always was, and its truth kept in a local variable.
+Nothing is evaluated twice, because a queue may change when it is called. The condition itself is rewritten:
+each part is evaluated at the same place and time as before, and a local variable keeps its truth.
 
     while (self.waiting or self.skipped) and token_budget > 0:
     while not (part_0 := not (self.waiting or self.skipped)) and token_budget > 0:
 
-``if balance_flag: break`` says nothing by itself; ``balance_flag = max(...) == limit`` above it does: the
-flow through the function tells which assignments can have given a flag the value that a guard sees.
+``if balance_flag: break`` does not explain itself, but ``balance_flag = max(...) == limit`` above it does. An
+analysis of the function's flow determines which assignments can have set a flag that a guard reads.
 """
 
 import ast
@@ -20,25 +20,26 @@ PREFIX = "_schedtrace_"
 
 
 class DecidedCondition:
-    """A condition, and the parts of it of which one decides.
+    """A condition and its parts, one of which decides.
 
     Args:
-        condition: Stays as it is; ``test`` is the one to put in its place.
-        number: Of this condition among those of its function.
-        holds: Whether it was true: then one part of an ``or`` decided, else one of an ``and``.
+        condition: The original condition, which is not changed; ``test`` replaces it.
+        number: Number of this condition within its function.
+        holds: Whether the condition was true. If so, a part of an ``or`` decided; otherwise a part of an
+            ``and``.
     """
 
     def __init__(self, condition: ast.expr, number: int, *, holds: bool) -> None:
         self._name = f"{PREFIX}{number}"
         self.holds = holds
         self.parts = _parts(condition, holds=holds)
-        """Parts as the source has them."""
+        """Parts as they stand in the source."""
         self._flagged = [copy.deepcopy(part) for part in self.parts]
         self._operands: list[list[tuple[str, str]]] = [[] for _ in self.parts]
         """Operands of each part: the text, and the variable that keeps the value."""
 
     def keep_values(self, place: int) -> None:
-        """Have a part keep the values that it compares, if none of its operands may be skipped."""
+        """Make a part keep the values that it compares, unless one of its operands may be skipped."""
         part, negated = _without_not(self._flagged[place])
         with_values: ast.expr
         match part:
@@ -60,7 +61,7 @@ class DecidedCondition:
 
     @property
     def test(self) -> ast.expr:
-        """Condition that also keeps these values; its truth and its effects are unchanged."""
+        """The condition rewritten so that it keeps these values; its truth and its effects are unchanged."""
         *before, last = self._flagged
         with_flags = [self._with_flag(place, part) for place, part in enumerate(before)]
         if not with_flags:
@@ -72,7 +73,7 @@ class DecidedCondition:
         return ast.UnaryOp(ast.Not(), ast.NamedExpr(ast.Name(self._flag(place), ast.Store()), false))
 
     def _flag(self, place: int) -> str:
-        """Return the variable that is true where this part was false."""
+        """Return the name of the variable that is true if this part was false."""
         return f"{self._name}_{place}"
 
     @property
@@ -82,7 +83,7 @@ class DecidedCondition:
 
     @property
     def kept(self) -> list[ast.Tuple]:
-        """What each part compared: the values of ``operands``."""
+        """Values of ``operands`` that each part compared."""
         return [
             ast.Tuple([ast.Name(name, ast.Load()) for _, name in operands], ast.Load())
             for operands in self._operands
@@ -90,12 +91,12 @@ class DecidedCondition:
 
     @property
     def which(self) -> ast.expr:
-        """The number of the part that decided."""
+        """Number of the part that decided."""
         return self._choice([ast.Constant(place) for place in range(len(self.parts))])
 
     @property
     def values(self) -> ast.expr:
-        """What the part that decided compared."""
+        """Values that the deciding part compared."""
         return self._choice(self.kept)
 
     @property
@@ -113,7 +114,7 @@ class DecidedCondition:
 
 
 def as_true(part: ast.expr, *, holds: bool) -> ast.expr:
-    """Return the text that was true of a part that was true, or false, without a superfluous ``not``."""
+    """Return the text of what holds if the part was true, or false, without a superfluous ``not``."""
     inner, negated = _without_not(part)
     return ast.UnaryOp(ast.Not(), inner) if negated is holds else inner
 
@@ -129,7 +130,7 @@ def _parts(condition: ast.expr, *, holds: bool) -> list[ast.expr]:
 
 
 def _without_not(part: ast.expr) -> tuple[ast.expr, bool]:
-    """Return a part without its leading ``not``, and whether there was one (of two, none)."""
+    """Return a part without its leading ``not``, and whether it had one (two cancel out)."""
     negated = False
     while isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
         part, negated = part.operand, not negated
@@ -137,18 +138,18 @@ def _without_not(part: ast.expr) -> tuple[ast.expr, bool]:
 
 
 _State = frozenset[ast.AST] | None
-"""The assignments whose value may be the current one; None if this point is not reached."""
+"""Assignments that may have set the current value; None if this point is not reached."""
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MAKE_CONTAINERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
 
 
 def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None = None) -> str:
-    """Return the text of a guard, followed by what can have been assigned last to each flag in it.
+    """Return the text of a guard, followed by the possible latest assignments of each flag in it.
 
     Args:
-        function: Where it stands.
+        function: The function that contains the guard.
         test: The condition of an ``if`` or ``while`` of the function.
-        part: What to describe of it; the whole if not given.
+        part: Part of the condition to describe; None for the whole condition.
     """
     described = test if part is None else part
     assigned = [
@@ -158,9 +159,9 @@ def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None =
 
 
 def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
-    """Return them in the order of the source; nothing for a name that the function does not bind alone.
+    """Return these assignments in the order of the source; none for a name that other functions also bind.
 
-    Nor for a container: what is in it decides, and nobody has assigned that.
+    A container has none either, because its contents decide, and these are not assigned.
     """
     shared = (part for part in ast.walk(function) if isinstance(part, ast.Global | ast.Nonlocal))
     if any(flag in part.names for part in shared):
@@ -193,11 +194,11 @@ def _text(node: ast.AST, flag: str) -> str:
 
 
 class _Flow:
-    """Follows the values of one name through a function, up to a condition.
+    """Analysis of the values of one name through a function, up to a condition.
 
     Args:
         name: A local variable.
-        test: The condition; ``seen`` has the assignments that it can see.
+        test: The condition; ``seen`` collects the assignments that can reach it.
     """
 
     def __init__(self, name: str, test: ast.expr) -> None:
@@ -207,7 +208,7 @@ class _Flow:
         self._continues: list[list[_State]] = []
 
     def state_after(self, statements: list[ast.stmt], state: _State) -> _State:
-        """Return the state behind these statements."""
+        """Return the state after these statements."""
         for node in statements:
             state = self._statement(node, state)
         return state
@@ -235,7 +236,7 @@ class _Flow:
         return behind
 
     def _step(self, node: ast.stmt, state: frozenset[ast.AST]) -> _State:
-        """Return a statement without statements in it, or a definition."""
+        """Return the state after a statement without nested statements, or after a definition."""
         match node:
             case ast.Break():
                 self._breaks[-1].append(state)
@@ -259,7 +260,7 @@ class _Flow:
     def _simple(
         self, place: ast.AST, parts: Iterable[ast.AST], state: frozenset[ast.AST]
     ) -> frozenset[ast.AST]:
-        """Return the state behind something that may assign: the value from before is possible, too."""
+        """Return the state after a possible assignment: the earlier value remains possible."""
         assigns = any(self._name in syntax.rebinds(part) for part in parts)
         return state | {place} if assigns else state
 
@@ -292,6 +293,6 @@ class _Flow:
 
 
 def _either(*states: _State) -> _State:
-    """Return the assignments that any of these branches can bring."""
+    """Return the assignments that any of these branches can contribute."""
     taken = [state for state in states if state is not None]
     return frozenset[ast.AST]().union(*taken) if taken else None

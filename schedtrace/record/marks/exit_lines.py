@@ -9,7 +9,9 @@ from schedtrace.record.marks import guards
 from schedtrace.record.marks.exits import SITES, Event, Site
 
 MOST_PER_SITE = 64
-"""Exits of one site and cause in one call that are listed one by one; further ones are only counted."""
+"""Maximum number of exits of one site and cause in one call that are listed individually; more are only
+counted.
+"""
 
 _ZERO_TOKEN_CAUSES: dict[str, Cause] = {
     Cap.ENCODER_BUDGET: Cause.ENCODER_BUDGET,
@@ -34,24 +36,24 @@ _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
 
 
 def ended_loops(events: Iterable[Event]) -> set[Loop]:
-    """Return the loops that have said how they ended, or that the gate before them was closed."""
+    """Return the loops whose end a mark noted, including those that the condition before them kept out."""
     sites = (SITES[event.site] for event in events)
     return {site.loop for site in sites if site.kind not in (None, "continue")}
 
 
 def is_preemption(event: Event) -> bool:
-    """Return whether it was noted right before a preemption."""
+    """Return whether the event was noted right before a preemption."""
     site = SITES[event.site]
     return site.kind is None and not site.causes
 
 
 def sees_preemptions(sites: Iterable[int]) -> bool:
-    """Return whether there is a mark at a preemption."""
+    """Return whether one of these marks is at a preemption."""
     return any(SITES[site].kind is None and not SITES[site].causes for site in sites)
 
 
 def places(sites: Iterable[int]) -> int:
-    """Return how many of the marks are at an exit or a cap."""
+    """Return the number of marks that are at an exit or a cap."""
     return sum(bool(SITES[site].causes) for site in sites)
 
 
@@ -61,9 +63,10 @@ def to_lines(
     """Return a step's exits and caps as lines, in the order in which they were taken.
 
     Args:
-        events: Of one call.
+        events: Events of one call.
         remaining_budget: Token budget left at its end, for schedulers whose budget the marks cannot see.
-        long_prefill_threshold: ``long_prefill_token_threshold`` as configured, to tell the adaptive one.
+        long_prefill_threshold: ``long_prefill_token_threshold`` as configured, to distinguish it from the
+            adaptive threshold.
     """
     exits: list[Exit] = []
     caps: list[ChunkCap] = []
@@ -165,7 +168,7 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
 
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:
-    """Return cause and detail of an exit at a queue that holds no request, or claims so."""
+    """Return cause and detail of an exit at a queue that holds no request, or reports that it holds none."""
     if event.pause_word == "PAUSED_NEW" and (event.queued or event.request_id is not None):
         return Cause.PAUSED, event.pause_word  # somebody waits, in a queue that is closed
     return Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
@@ -180,7 +183,7 @@ def _values(event: Event, site: Site) -> str | None:
 
 
 def unknown_guards(sites: Iterable[int]) -> list[str]:
-    """Return the sites whose cause this version cannot name, as texts."""
+    """Return the sites whose cause this version cannot determine, as texts."""
     return [
         f"{SITES[site].location}: {SITES[site].condition(place)}"
         for site in sites

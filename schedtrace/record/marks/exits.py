@@ -50,7 +50,7 @@ _DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
 
 
 def why_not_eligible(scheduler: Any, request: Any) -> int:
-    """Return one of the three constants; ``READ_IN_FLIGHT`` also if it awaits its turn as well."""
+    """Return one of the three constants; ``READ_IN_FLIGHT`` takes precedence."""
     diffusion = sys.modules.get(_DIFFUSION)
     if diffusion is not None and issubclass(type(scheduler), diffusion.DiffusionAsyncScheduler):
         width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
@@ -68,22 +68,24 @@ class Site:
 
     loop: Loop
     kind: ExitKind | None
-    """Kind of the exit; None: a cap or a preemption."""
+    """Kind of the exit; None for a cap or a preemption."""
     causes: tuple[str, ...]
-    """Cause of the exit; where parts of a condition lead to several, one for each, in order of evaluation."""
+    """Cause of the exit; if the parts of a condition lead to different causes, one per part, in order of
+    evaluation.
+    """
     guard: str
-    """Condition as in the source; if it is not known, a condition that held there."""
+    """Condition as in the source; if it is unknown, a condition that was true there."""
     location: str
     """Place in the source, as ``file:line``."""
     refuses_head: bool = False
-    """Whether it refuses the head of the queue before a request was taken from it."""
+    """Whether the exit refuses the head of the queue before the loop has taken a request from it."""
     parts: tuple[str, ...] = ()
-    """Conditions that were true of the parts, one for each of several causes."""
+    """Condition that was true of its part, for each of several causes."""
     operands: tuple[tuple[str, ...], ...] = ()
     """Texts of the operands that each unknown cause compares; the mark notes their values."""
 
     def asks_queue(self, part: int) -> bool:
-        """Return whether the part that decided claims that a queue is empty."""
+        """Return whether the part that decided tests whether a queue is empty."""
         return self.cause(part) in _QUEUE_CAUSES
 
     def cause(self, part: int) -> str:
@@ -95,7 +97,7 @@ class Site:
         return self.parts[part] if len(self.parts) > 1 else self.guard
 
     def compared(self, part: int) -> tuple[str, ...]:
-        """Return the texts of the operands that the part that decided compares."""
+        """Return the texts of the operands that the deciding part compares."""
         return self.operands[part] if self.operands else ()
 
 
@@ -103,29 +105,29 @@ SITES: list[Site] = []
 """All marked places of this process; an event names its place by its number here."""
 
 LONGEST_TEXT = 40
-"""Characters kept of a text that a condition compares."""
+"""Maximum number of characters kept of a text that a condition compares."""
 
 
 class Event(msgspec.Struct, gc=False):
     """Passage of one mark.
 
-    What most marks note comes first: on the scheduler's path a struct is made twice as fast from positions.
+    Fields that most marks set come first, because positional arguments create a struct twice as fast.
     """
 
     site: int
     """Number of the place in ``SITES``."""
     budget: Any
-    """Tokens left of the budget (int); None where it is not in sight."""
+    """Remaining token budget (int); None if the code at this place cannot see it."""
     part: int = 0
-    """Number of the part of the condition that decided."""
+    """Number of the condition's part that decided."""
     pause: Any = None
     """vLLM's ``PauseState``."""
     request_id: Any = None
-    """Request in question (str); None: none, or not known."""
+    """Id of the request in question (str); None if there is none, or it is unknown."""
     status: Any = None
     """vLLM's ``RequestStatus`` of that request."""
     queued: int = 0
-    """Requests that wait although the queue claims to be empty."""
+    """Number of requests that wait although the queue reports that it is empty."""
     tokens_before: int = 0
     """Tokens before a cap."""
     tokens_after: int = 0
@@ -135,11 +137,11 @@ class Event(msgspec.Struct, gc=False):
     values: tuple[str, ...] = ()
     """Values of the operands of an unknown condition (``Site.operands``)."""
     held_back: bool = False
-    """Whether other ranks keep requests out of the free seats (``queues.held_back``)."""
+    """Whether balance scheduling keeps requests out of free seats (``queues.held_back``)."""
 
     @property
     def status_name(self) -> str | None:
-        """Name of the request's status; None if not known."""
+        """Name of the request's status; None if unknown."""
         return getattr(self.status, "name", None)
 
     @property
@@ -151,7 +153,8 @@ class Event(msgspec.Struct, gc=False):
 class Marks:
     """Object that the marks call; ``instrument.py`` puts it in place of a constant of the code.
 
-    ``scheduler`` is the one that is scheduling; its recorder keeps the events of the call that runs.
+    ``scheduler`` is the scheduler whose ``schedule()`` runs; its recorder collects the events of the current
+    call.
     """
 
     @staticmethod
@@ -188,7 +191,7 @@ class Marks:
 
     @staticmethod
     def allocation_refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
-        """Note that ``allocate_slots`` has returned None, and the loop is about to be left."""
+        """Note that ``allocate_slots`` has returned None, and the code is about to leave the loop."""
         _note_refusal(scheduler, site, budget, request, arguments)
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or request is None or recorder.events is None:
@@ -208,9 +211,9 @@ class Marks:
         part: int = 0,
         values: tuple[Any, ...] = (),
     ) -> None:
-        """Note that a loop's condition, or the gate before a loop, was false.
+        """Note that a loop's condition, or the condition before a loop, was false.
 
-        ``queue`` and ``index``: the list that the loop walks, and where it has got to.
+        ``queue`` and ``index``: the list over which the loop iterates, and its current position.
         """
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or (events := recorder.events) is None:
@@ -231,9 +234,9 @@ class Marks:
 
     @staticmethod
     def cap(scheduler: Any, site: int, budget: Any, request: Any, *tokens: int) -> None:
-        """Note that some of the limits from ``site`` on have made the number of tokens smaller.
+        """Note that one or more limits, from ``site`` on, have reduced the number of tokens.
 
-        ``tokens``: before the first of these sites, and after each of them.
+        ``tokens``: the number before the first of these sites, and after each of them.
         """
         recorder = recorder_by_id(id(scheduler))
         if recorder is None or (events := recorder.events) is None:
@@ -256,12 +259,12 @@ class Marks:
 
     @staticmethod
     def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
-        """Note that ``allocate_slots`` has returned None and a victim is to be preempted for ``request``."""
+        """Note that ``allocate_slots`` has returned None, so that a victim is preempted for ``request``."""
         _note_refusal(scheduler, site, None, request, arguments)
 
     @staticmethod
     def preempting(scheduler: Any, victim: Any) -> None:
-        """Note a victim before ``schedule()`` itself preempts it, as up to vLLM 0.11."""
+        """Note a victim before ``schedule()`` itself preempts it, as in vLLM up to 0.11."""
         recorder = recorder_by_id(id(scheduler))
         if recorder is not None and recorder.events is not None:
             recorder.request_preempted(scheduler, victim)
@@ -275,7 +278,7 @@ class Marks:
 
     @staticmethod
     def why_not_eligible(scheduler: Any, request: Any) -> int:
-        """Return the reason for a ``next_decode_eligible_step`` ahead: the ``part`` of the exit."""
+        """Return the reason for a future ``next_decode_eligible_step``: the ``part`` of the exit."""
         try:
             return why_not_eligible(scheduler, request)
         except Exception as error:
@@ -284,10 +287,10 @@ class Marks:
 
 
 def _note_head(event: Event, scheduler: Any, events: list[Event], head: Any) -> None:
-    """Note which request is next; if a queue claims to be empty, how many it may hold back.
+    """Note the next request; if a queue reports that it is empty, note how many requests it may hold back.
 
-    vLLM's own queues are empty then. Another one may hold requests back: all that neither run, nor are done,
-    nor were skipped in this call.
+    vLLM's own queues are really empty then. Another queue may hold requests back: all that are neither
+    running nor finished, and were not skipped in this call.
     """
     event.request_id = getattr(head, "request_id", None)
     if head is not None or not SITES[event.site].asks_queue(event.part) or queues.readable(scheduler):
@@ -298,12 +301,12 @@ def _note_head(event: Event, scheduler: Any, events: list[Event], head: Any) -> 
 
 
 def _texts(values: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the operands' values as texts; a single bool says no more than the condition does."""
+    """Return the operands' values as texts; none for a single bool, which adds nothing to the condition."""
     return () if len(values) == 1 and isinstance(values[0], bool) else tuple(map(plain_text, values))
 
 
 def plain_text(value: Any) -> str:
-    """Return a value as text, asking no object but Python's own; of others only the class is named."""
+    """Return a value as text. Only Python's own objects are converted; of all others, the class is named."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return repr(value)
@@ -332,6 +335,6 @@ def _note_refusal(scheduler: Any, site: int, budget: Any, request: Any, argument
 
 
 def _failed(scheduler: Any, error: Exception) -> None:
-    """Have the trace warn that an event lacks what could not be read."""
+    """Make the trace warn that an event lacks a value that could not be read."""
     if (recorder := recorder_by_id(id(scheduler))) is not None:
         recorder.mark_failed(error)

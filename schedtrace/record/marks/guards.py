@@ -1,11 +1,11 @@
-"""Causes of exits, found by the names in the guard before the exit, never by its line.
+"""Causes of exits, determined by the names in the guard before the exit, never by its line.
 
-The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard that holds nothing but names, and
-numbers other than 0, that it knows: a condition that a newer vLLM, or somebody else's scheduler, has added
-makes the guard unknown, and unknown is what is recorded then.
+The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard whose names, and numbers other than
+0, it all knows. If a newer vLLM or another scheduler adds a condition, the guard is unknown and is recorded
+as unknown.
 
-Another package names the guards of its own scheduler with an entry point in the group ``schedtrace.guards``
-that leads to a list of ``Guard``.
+Another package registers the guards of its own scheduler as an entry point in the group
+``schedtrace.guards``, which refers to a list of ``Guard``.
 """
 
 from collections.abc import Iterable
@@ -35,14 +35,14 @@ Names = frozenset[str]
 
 @dataclass(frozen=True)
 class Guard:
-    """Name that a scheduler's author gives to the cause behind a guard, or a cap, of that scheduler.
+    """Cause that the author of a scheduler registers for a guard, or a cap, of that scheduler.
 
     Args:
-        module: The module that it stands in, as in ``schedule.__module__``.
-        names: Names and attribute names that must all occur in the guard, in one part of it, or in what a
-            statement assigns that makes a chunk smaller.
+        module: Module that contains the guard, as in ``schedule.__module__``.
+        names: Names and attribute names that must all occur in the guard, in one part of it, or in the value
+            that a cap assigns.
         cause: A new word, or a member of ``Cause`` or ``Cap``.
-        meaning: One line for people; it is written to the trace's header.
+        meaning: One-line explanation for users; it is written to the trace's header.
     """
 
     module: str
@@ -51,10 +51,10 @@ class Guard:
     meaning: str
 
     def __post_init__(self) -> None:
-        """Refuse a guard without names: it would match everything.
+        """Reject a guard without names, because it would match everything.
 
         Raises:
-            TypeError: If ``names`` is no frozenset, or an empty one.
+            TypeError: If ``names`` is not a frozenset, or is empty.
         """
         if not isinstance(self.names, frozenset) or not self.names:
             msg = f"names of the guard for {self.cause}: a frozenset of one name or more, not {self.names!r}"
@@ -63,7 +63,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Registered:
-    """Guards that installed packages have named."""
+    """Guards that installed packages have registered."""
 
     guards: tuple[Guard, ...]
     failed: tuple[str, ...]
@@ -74,10 +74,10 @@ class _Rule:
     """A cause (or cap) and the names that identify it.
 
     Args:
-        names: One of these must occur.
-        also: These may occur beside them.
-        loop: The loop it must stand in, if it matters.
-        within: One of these must occur in an enclosing guard.
+        names: Names of which at least one must occur.
+        also: Names that may also occur.
+        loop: Loop in which the guard must be; None for any loop.
+        within: Names of which at least one must occur in an enclosing guard.
     """
 
     def __init__(
@@ -204,24 +204,24 @@ _CAPPING_HELPERS = {
 
 
 def exit_cause(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
-    """Return the cause of a ``break`` or ``continue``; ``Cause.OTHER`` where its guard is not known.
+    """Return the cause of a ``break`` or ``continue``; ``Cause.OTHER`` if its guard is unknown.
 
     Args:
-        module: Where it stands.
-        loop: Which loop it belongs to.
-        names: Of the innermost guard.
-        enclosing: Of all guards around that one, within the loop.
+        module: Module of the code.
+        loop: Loop to which it belongs.
+        names: Names in the innermost guard.
+        enclosing: Names in all guards around that guard, within the loop.
     """
     return registered(module, names) or _first(_EXITS, loop, names, enclosing)
 
 
 def end_cause(module: str, loop: Loop, names: Names) -> str:
-    """Return the cause where this part of a loop's condition, or of the gate before a loop, is false."""
+    """Return the cause if this part of a loop's condition, or of the condition before a loop, is false."""
     return registered(module, names) or _first(_ENDS, loop, names, frozenset())
 
 
 def cap_of(module: str, loop: Loop, names: Names) -> str:
-    """Return which limit a statement applies that makes a number of tokens smaller."""
+    """Return the limit that a statement applies when it reduces the number of tokens."""
     if (named := registered(module, names)) is not None:
         return named
     for helper, cap in _CAPPING_HELPERS.items():
@@ -232,7 +232,7 @@ def cap_of(module: str, loop: Loop, names: Names) -> str:
 
 @cache
 def registered_guards() -> Registered:
-    """Return the guards that installed packages have named; a package that fails to load does not count."""
+    """Return the guards that installed packages have registered; a package that fails to load is left out."""
     guards: list[Guard] = []
     failed: list[str] = []
     for entry_point in entry_points(group=ENTRY_POINTS):
@@ -244,7 +244,7 @@ def registered_guards() -> Registered:
 
 
 def is_registered(word: str) -> bool:
-    """Return whether an installed package has named a cause so."""
+    """Return whether an installed package has registered this cause."""
     return any(guard.cause == word for guard in registered_guards().guards)
 
 
@@ -258,7 +258,7 @@ def _checked(registered: Iterable[Guard]) -> list[Guard]:
 
 
 def registered(module: str, names: Names) -> str | None:
-    """Return the cause that a scheduler's author has given to what these names stand in; else None."""
+    """Return the cause that a scheduler's author has registered for code with these names, or None."""
     every = registered_guards().guards
     return next((guard.cause for guard in every if guard.module == module and guard.names <= names), None)
 

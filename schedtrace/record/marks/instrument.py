@@ -1,8 +1,8 @@
-"""Makes a copy of ``schedule()`` that notes each exit it takes, for every class that defines one.
+"""Creation of a copy of ``schedule()`` that notes each exit, for every class that defines ``schedule()``.
 
-The copy is the proven source with marks (``marking.py``), compiled as a part of its module and given the
+The copy is the proven source with marks (``marking.py``), compiled as a part of its module, with the
 original's globals, defaults and closure. It becomes the method of a class between the original's class and
-the traced one, so that nothing of vLLM is patched and ``super()`` leads where it always led.
+the traced class. So nothing in vLLM is patched, and ``super()`` resolves as before.
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,16 @@ class Instrumented:
     classes: tuple[type, ...]
     """Subclasses with a ``schedule()`` that notes its exits, to be added to the bases."""
     refused: tuple[str, ...]
-    """A line for each class that keeps its own, with the reason."""
+    """A line for each class that keeps its own ``schedule()``, with the reason."""
     sites: tuple[int, ...] = ()
     """Numbers of the marked places in the table of all sites."""
 
 
 def instrument(base: type) -> Instrumented:
-    """Instrument every ``schedule()`` with exits of its own that a call on ``base`` can come to.
+    """Instrument every ``schedule()`` that has exits of its own and that a call on ``base`` can reach.
 
-    That is the first one in the MRO, and each further one if code before it can ask ``super()`` for it.
+    That is the first ``schedule()`` in the MRO, and each further one that earlier code can call through
+    ``super()``.
     """
     classes: list[type] = []
     refused: list[str] = []
@@ -63,13 +64,13 @@ def _name(owner: type) -> str:
 
 
 def _asks_super(owner: type) -> bool:
-    """Return whether a method of the class can call ``super().schedule()``: both names stand in its code."""
+    """Return whether a method of the class can call ``super().schedule()``: its code contains both names."""
     methods = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
     return any({"super", "schedule"} <= _mentioned(method.__code__) for method in methods)
 
 
 def _mentioned(code: CodeType) -> set[str]:
-    """Return the names and texts in a function and in the functions within it."""
+    """Return the names and texts in a function and its nested functions."""
     names = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
     within = [_mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return names.union(*within)
@@ -79,7 +80,7 @@ def _mentioned(code: CodeType) -> set[str]:
 def _with_marks(owner: type) -> tuple[type | None, range]:
     """Return a subclass of ``owner`` with a marked copy of its ``schedule()``, and the numbers of its sites.
 
-    None, and no sites, where it has no exits.
+    Return None and no sites if it has no exits.
     """
     proven = prove(vars(owner)["schedule"])
     original, code = proven.function, proven.function.__code__
@@ -103,7 +104,7 @@ def _with_marks(owner: type) -> tuple[type | None, range]:
 
 
 def _with_constant(code: CodeType, name: str, value: Any) -> CodeType:
-    """Return ``code`` with the constant ``name`` replaced, in itself and in the functions within it."""
+    """Return ``code`` with the constant ``name`` replaced, also in nested functions."""
     constants = tuple(
         value
         if isinstance(constant, str) and constant == name

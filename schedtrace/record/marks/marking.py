@@ -1,9 +1,9 @@
-"""Finds every place where ``schedule()`` stops, skips or caps, and puts a mark in front of it.
+"""Insertion of a mark before every place where ``schedule()`` stops, skips a request or cuts a chunk.
 
-A mark is a call on the string ``MARK``, which ``instrument.py`` replaces by an object: no name of ours enters
-the function but ``BEFORE``, which holds a number of tokens while a limit is applied to it. A mark gets only
-what is surely bound where it stands. Exits by which a request succeeds are not marked. A worked example, in
-which the first site has number 5 and ``mark`` stands for the object::
+A mark is a call on the string ``MARK``, which ``instrument.py`` replaces with an object. The only name that
+is added to the function is ``BEFORE``, which holds a number of tokens while a limit is applied to it. A mark
+gets only names that are certainly bound at its place. Places at which a request succeeds are not marked. A
+worked example, in which the first site has number 5 and ``mark`` stands for the object::
 
     while self.waiting and token_budget > 0:
         if len(self.running) == self.max_num_running_reqs:
@@ -28,7 +28,7 @@ statement                             marked copy
                                       before it, with the arguments of ``allocate_slots``
 ====================================  ================================================================
 
-What the object notes of each call stands in ``exits.py``.
+``exits.py`` describes what the object notes for each call.
 """
 
 import ast
@@ -46,32 +46,36 @@ MARK = "schedtrace mark"
 BEFORE = "_schedtrace_tokens_before"
 
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
-"""Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
+"""Tokens that the scheduler adds for draft tokens and takes back; no request asked for them."""
 
 _OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
-"""Causes of a whole condition whose parts lead to different ones."""
+"""Causes of a whole condition whose parts lead to different causes."""
 
 _Limit = ast.Assign | ast.AugAssign
-"""A statement that makes the number of tokens smaller."""
+"""A statement that reduces the number of tokens."""
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """Surroundings of a statement."""
+    """Context of a statement."""
 
     loop: Loop | None = None
     nested: bool = False
-    """Whether it is in a loop of that loop: allocating again after each preemption."""
+    """Whether the statement is in an inner loop, which allocates again after each preemption."""
     takes_head: bool = False
-    """Whether the loop takes the first request of the queue: a ``while``, not a ``for`` over all requests."""
+    """Whether the loop takes the first request of the queue (``while``) rather than all requests in turn
+    (``for``).
+    """
     tests: tuple[tuple[ast.expr, bool], ...] = ()
-    """Conditions around it within the loop, outermost first; True: it stands in the ``else`` part."""
+    """Conditions around the statement within the loop, outermost first; True: the statement is in the
+    ``else`` part.
+    """
     bound: frozenset[str] = frozenset()
-    """Names that are surely bound."""
+    """Names that are certainly bound."""
     fresh: frozenset[str] = frozenset()
-    """Names of these that were bound in this turn of the loop."""
+    """Names that were bound in this iteration of the loop, a part of ``bound``."""
     allocation: ast.Call | None = None
-    """The call of ``allocate_slots`` that surely came before in this turn, with the same arguments."""
+    """The call of ``allocate_slots`` that certainly precedes in this iteration, with the same arguments."""
 
     def scope_after(self, node: ast.stmt) -> "_Scope":
         names = syntax.binds(node)
@@ -93,10 +97,10 @@ class _Scope:
 
 
 class Marker:
-    """Marks one function, in place.
+    """Insertion of marks into one function, in place.
 
     Args:
-        proven: The function.
+        proven: Proven source of the function.
         first: Number of its first site in the table of all sites.
     """
 
@@ -117,11 +121,11 @@ class Marker:
         self._victims = syntax.victim_names(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
         self._decided: dict[int, DecidedCondition] = {}
-        """Conditions whose parts are distinguished, by identity."""
+        """Conditions whose parts are distinguished, by the id of the syntax node."""
         self._conditions: set[int] = set()
-        """Conditions that can be rewritten, by their identity: of an ``if`` or ``while``."""
+        """Ids of the conditions of an ``if`` or ``while`` that can be rewritten."""
         self._outcomes = frozenset[str]()
-        """Flags that say how the loop of allocations before has ended."""
+        """Flags that record how an earlier loop of allocations ended."""
         self._unbound = syntax.unbinds(function)
         function.body = self._block(function.body, _Scope(bound=frozenset(parameters)))
         ast.fix_missing_locations(proven.module)
@@ -143,10 +147,10 @@ class Marker:
         return marked
 
     def _limits(self, statements: list[ast.stmt], scope: _Scope) -> list[_Limit]:
-        """Return the limits that these statements begin with: one, or several in a row, each a ``min``.
+        """Return the limits at the beginning of these statements: one, or a series of several ``min``.
 
-        ``min(tokens, ...)`` never raises the number, so one comparison around the row tells whether any of
-        them has made it smaller.
+        ``min(tokens, ...)`` never raises the number, so one comparison around the series shows whether any of
+        them has reduced it.
         """
         limits: list[_Limit] = []
         for node in statements:
@@ -161,7 +165,7 @@ class Marker:
         return limits
 
     def _statement(self, node: ast.stmt, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Set the marks within the statement; return the statements to put before and after it."""
+        """Insert the marks within the statement; return the statements to put before and after it."""
         loop = scope.loop
         match node:
             case ast.If():
@@ -217,7 +221,7 @@ class Marker:
                 self._nest(node, loop, scope)
 
     def _nest(self, node: ast.While, loop: Loop, scope: _Scope) -> None:
-        """Nest the parts of the condition in the loop: requests that it ran for run the same instructions.
+        """Nest the parts of the loop's condition; the body itself runs the same instructions as before.
 
         ``while a and b: body`` becomes ``while a: if b: body; else: mark; break``, with a mark behind it.
         """
@@ -234,13 +238,13 @@ class Marker:
         self._conditions.discard(id(condition))
 
     def _rewrite(self, node: ast.If | ast.While) -> None:
-        """Have the condition keep the values that its marks need."""
+        """Make the condition keep the values that its marks need."""
         self._conditions.discard(id(node.test))
         if (decided := self._decided.get(id(node.test))) is not None:
             node.test = syntax.on_line_of(node.test, decided.test)
 
     def _decide(self, condition: ast.expr, *, holds: bool) -> DecidedCondition | None:
-        """Return its parts; None where it cannot be rewritten, or has been to tell the opposite."""
+        """Return a condition's parts; None if it cannot be rewritten, or already is for the other outcome."""
         if id(condition) not in self._conditions:
             return None
         number = len(self._decided)
@@ -274,7 +278,7 @@ class Marker:
         return [self._mark(node, site, "exit", budget, request, queue, *details)]
 
     def _request_of(self, scope: _Scope) -> ast.expr:
-        """Return the request in question: the one that blocks are asked for, or that the code peeked at."""
+        """Return the request in question: the allocation's argument, or what the code peeked at."""
         bound = scope.fresh - self._unbound
         name = next((name for name in (self._request, *self._peeked) if name in bound), "")
         return self._name(name, bound)
@@ -325,14 +329,14 @@ class Marker:
     def _end(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> ast.stmt:
-        """Return the mark for a condition that did not hold; it records which part was false first."""
+        """Return the mark for a condition that was false; it records which part was false first."""
         site, details, queue = self._false(loop, kind, condition)
         return self._mark(node, site, "end", self._budget(scope), *queue, *details)
 
     def _ends(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> list[ast.stmt]:
-        """Return one mark for each part of a condition that did not hold."""
+        """Return one mark for each part of a condition that was false."""
         site, _, queue = self._false(loop, kind, condition)
         decided, number = self._decided[id(condition)], self._add(node, site)
         marks: list[ast.stmt] = []
@@ -345,7 +349,7 @@ class Marker:
     def _false(
         self, loop: Loop, kind: ExitKind, condition: ast.expr
     ) -> tuple[Site, list[ast.expr], tuple[ast.expr, ast.expr]]:
-        """Return the site of a condition that did not hold, which part was false, and the loop's items."""
+        """Return the site of a condition that was false, the part that was false, and the loop's items."""
         site = Site(loop, kind, (Cause.OTHER,), ast.unparse(condition), "")
         decided = self._decide(condition, holds=False)
         if decided is None:
@@ -359,7 +363,7 @@ class Marker:
     def _preemption(
         self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope
     ) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Mark a preemption: to vLLM 0.11 ``schedule()`` preempts itself, without ``_preempt_request``."""
+        """Mark a preemption: up to vLLM 0.11, ``schedule()`` preempts without ``_preempt_request``."""
         match call:
             case ast.Call(ast.Attribute(attr="_preempt_request")):
                 victim = None
@@ -379,7 +383,7 @@ class Marker:
         return [mark, self._call(node, "preempting", victim)], [self._call(node, "victim_preempted")]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
-        """Return whether this may make the number of tokens smaller; the old number is surely bound then."""
+        """Return whether the statement may reduce the number of tokens, which is certainly bound there."""
         if self._tokens not in syntax.binds(node) or self._tokens not in scope.bound - self._unbound:
             return False
         around = syntax.names(scope.tests[-1][0]) if scope.tests else frozenset[str]()
@@ -388,7 +392,7 @@ class Marker:
         return isinstance(node, ast.AugAssign) or self._tokens in around | syntax.names(node.value)
 
     def _cap(self, limits: list[_Limit], loop: Loop, scope: _Scope) -> list[ast.stmt]:
-        """Return the statements with the number kept before each, and one comparison after the last."""
+        """Return the statements, with the number kept before each, and one comparison after the last."""
         now = ast.Name(self._tokens, ast.Load())
         saved_names = [BEFORE if not place else f"{BEFORE}_{place}" for place in range(len(limits))]
         sites = []
@@ -428,5 +432,5 @@ class Marker:
 
 
 def _mark_call(method: str, *arguments: ast.expr) -> ast.Call:
-    """Return a call on the object that takes the place of ``MARK``."""
+    """Return a call on the object that replaces ``MARK``."""
     return ast.Call(ast.Attribute(ast.Constant(MARK), method, ast.Load()), [*arguments], [])

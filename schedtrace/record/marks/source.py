@@ -1,8 +1,8 @@
-"""Proves that a function's source text is what runs, so that a changed copy of it can be trusted.
+"""Proof that a function's source text is the running code, so that a changed copy of it can be trusted.
 
-The whole module is parsed and compiled as it stands, and the function's code object in there is compared
-with the one that runs. Only the whole module will do: compiled alone, a method loses its name mangling, its
-``__class__`` cell, the module's ``__future__`` imports and, since Python 3.12, how names imported by the
+The whole module is parsed and compiled, and the resulting code object of the function is compared with the
+running one. It must be the whole module. Compiled alone, a method loses its name mangling, its ``__class__``
+cell, the module's ``__future__`` imports and, since Python 3.12, the way in which names imported by the
 module are called. Nothing of the module is executed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class UnprovableError(Exception):
-    """The source of a function is not known to be what runs; the text says why."""
+    """Error: the source of a function cannot be proven to be the running code; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Proven:
 
     function: FunctionType
     module: ast.Module
-    """Module with the bodies of all other functions left out."""
+    """Module in which the bodies of all other functions are left out."""
     node: ast.FunctionDef
-    """The function, a part of ``module``, which must be compiled again after a change."""
+    """The function's node in ``module``; after a change, ``module`` must be compiled again."""
     file: str
-    """File as it is shown to people: ``vllm/v1/core/sched/scheduler.py``."""
+    """File as shown to users: ``vllm/v1/core/sched/scheduler.py``."""
 
     def compiled(self) -> CodeType:
-        """Return the function's code as ``module`` stands now."""
+        """Return the function's code, compiled from the current state of ``module``."""
         path = self.function.__code__.co_filename
         code = compile(self.module, path, "exec", dont_inherit=True)
         return _find(code, self.function.__code__)
@@ -41,7 +41,8 @@ def prove(function: Any) -> Proven:
     """Return the proven source of ``function``.
 
     Raises:
-        UnprovableError: If no plain function, decorated, no source, or a source that is not what runs.
+        UnprovableError: If it is no plain function, is decorated, has no source, or its source differs from
+            the running code.
     """
     if type(function) is not FunctionType:
         msg = f"it is no plain function but a {type(function).__name__}"
@@ -64,7 +65,7 @@ def prove(function: Any) -> Proven:
 
 
 def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
-    """Return ``function`` with other code: the same globals, defaults, closure and names.
+    """Return ``function`` with other code, and with the same globals, defaults, closure and names.
 
     Raises:
         UnprovableError: If ``code`` has other free variables.
@@ -81,7 +82,7 @@ def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
 
 
 def _node(module: ast.Module, function: FunctionType) -> ast.FunctionDef:
-    """Return the function's definition; all other functions of ``module`` lose their bodies on the way."""
+    """Return the function's definition; remove the bodies of all other functions in ``module``."""
     definitions = _thin_out(module, function.__code__)
     if len(definitions) != 1 or definitions[0].decorator_list:
         msg = f"no undecorated definition of it stands in line {function.__code__.co_firstlineno}"
@@ -137,7 +138,7 @@ _COMPARED = (
 
 
 def _same(first: CodeType, second: CodeType) -> bool:
-    """Return whether two code objects do the same on the same lines."""
+    """Return whether two code objects have the same instructions on the same lines."""
     return (
         all(getattr(first, name) == getattr(second, name) for name in _COMPARED)
         and list(first.co_lines()) == list(second.co_lines())
@@ -156,7 +157,7 @@ def _same_constant(first: Any, second: Any) -> bool:
 
 
 def _shown(function: FunctionType) -> str:
-    """Return the file without the folders that only this machine has."""
+    """Return the file's path without the folders that are specific to this machine."""
     module_file = function.__module__.replace(".", "/") + ".py"
     path = Path(function.__code__.co_filename)
     return module_file if path.as_posix().endswith(module_file) else path.name

@@ -1,4 +1,4 @@
-"""Small questions about pieces of syntax trees, for ``marking.py``."""
+"""Queries about pieces of syntax trees, for ``marking.py``."""
 
 import ast
 import copy
@@ -13,7 +13,7 @@ _Node = TypeVar("_Node", bound=ast.AST)
 QUEUES = frozenset(
     {"waiting", "skipped_waiting", "kv_holding_waiting", "request_queue", "peek_request", "pop_request"}
 )
-"""Names that tell of a waiting queue."""
+"""Names that identify a waiting queue."""
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _PURE = (
@@ -37,7 +37,7 @@ def names(node: ast.AST) -> frozenset[str]:
 
 
 def binds(node: ast.AST) -> frozenset[str]:
-    """Return the names that are surely bound once a statement is through."""
+    """Return the names that are certainly bound after a statement."""
     match node:
         case ast.Assign(targets=targets):
             parts: list[ast.expr] = targets
@@ -62,18 +62,18 @@ def stores(target: ast.expr) -> frozenset[str]:
 
 
 def _leaves(statements: list[ast.stmt]) -> bool:
-    """Return whether what comes after these statements is not reached through them."""
+    """Return whether control never passes the end of these statements."""
     return bool(statements) and isinstance(statements[-1], ast.Break | ast.Continue | ast.Return | ast.Raise)
 
 
 def rebinds(node: ast.AST) -> frozenset[str]:
-    """Return the names that may have another value, or none, once a statement is through."""
+    """Return the names that may have another value, or none, after a statement."""
     touched = (part for part in ast.walk(node) if isinstance(part, ast.Name))
     return frozenset(part.id for part in touched if not isinstance(part.ctx, ast.Load))
 
 
 def unbinds(function: ast.FunctionDef) -> frozenset[str]:
-    """Return the names that the function unbinds somewhere."""
+    """Return the names that the function unbinds anywhere."""
     deleted = {
         part.id
         for part in own_nodes(function)
@@ -84,7 +84,7 @@ def unbinds(function: ast.FunctionDef) -> frozenset[str]:
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's own code: nothing of functions and classes within it."""
+    """Yield the nodes of a function's own code, without nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, _SCOPES):
             yield child
@@ -92,19 +92,19 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def loops(statements: list[ast.stmt]) -> Iterator[ast.While | ast.For]:
-    """Yield the loops among these statements, in order, the outer ones first."""
+    """Yield the loops among these statements in order, outer loops first."""
     for node in own_nodes(ast.Module(statements, [])):
         if isinstance(node, ast.While | ast.For):
             yield node
 
 
 def has_call(node: ast.AST, method: str) -> bool:
-    """Return whether ``....method(...)`` stands in it."""
+    """Return whether the node contains a call ``....method(...)``."""
     return call_of(node, method) is not None
 
 
 def call_of(node: ast.AST, method: str) -> ast.Call | None:
-    """Return the first call of ``....method(...)`` in it."""
+    """Return the first call ``....method(...)`` in the node."""
     for part in own_nodes(node):
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == method:
             return part
@@ -123,14 +123,14 @@ def counted_tokens(function: ast.FunctionDef) -> str:
 
 
 def hands_out_tokens(loop: ast.While | ast.For) -> bool:
-    """Return whether requests are scheduled in it: blocks are allocated, or numbers of tokens noted."""
+    """Return whether the node schedules requests: it allocates blocks or notes numbers of tokens."""
     return has_call(loop, "allocate_slots") or any(
         isinstance(node, ast.Assign) and _counts_tokens(node.targets[0]) for node in own_nodes(loop)
     )
 
 
 def _counts_tokens(target: ast.expr) -> bool:
-    """Return whether it is ``num_scheduled_tokens[...]``."""
+    """Return whether the node is ``num_scheduled_tokens[...]``."""
     match target:
         case ast.Subscript(ast.Name("num_scheduled_tokens") | ast.Attribute(attr="num_scheduled_tokens")):
             return True
@@ -148,10 +148,10 @@ def allocated_request(function: ast.FunctionDef) -> str:
 
 
 def repeated_arguments(call: ast.Call | None) -> ast.expr | None:
-    """Return the arguments of a call once more, as ``((positional), {keyword: value})``.
+    """Return the arguments of a call for a second evaluation, as ``((positional), {keyword: value})``.
 
-    Keyword arguments that cannot be evaluated twice without a doubt are left out; None if a positional one
-    is of that kind.
+    Keyword arguments that are not safe to evaluate twice are left out. Return None if a positional argument
+    is not safe.
     """
     if call is None or not all(map(is_pure, call.args)):
         return None
@@ -163,9 +163,10 @@ def repeated_arguments(call: ast.Call | None) -> ast.expr | None:
 
 
 def is_pure(node: ast.AST) -> bool:
-    """Return whether evaluating it again has no effect: names, attributes, arithmetic, ``len(self.running)``.
+    """Return whether a second evaluation has no effect: names, attributes, arithmetic, ``len(self.running)``.
 
-    What a queue says of itself may change by being asked: nothing that names one is pure, but the name alone.
+    A queue may change when it is called. An expression with a queue is therefore not pure, unless it is only
+    the queue's name.
     """
     if isinstance(node, ast.Name | ast.Attribute):
         return isinstance(node, ast.Name) or is_pure(node.value)
@@ -178,7 +179,7 @@ def is_pure(node: ast.AST) -> bool:
 
 
 def flags(test: ast.expr) -> list[str]:
-    """Return the variables whose truth a condition asks for: itself, or parts of ``not``, ``and``, ``or``."""
+    """Return the variables whose truth a condition tests, also as operands of ``not``, ``and``, ``or``."""
     match test:
         case ast.Name(name):
             return [name]
@@ -191,7 +192,7 @@ def flags(test: ast.expr) -> list[str]:
 
 
 def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
-    """Return the queue and the index of ``index < len(queue)``; of anything else None twice."""
+    """Return the queue and the index of ``index < len(queue)``; for any other test, None and None."""
     match part:
         case ast.Compare(ast.Name() as index, [ast.Lt()], [ast.Call(ast.Name("len"), [queue])]) if is_pure(
             queue
@@ -202,7 +203,7 @@ def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
 
 
 def assigned_from(function: ast.FunctionDef, method: str) -> list[str]:
-    """Return the variables that get what ``....method()`` returns, and nothing else."""
+    """Return the variables that get only values returned by ``....method()``."""
     stored = stored_names(function)
     assigned: list[str] = []
     for node in own_nodes(function):
@@ -215,13 +216,13 @@ def assigned_from(function: ast.FunctionDef, method: str) -> list[str]:
 
 
 def stored_names(function: ast.FunctionDef) -> list[str]:
-    """Return the names that the function's own code binds or unbinds, once for each time."""
+    """Return the names that the function's own code binds or unbinds, once per occurrence."""
     names_in = (part for part in own_nodes(function) if isinstance(part, ast.Name))
     return [part.id for part in names_in if not isinstance(part.ctx, ast.Load)]
 
 
 def on_line_of(place: ast.AST, node: _Node) -> _Node:
-    """Return ``node`` with the line of ``place`` throughout, so that tracebacks show vLLM's lines."""
+    """Return ``node`` with the line of ``place`` in all its parts, so that tracebacks show vLLM's lines."""
     for part in ast.walk(node):
         if isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
             ast.copy_location(part, place)
@@ -229,7 +230,7 @@ def on_line_of(place: ast.AST, node: _Node) -> _Node:
 
 
 def is_min_of(node: ast.stmt, name: str) -> bool:
-    """Return whether it is ``name = min(..., name, ...)``, which never makes the value greater."""
+    """Return whether the statement is ``name = min(..., name, ...)``, which never raises the value."""
     match node:
         case ast.Assign([ast.Name(target)], ast.Call(ast.Name("min"), arguments, [])) if target == name:
             return any(isinstance(argument, ast.Name) and argument.id == name for argument in arguments)
@@ -241,7 +242,7 @@ _TAKES = frozenset({"peek_request", "pop_request"})
 
 
 def loop_of(node: ast.While | ast.For) -> Loop | None:
-    """Return which of the scheduler's two loops this is; None: a helper's loop."""
+    """Return which of the scheduler's two loops this is; None for a helper's loop."""
     if not hands_out_tokens(node):
         return None
     condition = names(node.test if isinstance(node, ast.While) else node.iter)
@@ -259,7 +260,7 @@ def first_loop(statements: list[ast.stmt]) -> Loop | None:
 
 
 def allocated_blocks(function: ast.FunctionDef) -> str:
-    """Return the variable that holds what ``allocate_slots`` returned."""
+    """Return the variable that holds the result of ``allocate_slots``."""
     for node in own_nodes(function):
         match node:
             case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="allocate_slots"))):
@@ -270,7 +271,7 @@ def allocated_blocks(function: ast.FunctionDef) -> str:
 
 
 def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
-    """Return whether it tests that ``name`` is set (``name``, ``name is not None``); or not (``negated``)."""
+    """Return whether the test is that ``name`` is set, or, if ``negated``, that it is not."""
     match test:
         case ast.UnaryOp(ast.Not(), operand):
             return is_there(operand, name, negated=not negated)
@@ -283,12 +284,12 @@ def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
 
 
 def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozenset[str]:
-    """Return flags that record how a loop of allocations ended: true after a success, false after a failure.
+    """Return flags that record how a loop of allocations ended: true after success, false after failure.
 
     Args:
-        function: Where the loop stands.
-        loop: All values of such a flag are set in it, each right before a ``break``.
-        blocks: The variable that holds what ``allocate_slots`` returned.
+        function: The function that contains the loop.
+        loop: The loop, which sets every value of such a flag right before a ``break``.
+        blocks: Variable that holds the result of ``allocate_slots``.
     """
     settings = list(_flags_before_breaks([loop], blocks, succeeded=None))
     stored = stored_names(function)
@@ -302,7 +303,7 @@ def _flags_before_breaks(
 ) -> Iterator[tuple[str, bool]]:
     """Yield the flags set to a constant right before a ``break``, and whether they record what happened.
 
-    Where nobody has looked whether there are blocks (``succeeded`` is None) no flag can tell.
+    If the code has not tested whether there are blocks (``succeeded`` is None), no flag shows it.
     """
     for node, following in zip_longest(statements, statements[1:]):
         match node:
@@ -322,7 +323,7 @@ def _flags_before_breaks(
 
 
 def victim_names(function: ast.FunctionDef) -> frozenset[str]:
-    """Return the variables that hold a victim: their status becomes ``PREEMPTED`` here, not in a method."""
+    """Return the variables that hold a victim: the code itself sets their status to ``PREEMPTED``."""
     victims = set()
     for node in own_nodes(function):
         match node:

@@ -50,8 +50,10 @@ def figures(replays):
 
 def test_it_is_found_and_the_replay_reproduces_it(base):
     [load] = base.loads
-    assert load.closed.clients == 12
-    assert load.closed.think_us == pytest.approx([5_000] * len(load.closed.think_us), abs=200)
+    assert load.replayed_clients.clients == 12
+    assert load.replayed_clients.think_us == pytest.approx(
+        [5_000] * len(load.replayed_clients.think_us), abs=200
+    )
     for figure in predict(base, {}).configurations[0].figures:
         if not figure.decided:
             assert figure.value == pytest.approx(figure.before, rel=0.02), figure.name
@@ -75,8 +77,8 @@ def test_advice_is_judged_by_the_time_until_all_are_done(base, monkeypatch):
 
 def test_the_number_of_clients_can_be_given(base):
     [load] = recorded(base.run, base.times, clients=6).loads
-    assert load.closed.clients == 6
-    assert len(load.closed.think_us) == 54
+    assert load.replayed_clients.clients == 6
+    assert len(load.replayed_clients.think_us) == 54
 
 
 def test_it_is_told(base):

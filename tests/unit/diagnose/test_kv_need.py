@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.kv_blocks import kv_need
+from schedtrace.diagnose.kv_blocks import need_at_refusals
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.read.trace import read_trace
@@ -33,7 +33,7 @@ def refusing(number, *, free, needed, running, request_id="w", holders=None):
 def need_of(tmp_path):
     def need(*lines, request_id=None):
         path = write_trace(tmp_path / "engine-0.jsonl", header(kv_blocks_total=TOTAL), *lines)
-        found = kv_need(make_timeline(read_trace(path)), request_id)
+        found = need_at_refusals(make_timeline(read_trace(path)), request_id)
         assert found.blocks_held + found.blocks_free == TOTAL - 1  # one is vLLM's null block
         return found.held_step, found.running, found.blocks_held, found.blocks_free, found.blocks_needed
 
@@ -75,6 +75,6 @@ def test_where_holders_are_recorded_it_is_the_refusal_that_lasted_longest(tmp_pa
         refusing(3, free=3, needed=9, running=2, holders={"c": 5}),
     ]
     path = write_trace(tmp_path / "engine-0.jsonl", header(kv_blocks_total=TOTAL), *lines)
-    found = kv_need(make_timeline(read_trace(path)))
+    found = need_at_refusals(make_timeline(read_trace(path)))
     assert (found.held_step, found.running, found.blocks_held, found.blocks_free) == (1, 5, 62, 1)
     assert (found.largest_holder, found.largest_holder_blocks) == ("b", 40)

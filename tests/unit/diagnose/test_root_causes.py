@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.root_causes import Judged, judged, ranked
+from schedtrace.diagnose.root_causes import Judged, ordered_findings, ranked
 from schedtrace.model.message import NOTHING, Share
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
@@ -52,20 +52,20 @@ def test_what_leads_is_first_then_what_weighs_most():
         root("token-budget-bound", 0.1, gain=saving(0.5)),
         root("other-limit", 0.01, leads=True),
     ]
-    order = [one.code for one in ranked([judged(timeline(), found)])]
+    order = [one.code for one in ranked([ordered_findings(timeline(), found)])]
     assert order == ["other-limit", "token-budget-bound", "kv-bound", "max-num-seqs-bound"]
 
 
 def test_a_symptom_stands_beneath_the_largest_of_its_root_causes():
     found = [finding("blocked-budget"), root("kv-bound", 0.3), root("max-num-seqs-bound", 0.4)]
-    assert codes(ranked([judged(timeline(), found)])) == {
+    assert codes(ranked([ordered_findings(timeline(), found)])) == {
         "max-num-seqs-bound": ["blocked-budget"],
         "kv-bound": [],
     }
 
 
 def test_a_symptom_of_no_root_cause_held_nobody_up():
-    [alone] = ranked([judged(timeline(), [finding("preemption")])])
+    [alone] = ranked([ordered_findings(timeline(), [finding("preemption")])])
     assert (alone.code, alone.severity) == ("preemption", "info")
 
 
@@ -77,7 +77,7 @@ def test_a_smaller_wait_of_the_same_requests_is_a_symptom(share, waits_longer, f
     """a and b wait 10 us for a seat, each; these as long for KV blocks, c all the rest."""
     waits = {"c": 100, **dict.fromkeys(waits_longer, 10)}
     view = timeline(kv_blocks=waits, max_num_seqs={"a": 10, "b": 10})
-    found = ranked([judged(view, [root("kv-bound", 0.6), root("max-num-seqs-bound", share)])])
+    found = ranked([ordered_findings(view, [root("kv-bound", 0.6), root("max-num-seqs-bound", share)])])
     assert [one.code for one in found] == ["kv-bound", *([] if folded else ["max-num-seqs-bound"])]
     if folded:
         [symptom] = found[0].symptoms
@@ -87,14 +87,14 @@ def test_a_smaller_wait_of_the_same_requests_is_a_symptom(share, waits_longer, f
 def test_symptoms_of_what_was_folded_go_with_it():
     view = timeline(kv_blocks={"a": 10}, max_num_seqs={"a": 5})
     found = [root("kv-bound", 0.6), root("max-num-seqs-bound", 0.2), finding("decode-starves-prefill")]
-    assert codes(ranked([judged(view, found)])) == {
+    assert codes(ranked([ordered_findings(view, found)])) == {
         "kv-bound": ["max-num-seqs-bound", "decode-starves-prefill"]
     }
 
 
 def test_the_same_root_cause_on_another_engine_is_no_second_one():
     engines = [
-        judged(timeline(), [root("kv-bound", share, engine_rank=rank)])
+        ordered_findings(timeline(), [root("kv-bound", share, engine_rank=rank)])
         for rank, share in enumerate((0.2, 0.4))
     ]
     [found] = ranked(engines)
@@ -134,4 +134,4 @@ def test_what_one_of_two_engines_shows_is_of_all_requests_time_too():
 def test_causes_differ_although_the_code_is_the_same():
     found = [root("other-limit", 0.4), root("other-limit", 0.3)]
     found[1].cause = "lora_cap"
-    assert len(ranked([judged(timeline(), found)])) == 2
+    assert len(ranked([ordered_findings(timeline(), found)])) == 2

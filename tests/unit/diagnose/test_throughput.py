@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.diagnose.throughput import counted_time, seconds
+from schedtrace.diagnose.throughput import counted_time, covered_seconds
 from schedtrace.model.what_if import ReplayOutcome
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.renderers import Format, renderer
@@ -150,5 +150,5 @@ def test_spans_are_counted_once():
 
     spans = pl.DataFrame({"begin_us": [0, 10, 50, 20, 60], "end_us": [30, 20, 60, 40, 70]})
     assert united(spans).rows() == [(0, 40), (50, 70)]
-    assert seconds(spans) == 60e-6
-    assert seconds(spans.clear()) == 0
+    assert covered_seconds(spans) == 60e-6
+    assert covered_seconds(spans.clear()) == 0

@@ -5,7 +5,7 @@ from itertools import groupby
 import pytest
 
 from schedtrace.explain.request import explain_request
-from schedtrace.explain.request_events import waits
+from schedtrace.explain.request_events import queue_stays
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside
@@ -64,7 +64,7 @@ def test_the_time_is_divided_without_a_gap(life):
 
 
 def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
-    [wait] = waits(life.states)
+    [wait] = queue_stays(life.states)
     assert (wait.since_step, wait.left_step, wait.wait_ms, wait.before_step_ms) == (0, 3, 38, 3)
     assert [(cause.cause, cause.steps, cause.wait_ms) for cause in wait.causes] == [
         ("max_num_seqs", 2, 25),
@@ -82,7 +82,7 @@ def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
 )
 def test_what_it_waited_for(life_of, exits, cause):
     first = step(0, start=0, waiting=2, exits=exits, arrived=[arrival("a", 0, 0)])
-    [wait] = waits(life_of(first, step(1, start=7_000, requests=got(0, 100, "new"))).states)
+    [wait] = queue_stays(life_of(first, step(1, start=7_000, requests=got(0, 100, "new"))).states)
     assert [(one.cause, one.wait_ms) for one in wait.causes] == [(cause, 7)]
 
 

@@ -8,7 +8,7 @@ from polars.testing import assert_frame_equal
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.export import ExportKind
-from schedtrace.export.exports import export, tables
+from schedtrace.export.exports import export_tables, write_exports
 from schedtrace.model.causes import Cap
 from schedtrace.model.trace import ChunkCap, Events, Notice, Output, Preemption
 from schedtrace.read.run import read_run
@@ -49,7 +49,7 @@ def run(run_of):
     ("kind", "read"), [(ExportKind.PARQUET, pl.read_parquet), (ExportKind.CSV, pl.read_csv)]
 )
 def test_every_table_can_be_read_back(run, tmp_path, kind, read):
-    written = export(run, tmp_path / "out" / "in", kind=kind)
+    written = write_exports(run, tmp_path / "out" / "in", kind=kind)
     assert {file.name: rows for file, rows in written.items()} == {
         f"{n}.{kind}": rows for n, rows in ROWS.items()
     }
@@ -67,14 +67,14 @@ def test_every_table_can_be_read_back(run, tmp_path, kind, read):
 
 
 def test_no_column_is_nested(run):
-    for table in tables(run).values():
+    for table in export_tables(run).values():
         assert not any(dtype.is_nested() for dtype in table.collect_schema().dtypes())
 
 
 def test_engines_stand_below_each_other(tmp_path):
     for rank in (0, 1):
         folder = makers.run_folder(tmp_path / "r", step(0, got={f"r{rank}": 1}), engine_rank=rank)
-    requests = tables(read_run(folder))["requests"].collect()
+    requests = export_tables(read_run(folder))["requests"].collect()
     assert requests.select("engine_rank", "request_id").rows() == [(0, "r0"), (1, "r1")]
 
 
@@ -82,17 +82,17 @@ def test_files_that_are_there_are_kept_unless_told_otherwise(run, tmp_path):
     there = tmp_path / "caps.csv"
     there.write_text("mine")
     with pytest.raises(UsageError, match=r"caps\.csv is there already; --force replaces it"):
-        export(run, tmp_path, kind=ExportKind.CSV)
+        write_exports(run, tmp_path, kind=ExportKind.CSV)
     assert there.read_text() == "mine"
     assert not (tmp_path / "steps.csv").exists()
-    export(run, tmp_path, kind=ExportKind.CSV, force=True)
+    write_exports(run, tmp_path, kind=ExportKind.CSV, force=True)
     assert "token_budget" in there.read_text()
 
 
 def test_a_folder_that_cannot_be_made_is_told(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file.sub: cannot be written to \(Not a directory\)"):
-        export(run, tmp_path / "file" / "sub", kind=ExportKind.CSV)
+        write_exports(run, tmp_path / "file" / "sub", kind=ExportKind.CSV)
 
 
 def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(run_of, tmp_path):
@@ -107,7 +107,7 @@ def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(
         step(3, got={"c": 1}),
     ]
     run = run_of("r", *lines)
-    [(file, count)] = export(run, tmp_path / "out", kind=ExportKind.JSONL).items()
+    [(file, count)] = write_exports(run, tmp_path / "out", kind=ExportKind.JSONL).items()
     assert (file, count) == (tmp_path / "out" / "engine-0.jsonl", 7)
     told = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
     assert [line["type"] for line in told] == ["header", "step", "step", "notice", "events", "step", "end"]
@@ -123,7 +123,7 @@ def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(
 
 def test_a_trace_is_never_written_over_itself(run):
     with pytest.raises(UsageError, match="the trace itself, which would be lost"):
-        export(run, run.path, kind=ExportKind.JSONL, force=True)
+        write_exports(run, run.path, kind=ExportKind.JSONL, force=True)
 
 
 @pytest.mark.parametrize("kind", list(ExportKind))
@@ -133,7 +133,7 @@ def test_only_the_owner_may_read_the_files(run, run_of, tmp_path, kind):
     before = os.umask(0)
     try:
         for force in (False, True):
-            written = export(run, tmp_path / "out", kind=kind, force=force)
+            written = write_exports(run, tmp_path / "out", kind=kind, force=force)
     finally:
         os.umask(before)
     assert {S_IMODE(file.stat().st_mode) for file in written} == {0o600}
@@ -142,8 +142,8 @@ def test_only_the_owner_may_read_the_files(run, run_of, tmp_path, kind):
 
 def test_parquet_keeps_the_very_texts_and_csv_shows_them(run_of, tmp_path):
     run = run_of("hostile", step(0, got={"=1\x1b": 1}, new=["=1\x1b"]))
-    export(run, tmp_path, kind=ExportKind.PARQUET)
-    export(run, tmp_path, kind=ExportKind.CSV)
+    write_exports(run, tmp_path, kind=ExportKind.PARQUET)
+    write_exports(run, tmp_path, kind=ExportKind.CSV)
     assert pl.read_parquet(tmp_path / "requests.parquet")["request_id"].to_list() == ["=1\x1b"]
     assert pl.read_csv(tmp_path / "requests.csv")["request_id"].to_list() == [r"'=1\x1b"]
 

@@ -10,7 +10,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from schedtrace.export import ExportKind
-from schedtrace.export.exports import export
+from schedtrace.export.exports import write_exports
 from schedtrace.model.trace import Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read.run import read_run
@@ -98,13 +98,13 @@ def folder(tmp_path):
 
 
 def perfetto(folder, out):
-    [(file, count)] = export(read_run(folder), out, kind=ExportKind.PERFETTO).items()
+    [(file, count)] = write_exports(read_run(folder), out, kind=ExportKind.PERFETTO).items()
     assert file.name == "trace.pftrace"
     return Read(pb.Trace.FromString(file.read_bytes())), count
 
 
 def chrome(folder, out):
-    [(file, count)] = export(read_run(folder), out, kind=ExportKind.CHROME).items()
+    [(file, count)] = write_exports(read_run(folder), out, kind=ExportKind.CHROME).items()
     assert file.name == "trace.json.gz"
     return json.loads(gzip.decompress(file.read_bytes())), count
 
@@ -293,4 +293,4 @@ def test_ids_are_as_recorded(folder, tmp_path):
 @pytest.mark.parametrize("kind", [ExportKind.PERFETTO, ExportKind.CHROME])
 def test_a_trace_without_steps_and_a_name_that_is_no_utf8(kind, tmp_path):
     empty = makers.run_folder(tmp_path / "r\udcff")
-    assert list(export(read_run(empty), tmp_path / "out", kind=kind).values()) == [0]
+    assert list(write_exports(read_run(empty), tmp_path / "out", kind=kind).values()) == [0]

@@ -33,7 +33,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
-    figure,
+    figure_field,
     table,
 )
 from tests.unit.present.test_goldens import check
@@ -117,7 +117,7 @@ def test_a_table_stands_side_by_side_as_far_as_its_words_fit(shown, width, lines
 
 
 def test_a_table_is_made_of_things_and_says_how_many_are_left_out():
-    fields = [Field("number", str), figure("twice", lambda number: str(2 * number), of_steps=True)]
+    fields = [Field("number", str), figure_field("twice", lambda number: str(2 * number), of_steps=True)]
     columns = [Column("number"), Column("twice", numeric=True, of_steps=True)]
     rows = [["1", "2"], ["2", "4"]]
     assert table([1, 2, 3], fields, most=2) == Table(columns, rows, "1 more: --format json lists them all")

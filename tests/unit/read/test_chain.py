@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.read.chain import gone, without
+from schedtrace.read.chain import removed_rows, without
 
 
 @pytest.mark.parametrize(
@@ -16,5 +16,5 @@ from schedtrace.read.chain import gone, without
     ],
 )
 def test_places_of_those_who_left(before, now, places):
-    assert gone(before, tuple(now)) == places
+    assert removed_rows(before, tuple(now)) == places
     assert tuple(without(before, places)) == tuple(now)[: len(before) - len(places)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.throughput import lives
+from schedtrace.diagnose.throughput import request_presence
 from schedtrace.explain.request import explain_request
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Cpu, Events, Present, ScheduledRequest
@@ -105,7 +105,7 @@ def test_they_are_in_states_and_in_the_queue_from_the_beginning(path):
         assert waiting_after(timeline.waits, number)["request_id"].to_list() == names
     assert timeline.waits["wanted_tokens"].to_list() == [11, 5, 100]
     assert timeline.first_arrivals["request_id"].to_list() == ["new"]
-    there = lives(read_trace(path), 0, 300)
+    there = request_presence(read_trace(path), 0, 300)
     assert sorted(there.rows()) == [(50, END_US), (50, 300), (50, 300), (50, 300), (150, 300)]
 
 

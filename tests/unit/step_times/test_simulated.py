@@ -84,13 +84,13 @@ def test_steps_take_what_the_roofline_says():
 
 def test_blocks_are_those_of_the_memory_and_not_too_many():
     folder, device = str(shape_folder(SHAPES["Qwen3-8B"])), SimulatedDevice(gpu="h100")
-    assert device.kv_blocks(folder, block_size=32) == kv_cache_blocks(
+    assert device.memory_blocks(folder, block_size=32) == kv_cache_blocks(
         SHAPES["Qwen3-8B"], gpu("h100"), block_size=32
     )
-    assert device.kv_blocks("examples/tiny-qwen3") == MOST_BLOCKS
-    assert device.kv_blocks(folder, pipeline_parallel_size=2) > 2 * device.kv_blocks(folder)
+    assert device.memory_blocks("examples/tiny-qwen3") == MOST_BLOCKS
+    assert device.memory_blocks(folder, pipeline_parallel_size=2) > 2 * device.memory_blocks(folder)
     with pytest.raises(UsageError, match="without a GPU the KV cache's size is unknown"):
-        SimulatedDevice(step_times="x").kv_blocks(folder)
+        SimulatedDevice(step_times="x").memory_blocks(folder)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -10,7 +10,7 @@ from schedtrace.cli.main import main
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.model.trace import Arrival, Events, Preemption, Present
-from schedtrace.present.pages.report_details import engine_time
+from schedtrace.present.pages.report_details import engine_time_table
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import Window, make_timeline, windowed
@@ -191,5 +191,5 @@ def test_what_is_not_recorded_is_not_called_idle(by_hand):
     [gap_us] = timeline_of(by_hand).gaps.select(pl.col("to_us") - pl.col("from_us")).to_series()
     assert spent["not_recorded"] == gap_us / 1e3
     assert "idle" not in spent
-    [fact] = engine_time(report).facts
+    [fact] = engine_time_table(report).facts
     assert plain(fact.content[0]).split("), ")[1] == f"{gap_us / 1e3:.1f} ms not recorded"

@@ -27,7 +27,7 @@ def ranks_of(tmp_path):
 def test_common_steps_go_from_the_last_output_to_the_last_output(ranks_of):
     """5,000 us, 100 for each of 8 requests, 20 for each of 500 prefill tokens; outputs come 100 us before."""
     ranks = ranks_of(prefills(30, {0: 10}, {0: 5}))
-    assert (ranks.lockstep, ranks.missing) == (True, 0)
+    assert (ranks.lockstep, ranks.missing_ranks) == (True, 0)
     assert ranks.passes["length_us"].to_list()[:7] == [5700, 5800, 5800, 5800, 5800, 15800, 5800]
     assert ranks.passes["prefilling"].to_list()[4:7] == [0, 1, 0]
     assert ranks.passes.select("computing", "largest", "decoding", "most_prefill").row(5) == (2, 9, 8, 500)
@@ -69,7 +69,7 @@ def test_independent_ranks_have_no_common_steps(ranks_of):
 
 def test_a_rank_without_a_trace_leaves_stalls_unknown(ranks_of):
     ranks = ranks_of(prefills(60, {0: 10}, {0: 5}), data_parallel_size=3)
-    assert (ranks.missing, ranks.prefill_stalls) == (1, None)
+    assert (ranks.missing_ranks, ranks.prefill_stalls) == (1, None)
 
 
 def test_clocks_are_lined_up(tmp_path):

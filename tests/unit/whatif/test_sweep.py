@@ -138,7 +138,7 @@ def test_a_warm_up_is_replayed_and_not_counted(swept, pool, work):
 
 def test_a_closed_loop_is_reported(swept, work):
     loads = [a_load().with_clients(2)]
-    assert loads[0].closed.note in swept(work=replace(work, loads=loads)).notes
+    assert loads[0].replayed_clients.note in swept(work=replace(work, loads=loads)).notes
 
 
 def test_requests_go_to_the_processes_as_data(work):
