@@ -48,6 +48,7 @@ MOST_BYTES = 8 * 2**20
 LONGEST_WHY = 600
 EXTRAS = {"textual": "watch", "perfetto": "export --to perfetto", "ray": "sweep on Ray"}
 """Optional packages and what needs them."""
+THERE = "run schedtrace doctor in its environment"
 INSTALL = "pip install 'schedtrace[vllm]', or install schedtrace in your server's environment"
 
 
@@ -74,11 +75,11 @@ def environment_checks(scheduler: str | None = None) -> list[Check]:
     return [_release("vllm", vllm_version()), *probed, *here, _engines()]
 
 
-def _release(name: str, version: str) -> Check:
+def _release(name: str, version: str, advice: str = "") -> Check:
     if is_tested(version):
         return Check(name=name, state="ok", text=f"vLLM {version}: schedtrace was tried with this release")
-    text = f"vLLM {version}: schedtrace was tried with {', '.join(TESTED_RELEASES)}"
-    return Check(name=name, state="note", text=text, advice="the checks below hold for this release, too")
+    tried = f"the {len(TESTED_RELEASES)} releases that schedtrace was tried with, up to {TESTED_RELEASES[-1]}"
+    return Check(name=name, state="note", text=f"vLLM {version} is none of {tried}", advice=advice)
 
 
 def _probe(scheduler: str | None) -> list[Check]:
@@ -292,7 +293,7 @@ def _why_silent(target: str) -> str:
 
 
 def _status_checks(name: str, status: Status) -> Iterator[Check]:
-    release = _release("version", status.vllm_version)
+    release = _release("version", status.vllm_version, THERE)
     release.text = f"{name}: {release.text}"
     yield release
     if status.schedtrace_version != __version__:
@@ -371,7 +372,7 @@ def _version_check(base: str) -> Check:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         text = f"{base}/version gives no version of vLLM: {_why_not(error)}"
         return Check(name="version", state="wrong", text=text, advice="name the address of vllm serve")
-    return _release("version", shortened(version, 100))
+    return _release("version", shortened(version, 100), THERE)
 
 
 _SAMPLE = re.compile(r"^vllm:(\w+)(?:\{([^\n]*)\})? ([0-9.eE+-]+)\s*$", re.MULTILINE)
