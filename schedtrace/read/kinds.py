@@ -335,12 +335,28 @@ KINDS: tuple[FileKind, ...] = (
     FileKind(
         "a batch of OpenAI requests",
         _fields("custom_id", "url", "body"),
-        "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
+        TO_REPLAY,
+        is_workload=True,
     ),
     FileKind(
         "chat messages",
         lambda sample: isinstance(sample.row.get("messages"), list),
-        "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    FileKind(
+        "sessions of AIPerf or Dynamo",
+        lambda sample: (
+            isinstance(sample.row.get("turns"), list)
+            or (sample.has("session_id") and not sample.row.keys().isdisjoint({"input_length", "text_input"}))
+        ),
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    FileKind(
+        "ServeGen's rates of a client",
+        _text(r"\A\d+(?:\.\d+)?,[\d.e+-]*,[\d.e+-]*,(?:Gamma|Weibull|Exponential)?,"),
+        "it has no requests: generate a workload with ServeGen and name its CSV",
     ),
     # logs
     FileKind(

@@ -475,11 +475,11 @@ def test_json_is_read_however_it_is_laid_out(file, content, lengths):
         ('{"timestamp": 1e999, "input_length": 16, "output_length": 4}', "x:1: "),
         (
             '{"messages": [{"role": "user", "content": "a"}]}\n',
-            "x: looks like chat messages; expected Mooncake",
+            "x:1: no output_len or output_tokens: add it, or give --output-len",
         ),
         (
             '[{"messages": [{"role": "user", "content": "a"}]}]',
-            "x: looks like chat messages; expected Mooncake",
+            "x:1: no output_len or output_tokens: add it, or give --output-len",
         ),
         (
             '{\n "load_summary": {},\n "successes": {}\n}',
