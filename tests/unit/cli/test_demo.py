@@ -1,4 +1,4 @@
-"""``schedtrace demo``: the recorded run in the package is whole, names no machine, and is analyzed as any other."""
+"""``schedtrace demo``: the recorded run in the package is whole, and is analyzed as any other."""
 
 import webbrowser
 from importlib.resources import files
