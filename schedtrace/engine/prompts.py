@@ -140,13 +140,16 @@ def _sent_by_length(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSe
     ]
     notes = list(load.notes)
     if own_times:
+        first_turns = [prompt.at_s or 0.0 for prompt in prompts if prompt.after is None]
         notes.append(
             say(
-                "{requests:n request} are sent at the times in {file:code}, over {span:us}; --speedup "
-                "shortens the gaps, --request-rate inf sends all at once.",
-                requests=len(prompts),
+                "{requests:n request} are sent at the times in {file:code}, over {span:us}[, and "
+                "{turns:n turn} after answers]; --speedup shortens the gaps, --request-rate inf sends all at "
+                "once.",
+                requests=len(first_turns),
                 file=path.name,
-                span=load.last_arrival_us,
+                span=max(first_turns) * 1e6,
+                turns=load.later_turns or None,
             )
         )
     elif kind.timed:

@@ -7,7 +7,6 @@ import msgspec
 CHECKUP_SCHEMA_VERSION = 1
 
 State = Literal["ok", "note", "wrong"]
-"""``note``: recording works, and a person should know this. ``wrong``: something will not be recorded."""
 
 
 class Check(msgspec.Struct, kw_only=True):
@@ -19,6 +18,9 @@ class Check(msgspec.Struct, kw_only=True):
     ``engine``, ``version`` or ``metrics``.
     """
     state: State
+    """``note``: recording works, and a person should know this. ``wrong``: something is not recorded, or not
+    possible.
+    """
     text: str
     """What was seen."""
     advice: str = ""
@@ -29,6 +31,7 @@ class Checkup(msgspec.Struct, kw_only=True):
     """Document that ``schedtrace doctor`` prints."""
 
     schema_version: int = CHECKUP_SCHEMA_VERSION
+    """Version of this format; 1."""
     checks: list[Check]
     """All checks, in the order in which they were made."""
 

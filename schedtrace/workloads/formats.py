@@ -35,6 +35,8 @@ from schedtrace.model.say import say
 from schedtrace.read.kinds import (
     AZURE_COLUMNS,
     BURSTGPT_COLUMNS,
+    EMPTY,
+    OTHER_JSON,
     FileSample,
     kind_of,
     look_of,
@@ -100,9 +102,22 @@ class WorkloadFormat:
     """Notes on what was inferred about the file."""
 
 
+WITHOUT_REQUESTS = {
+    "a compressed file": "unpack it first",
+    "a trace of schedtrace": "replay it with schedtrace replay",
+    "a result of vllm bench serve": "it has no requests; vllm bench serve --save-detailed writes them",
+}
+"""Advice on files of other kinds; of the others there is no more to say than that they have no requests."""
+
+
 def _unknown(path: Path) -> InputError:
     kind = kind_of(path)
-    return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
+    if kind is None or kind is EMPTY or kind is OTHER_JSON:
+        return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
+    advice = WITHOUT_REQUESTS.get(
+        kind.name, kind.advice if "no requests" in kind.advice else "it has no requests"
+    )
+    return InputError(f"{path}: {look_of(kind)}: {advice} (docs/workloads.md)")
 
 
 def _read_csv(

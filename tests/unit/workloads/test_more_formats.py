@@ -353,3 +353,10 @@ def test_a_session_without_lengths_is_refused(file):
     ]:
         with pytest.raises(InputError, match=says):
             open_workload(file([row]))
+
+
+def test_a_result_without_its_requests_is_named(file):
+    [result] = SAMPLES["a detailed result of vllm bench serve"]
+    names = ("model_id", "completed", "total_input_tokens", "request_throughput")
+    with pytest.raises(InputError, match=r"x: looks like a result of vllm bench serve: .* --save-detailed"):
+        open_workload(file([{name: result[name] for name in names}]))
