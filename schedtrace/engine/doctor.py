@@ -191,10 +191,10 @@ def disk_check(folder: Path, most_bytes: int | None) -> Check:
         text = f"{place} cannot be written to"
         return Check(name="disk", state="wrong", text=text, advice="record to another folder")
     free = shutil.disk_usage(place).free
-    kept = (
+    bound = (
         "" if most_bytes is None else f"; a recording keeps at most {most_bytes / 1e9:.1f} GB of each engine"
     )
-    text = f"{free / 1e9:,.1f} GB free for {folder}{kept}"
+    text = f"{free / 1e9:,.1f} GB free for {folder}{bound}"
     if most_bytes is not None and free < most_bytes:
         advice = "free some space, or set a smaller --trace maxsize or SCHEDTRACE_TRACE"
         return Check(name="disk", state="wrong", text=text, advice=advice)

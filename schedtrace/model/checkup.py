@@ -10,7 +10,7 @@ State = Literal["ok", "note", "wrong"]
 
 
 class Check(msgspec.Struct, kw_only=True):
-    """One fact that decides what can be recorded."""
+    """Fact that decides what can be recorded."""
 
     name: str
     """Subject of the check: ``vllm``, ``exits``, ``allocations``, ``hooks``, ``recording``, ``replay``,

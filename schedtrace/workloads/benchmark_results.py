@@ -61,18 +61,18 @@ def serve_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
             )
 
 
-class Metric(msgspec.Struct):
+class SequenceLength(msgspec.Struct):
     """Figure of a request with its unit."""
 
     value: float
     unit: str
 
 
-class Metrics(msgspec.Struct):
+class SequenceLengths(msgspec.Struct):
     """Figures of a request of AIPerf, as far as they are read."""
 
-    input_sequence_length: Metric | None = None
-    output_sequence_length: Metric | None = None
+    input_sequence_length: SequenceLength | None = None
+    output_sequence_length: SequenceLength | None = None
 
 
 class Metadata(msgspec.Struct):
@@ -86,7 +86,7 @@ class ExportedRequest(msgspec.Struct):
     """Line of AIPerf's ``profile_export.jsonl``."""
 
     metadata: Metadata
-    metrics: Metrics | None = None
+    metrics: SequenceLengths | None = None
 
 
 def aiperf_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
@@ -97,7 +97,7 @@ def aiperf_rows(path: Path, counts: Counter[str]) -> Iterator[Row]:
     """
     requests = sorted(json_rows(path, ExportedRequest), key=lambda pair: pair[1].metadata.request_start_ns)
     for number, row in requests:
-        metrics = row.metrics or Metrics()
+        metrics = row.metrics or SequenceLengths()
         prompt, output = metrics.input_sequence_length, metrics.output_sequence_length
         if prompt is None or output is None or row.metadata.was_cancelled:
             counts[FAILED] += 1

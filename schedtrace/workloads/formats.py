@@ -245,7 +245,7 @@ class FileFormat:
     """Whether ``time_unit`` and ``prefix_block`` are about it."""
 
 
-def _of_prompts(source: Source, prompts: PromptReader, *notes: Message) -> Callable[..., WorkloadFormat]:
+def _prompt_format(source: Source, prompts: PromptReader, *notes: Message) -> Callable[..., WorkloadFormat]:
     """Return the maker of a format of prompts without times."""
 
     def make(_path: Path, options: FormatOptions) -> WorkloadFormat:
@@ -260,7 +260,7 @@ def _of_prompts(source: Source, prompts: PromptReader, *notes: Message) -> Calla
     return make
 
 
-def _of_csv(
+def _csv_format(
     source: Source, columns: tuple[str, str, str], at_us: Callable[[str], float]
 ) -> tuple[Callable[[FileSample], bool], Callable[..., WorkloadFormat]]:
     """Return the claim and the maker of a format in CSV."""
@@ -334,24 +334,24 @@ _OF_OTHERS = frozenset(
 """Fields that no file of one's own has."""
 
 FORMATS: tuple[FileFormat, ...] = (
-    FileFormat("a trace of Azure", *_of_csv("azure", AZURE_COLUMNS, _azure_us)),
-    FileFormat("a trace of BurstGPT", *_of_csv("burstgpt", BURSTGPT_COLUMNS, _seconds_us)),
+    FileFormat("a trace of Azure", *_csv_format("azure", AZURE_COLUMNS, _azure_us)),
+    FileFormat("a trace of BurstGPT", *_csv_format("burstgpt", BURSTGPT_COLUMNS, _seconds_us)),
     FileFormat(
         "a workload of ServeGen",
         lambda sample: not sample.is_json and sample.columns == {"request_id", *SERVEGEN_COLUMNS},
-        _of_csv("servegen", SERVEGEN_COLUMNS, _seconds_us)[1],
+        _csv_format("servegen", SERVEGEN_COLUMNS, _seconds_us)[1],
     ),
     FileFormat("a timed trace", _claims_timed_trace, _timed_trace, has_units=True),
     FileFormat("sessions of AIPerf or Dynamo", _claims_sessions, _sessions, has_units=True),
     FileFormat(
         "chat messages",
         lambda sample: sample.has("messages") and not _claims_sessions(sample),
-        _of_prompts("chat", chat_prompts, ONE_TEXT),
+        _prompt_format("chat", chat_prompts, ONE_TEXT),
     ),
     FileFormat(
         "a batch of OpenAI requests",
         lambda sample: sample.has(*_IN_BODY),
-        _of_prompts("openai_batch", batch_prompts, ONE_TEXT),
+        _prompt_format("openai_batch", batch_prompts, ONE_TEXT),
     ),
     FileFormat(
         "a detailed result of vllm bench serve",
@@ -367,8 +367,8 @@ FORMATS: tuple[FileFormat, ...] = (
         ),
         lambda _path, _options: WorkloadFormat("aiperf", aiperf_rows, notes=[AS_MEASURED]),
     ),
-    FileFormat("conversations of ShareGPT", _claims_sharegpt, _of_prompts("sharegpt", sharegpt_prompts)),
-    FileFormat("JSON Lines of one's own", _claims_own, _of_prompts("jsonl", own_prompts)),
+    FileFormat("conversations of ShareGPT", _claims_sharegpt, _prompt_format("sharegpt", sharegpt_prompts)),
+    FileFormat("JSON Lines of one's own", _claims_own, _prompt_format("jsonl", own_prompts)),
 )
 """All formats; no two claim one file."""
 

@@ -53,7 +53,7 @@ OWN_BLOCKS = 40
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Turn(msgspec.Struct):
+class SessionTurn(msgspec.Struct):
     """Turn of a session: a row, or an entry of ``turns``."""
 
     text: str | None = None
@@ -69,11 +69,11 @@ class Turn(msgspec.Struct):
     context_mode: str | None = None
 
 
-class SessionRow(Turn):
+class SessionRow(SessionTurn):
     """Line of the file: a turn, or a session of several."""
 
     session_id: str | int | None = None
-    turns: list[Turn] | None = None
+    turns: list[SessionTurn] | None = None
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _Evidence:
     _latest: dict[str, tuple[list[int], float]] = field(default_factory=dict)
     """Ids of each session's latest turn, and tokens of its prompt and answer."""
 
-    def add(self, key: str | None, turn: Turn) -> None:
+    def add(self, key: str | None, turn: SessionTurn) -> None:
         """Take one more turn with its session; None: it is alone."""
         self.modes.add(turn.context_mode)
         ids, length = turn.hash_ids or [], turn.input_length or 0.0
@@ -155,7 +155,7 @@ class Sessions:
         self,
         path: Path,
         number: int,
-        turn: Turn,
+        turn: SessionTurn,
         session: _Session,
         counts: Counter[str],
         *,
@@ -185,7 +185,7 @@ class Sessions:
             delay_us=0.0 if is_first else delay_us,
         )
 
-    def _lengths(self, path: Path, number: int, turn: Turn, counts: Counter[str]) -> tuple[int, int]:
+    def _lengths(self, path: Path, number: int, turn: SessionTurn, counts: Counter[str]) -> tuple[int, int]:
         """Return the tokens of a turn's own input, and of its answer."""
         output = self.output_len
         if turn.output_length is not None:
@@ -205,12 +205,14 @@ class Sessions:
         counts[ESTIMATED] += self.count_tokens is None
         return (self.count_tokens or estimated_tokens)(text), output
 
-    def _has_whole_prompt(self, turn: Turn) -> bool:
+    def _has_whole_prompt(self, turn: SessionTurn) -> bool:
         if turn.messages is not None:
             return turn.message_mode != "delta"
         return self.is_whole and turn.input_length is not None
 
-    def _prefix(self, turn: Turn, session: _Session, *, is_first: bool, is_alone: bool) -> tuple[int, ...]:
+    def _prefix(
+        self, turn: SessionTurn, session: _Session, *, is_first: bool, is_alone: bool
+    ) -> tuple[int, ...]:
         """Return the identities of a prompt's blocks: the file's, then those of the session alone."""
         blocks = -(-session.prompt // self.block)
         ids = tuple((turn.hash_ids or ())[:blocks])
@@ -221,12 +223,12 @@ class Sessions:
             return ids
         if is_alone:
             return ()
-        known = session.first_ids
+        shared = session.first_ids
         own = range((session.number + 1) << OWN_BLOCKS, ((session.number + 1) << OWN_BLOCKS) + whole)
-        return (*known[:whole], *own[len(known) :])
+        return (*shared[:whole], *own[len(shared) :])
 
 
-def turns_of(path: Path) -> Iterator[tuple[int, str | None, Turn]]:
+def turns_of(path: Path) -> Iterator[tuple[int, str | None, SessionTurn]]:
     """Yield each turn with the number of its line and its session; None: it is alone.
 
     Raises:
