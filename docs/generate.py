@@ -32,6 +32,7 @@ from schedtrace.diagnose import catalogue, rules
 from schedtrace.diagnose.rules import common
 from schedtrace.model import (
     causes,
+    checkup,
     comparison,
     live,
     manifest,
@@ -56,6 +57,7 @@ MODULES = {
     "catalogue": catalogue,
     "what_if": what_if,
     "live": live,
+    "checkup": checkup,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
@@ -69,6 +71,7 @@ SCHEMAS = {
     "request": (story.Life, "What schedtrace request --format json prints"),
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
     "queue": (live.EngineQueues, "What schedtrace queue --format json prints"),
+    "doctor": (checkup.Checkup, "What schedtrace doctor --format json prints"),
     "what-if": (what_if.Replays, "What schedtrace replay, advise and sweep --format json print"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

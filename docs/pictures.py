@@ -1,8 +1,9 @@
 # ruff: noqa: INP001  # a script to run, no package
-"""Make the pictures of the README again: ``python docs/pictures.py [RUN]``, about a minute.
+"""Make the pictures of the README again: ``python docs/pictures.py [RUN]``.
 
-Records 24 prompts of 450 + 200 tokens with a small KV cache on vLLM's CPU engine, unless a run is given.
-Writes ``analyze.svg``, ``report-light.png`` and ``report-dark.png`` to ``docs/pictures``. Needs Chromium.
+They show the run of ``schedtrace demo``, unless another is given: 24 prompts of 450 + 200 tokens with a small
+KV cache on vLLM's CPU engine. Writes ``analyze.svg``, ``report-light.png`` and ``report-dark.png`` to
+``docs/pictures``. Needs Chromium.
 """
 
 import io
@@ -21,8 +22,6 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH = 80
-ENGINE = "--load-format dummy --num-gpu-blocks-override 45 --max-model-len 720"
-LOAD = "--num-prompts 24 --input-len 450 --output-len 200 --trials 3"
 FONT = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FONT_OF_THE_WEB = re.compile(r"@font-face {.*?}\n", re.DOTALL)
@@ -35,13 +34,6 @@ def schedtrace(folder: Path, *arguments: str, **environment: str) -> str:
         command, cwd=folder, env={**os.environ, **environment}, check=True, text=True, stdout=subprocess.PIPE
     )
     return done.stdout
-
-
-def record(folder: Path) -> str:
-    """Return the run that the README tells about."""
-    model = str(ROOT / "examples" / "tiny-qwen3")
-    schedtrace(folder, "run", "--model", model, *ENGINE.split(), *LOAD.split(), "--label", "kv")
-    return "logs/kv"
 
 
 def terminal(text: str, title: str) -> str:
@@ -67,11 +59,13 @@ def screenshots(report: Path) -> None:
 
 
 def main(given: str | None) -> None:
-    """Record if no run is given, then draw."""
+    """Draw the pictures of a run; None: of the run of ``schedtrace demo``."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
-        run = str(Path(given).resolve()) if given else record(folder)
+        run = str(Path(given).resolve()) if given else "logs/kv"
+        if not given:
+            shutil.copytree(ROOT / "schedtrace" / "demo" / "kv", folder / run)
         text = schedtrace(folder, "analyze", run, FORCE_COLOR="1", COLUMNS=str(WIDTH), TERM="xterm-256color")
         (PICTURES / "analyze.svg").write_text(terminal(text, "schedtrace analyze logs/kv"))
         schedtrace(folder, "report", run, "-o", "report.html")

@@ -45,6 +45,9 @@ ls "$clean"/lib/python*/site-packages/schedtrace-*.dist-info/licenses/LICENSE >"
 ls "$clean"/lib/python*/site-packages/schedtrace/py.typed >"$clean/out" || fail "the wheel lacks py.typed"
 
 expect 0 "^schedtrace $version\$" --version
+expect 0 "KV cache space limits this run" demo demo
+ls "$clean"/demo/report.html >"$clean/out" || fail "demo wrote no page"
+expect 1 "vLLM is not installed" doctor
 expect 0 "The client, not the scheduler" analyze "$sample"
 expect 0 "\"code\": ?\"arrival-limited\"" analyze "$sample" --format json
 expect 0 "^Step 1 " step "$sample" 1

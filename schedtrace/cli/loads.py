@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_SEED = 2**32 - 1
 """Largest seed, which is NumPy's; vLLM seeds NumPy, too."""
 Dataset = Annotated[
-    str, typer.Option(help="'random' or a file: ShareGPT, JSON Lines, Mooncake, Azure or BurstGPT.")
+    str, typer.Option(help="'random' or a file of requests: see docs/workloads.md for its formats.")
 ]
 
 

@@ -14,8 +14,10 @@ from schedtrace.cli import (
     advise,
     analyze,
     attach,
+    demo,
     detach,
     diff,
+    doctor,
     engines,
     export,
     findings,
@@ -67,8 +69,9 @@ app = typer.Typer(
 
 RECORD, READ, ASK, LIVE = "Record", "Read a recording", "Ask what if", "Look at running engines"
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    RECORD: (run.run, attach.attach, detach.detach, snapshot.snapshot),
+    RECORD: (doctor.doctor, run.run, attach.attach, detach.detach, snapshot.snapshot),
     READ: (
+        demo.demo,
         analyze.analyze,
         report.report,
         step.step,

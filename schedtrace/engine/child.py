@@ -149,7 +149,7 @@ class EngineSession:
         real = run.executor is None
         chosen = vllm_config.choose_what_is_missing(engine_args, arguments, cpu=on_cpu and real)
         send(run_spec.Phase("resolving the configuration"))
-        at_once = run.request_rate is None and all(prompt.at_s is None for prompt in prompts)
+        at_once = run.request_rate is None and all(p.at_s is None and p.after is None for p in prompts)
         offline = at_once and engine_args.data_parallel_size == 1
         if run.prequeue and not offline:
             msg = "--prequeue needs one engine: it cannot go with --data-parallel-size"

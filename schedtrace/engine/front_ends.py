@@ -182,19 +182,30 @@ class OnlineFrontEnd(FrontEnd):
                     tally.add(output)
 
         start = time.perf_counter()
-        tasks = []
+        tasks: list[asyncio.Task[None]] = []
+
+        async def after_answer(
+            at: int, request: PromptRequest, answer: asyncio.Task[None], due_s: float
+        ) -> None:
+            await answer
+            await asyncio.sleep(max(request.delay_s, start + due_s - time.perf_counter()))
+            await one(at, request)
+
         for at, (request, due_s) in enumerate(zip(requests, self._due(requests), strict=True)):
+            if request.after is not None:
+                tasks.append(asyncio.create_task(after_answer(at, request, tasks[request.after], due_s)))
+                continue
             await asyncio.sleep(max(0.0, start + due_s - time.perf_counter()))
             tasks.append(asyncio.create_task(one(at, request)))
         await asyncio.gather(*tasks)
         return tally.result(trial, time.perf_counter() - start)
 
     def _due(self, requests: list[PromptRequest]) -> list[float]:
-        """Return the seconds after the start at which each request is sent; the first at 0."""
+        """Return the seconds after the start at which each request is handed over at the earliest."""
         drawn = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
         return [
-            at_s if request.at_s is None else request.at_s
-            for request, at_s in zip(requests, drawn, strict=False)
+            request.at_s if request.at_s is not None else 0.0 if request.after is not None else next(drawn)
+            for request in requests
         ]
 
     def reset_prefix_cache(self) -> bool:

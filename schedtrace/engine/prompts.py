@@ -12,9 +12,8 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.workloads import open_workload, random_load
-from schedtrace.workloads.formats import format_of, own_rows
+from schedtrace.workloads.formats import FormatOptions, WorkloadFormat, format_of
 from schedtrace.workloads.random_load import random_lengths
-from schedtrace.workloads.sharegpt import exchanges
 from schedtrace.workloads.workload_files import OVERRIDDEN, counted_notes
 
 DEFAULT_RANDOM_PROMPTS = random_load.DEFAULT_PROMPTS
@@ -33,7 +32,11 @@ class Prompt(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     """Data-parallel rank that gets it; None if vLLM's front end chooses."""
     at_s: float | None = None
-    """Seconds since the trial began at which it is sent; None if ``request_rate`` decides."""
+    """Time at which it is sent, since the trial began; None: ``request_rate`` decides."""
+    after: int | None = None
+    """Place of the request whose answer it waits for, as a turn of a session; None: it waits for none."""
+    delay_s: float = 0.0
+    """Time from that answer until it is sent."""
 
 
 class PromptSet(NamedTuple):
@@ -64,18 +67,16 @@ def read_prompts(spec: RunSpec) -> PromptSet:
     if not path.exists():
         msg = f"--dataset {spec.dataset}: no such file; expected 'random' or a workload file"
         raise InputError(msg)
-    kind = format_of(path, time_unit=spec.time_unit, prefix_block=spec.prefix_block)
-    if kind.timed:
-        return _timed_requests(spec, path)
+    kind = format_of(path, FormatOptions(None, spec.output_len, spec.time_unit, spec.prefix_block))
+    return _sent_by_length(spec, path, kind) if kind.prompts is None else _sent_as_texts(spec, path, kind)
+
+
+def _sent_as_texts(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSet:
+    """Return the requests of a file of prompts without times."""
     _refuse_options_of_files(spec)
     counts: Counter[str] = Counter()
-    if kind.source == "sharegpt":
-        prompts = [
-            Prompt(text=question, completion=answer)
-            for _, question, answer in islice(exchanges(path, counts), spec.num_prompts)
-        ]
-    else:
-        prompts = [Prompt(**row._asdict()) for _, row in islice(own_rows(path, counts), spec.num_prompts)]
+    rows = kind.prompts(path, counts) if kind.prompts is not None else iter(())
+    prompts = [Prompt(**row._asdict()) for _, row in islice(rows, spec.num_prompts)]
     if not prompts:
         msg = f"{path}: no usable prompt in it"
         raise InputError(msg)
@@ -87,7 +88,7 @@ def read_prompts(spec: RunSpec) -> PromptSet:
         raise UsageError(msg)
     count = spec.num_prompts or len(prompts)
     repeated = [prompts[i % len(prompts)] for i in range(count)]
-    return PromptSet(repeated, list(counted_notes(counts)))
+    return PromptSet(repeated, [*kind.notes, *counted_notes(counts)])
 
 
 def _has_other_output(prompt: Prompt, output_len: int) -> bool:
@@ -106,9 +107,11 @@ def _refuse_options_of_files(spec: RunSpec) -> None:
             raise UsageError(msg)
 
 
-def _timed_requests(spec: RunSpec, path: Path) -> PromptSet:
-    """Return the requests of a file that states when they arrive."""
-    own_times = spec.request_rate is None and not spec.at_once and not spec.prequeue
+def _sent_by_length(spec: RunSpec, path: Path, kind: WorkloadFormat) -> PromptSet:
+    """Return the requests of a file of lengths, and when each arrives or whose answer it waits for."""
+    own_times = kind.timed and spec.request_rate is None and not spec.at_once and not spec.prequeue
+    if spec.speedup is not None and not kind.timed:
+        _refuse_options_of_files(spec)
     if spec.speedup is not None and not own_times:
         msg = "--speedup shortens the gaps of the file: it cannot go with --request-rate or --prequeue"
         raise UsageError(msg)
@@ -121,26 +124,35 @@ def _timed_requests(spec: RunSpec, path: Path) -> PromptSet:
         time_unit=spec.time_unit,
         prefix_block=spec.prefix_block,
     )
+    if load.later_turns and spec.prequeue:
+        msg = f"--prequeue queues all requests at once, and turns of {path} wait for answers"
+        raise UsageError(msg)
+    places = {request.request_id: place for place, request in enumerate(load)} if load.later_turns else {}
     prompts = [
         Prompt(
             input_len=request.prompt_tokens,
             output_len=request.output_tokens,
             at_s=request.arrived_us / 1e6 if own_times else None,
+            after=None if request.after is None else places[request.after],
+            delay_s=request.delay_us / 1e6,
         )
         for request in load
     ]
     notes = list(load.notes)
     if own_times:
+        first_turns = [prompt.at_s or 0.0 for prompt in prompts if prompt.after is None]
         notes.append(
             say(
-                "{requests:n request} are sent at the times in {file:code}, over {span:us}; --speedup "
-                "shortens the gaps, --request-rate inf sends all at once.",
-                requests=len(prompts),
+                "{requests:n request} are sent at the times in {file:code}, over {span:us}[, and "
+                "{turns:n turn} after answers]; --speedup shortens the gaps, --request-rate inf sends all at "
+                "once.",
+                requests=len(first_turns),
                 file=path.name,
-                span=load.last_arrival_us,
+                span=max(first_turns) * 1e6,
+                turns=load.later_turns or None,
             )
         )
-    else:
+    elif kind.timed:
         notes.append(say("The arrival times in {file:code} are not used.", file=path.name))
     if load.prefix_block is not None:
         notes.append(say("Prompts are random: what they share in {file:code} is not sent.", file=path.name))
@@ -180,6 +192,9 @@ class PromptRequest(msgspec.Struct):
     priority: int
     data_parallel_rank: int | None = None
     at_s: float | None = None
+    after: int | None = None
+    """Place of the request whose answer it waits for, and then ``delay_s``; None: it waits for none."""
+    delay_s: float = 0.0
 
 
 def make_requests(
@@ -213,6 +228,15 @@ def make_requests(
         if output_len is None:
             output_len = max(1, len(tokenizer.encode(prompt.completion, add_special_tokens=False)))
         requests.append(
-            PromptRequest(content, count, output_len, prompt.priority, prompt.data_parallel_rank, prompt.at_s)
+            PromptRequest(
+                content,
+                count,
+                output_len,
+                prompt.priority,
+                prompt.data_parallel_rank,
+                prompt.at_s,
+                prompt.after,
+                prompt.delay_s,
+            )
         )
     return requests

@@ -335,12 +335,28 @@ KINDS: tuple[FileKind, ...] = (
     FileKind(
         "a batch of OpenAI requests",
         _fields("custom_id", "url", "body"),
-        "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
+        TO_REPLAY,
+        is_workload=True,
     ),
     FileKind(
         "chat messages",
         lambda sample: isinstance(sample.row.get("messages"), list),
-        "write prompt (a text) or input_len, and output_len, on each line for schedtrace run --dataset",
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    FileKind(
+        "sessions of AIPerf or Dynamo",
+        lambda sample: (
+            isinstance(sample.row.get("turns"), list)
+            or (sample.has("session_id") and not sample.row.keys().isdisjoint({"input_length", "text_input"}))
+        ),
+        TO_REPLAY,
+        is_workload=True,
+    ),
+    FileKind(
+        "ServeGen's rates of a client",
+        _text(r"\A\d+(?:\.\d+)?,[\d.e+-]*,[\d.e+-]*,(?:Gamma|Weibull|Exponential)?,"),
+        "it has no requests: generate a workload with ServeGen and name its CSV",
     ),
     # logs
     FileKind(
@@ -380,6 +396,7 @@ KINDS: tuple[FileKind, ...] = (
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
+OTHER_JSON = KINDS[-1]
 EXPECTED = (
     "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
     "({'token_budget': ..., 'requests': [...]}), or vLLM's log with --enable-logging-iteration-details"

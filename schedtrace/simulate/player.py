@@ -53,6 +53,8 @@ class Player:
         engine.finished = self._forget
         self._open: set[str] = set()
         self._answered: Callable[[], None] = lambda: None
+        self._next_turns: dict[str, LoadRequest] = {}
+        """The request that waits for the answer to this one."""
         self._acceptance: dict[str, float] = {}
         self._owed: dict[str, float] = {}
         self._loras: dict[str, int] = {}
@@ -65,7 +67,11 @@ class Player:
         if clients is not None:
             (self._play_rounds if clients.pattern == "barrier" else self._play_closed)(clients)
             return
+        if self.load.later_turns:
+            self._next_turns = {request.after: request for request in self.load if request.after is not None}
         for request in self.load:  # one ahead: a stream may be long
+            if request.after is not None:
+                continue
             sent = self._began_us + request.arrived_us
             self._engine.run(until_us=sent + request.front_end_us)
             self._send(request, sent)
@@ -98,6 +104,7 @@ class Player:
     def _send(self, request: LoadRequest, sent_us: float) -> bool:
         """Make the client send a request at that time and, if it aborted the recorded one, abort it later."""
         if not self.enter(request, sent_us + request.front_end_us, sent_us):
+            self._send_next_turn(request.request_id, sent_us)
             return False
         self._open.add(request.request_id)
         if request.abort_us is not None:
@@ -113,6 +120,13 @@ class Player:
         if request_id in self._open:
             self._open.discard(request_id)
             self._answered()
+            self._send_next_turn(request_id, self._engine.clock.now_us)
+
+    def _send_next_turn(self, request_id: str, answered_us: float) -> None:
+        """Send the request that waits for the answer to this one, if there is one."""
+        request = self._next_turns.pop(request_id, None)
+        if request is not None:
+            self._send(request, max(self._began_us + request.arrived_us, answered_us + request.delay_us))
 
     def enter(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
         """Make a request reach the engine at that time; at once if it is now.

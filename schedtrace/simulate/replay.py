@@ -104,8 +104,13 @@ def _with_trial_ids(load: Workload, trial: int) -> Workload:
     """Return the load with ids that contain its trial."""
 
     def read() -> Iterator[LoadRequest]:
+        names: dict[str, str] = {}
         for number, request in enumerate(load):
-            yield msgspec.structs.replace(request, request_id=f"t{trial}-{number}")
+            name = f"t{trial}-{number}"
+            if load.later_turns:
+                names[request.request_id] = name
+            after = None if request.after is None else names[request.after]
+            yield msgspec.structs.replace(request, request_id=name, after=after)
 
     return replace(load, read=read)
 

@@ -10,7 +10,12 @@
   of every block of a prompt (``timed_traces.py``).
 * JSON of one's own, and vLLM's ``custom`` data set, have a prompt's text or its length, and how much to
   generate.
-* ShareGPT is one JSON list of conversations (``sharegpt.py``).
+* ShareGPT is one JSON list of conversations (``sharegpt.py``); ``chats.py`` has OpenAI's own formats.
+* ServeGen (github.com/alibaba/ServeGen) writes CSV, too: ``timestamp`` is seconds since the beginning.
+* Sessions of AIPerf and Dynamo (``sessions.py``), and requests of a benchmark that was run
+  (``benchmark_results.py``).
+
+``FORMATS`` is the table of them all: a format claims a file by what only its files have.
 """
 
 import math
@@ -20,42 +25,60 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
-from schedtrace.read.kinds import AZURE_COLUMNS, BURSTGPT_COLUMNS, kind_of, look_of
+from schedtrace.model.say import say
+from schedtrace.read.kinds import (
+    AZURE_COLUMNS,
+    BURSTGPT_COLUMNS,
+    EMPTY,
+    OTHER_JSON,
+    FileSample,
+    kind_of,
+    look_of,
+)
+from schedtrace.workloads.benchmark_results import aiperf_rows, serve_has_times, serve_rows
+from schedtrace.workloads.chats import batch_prompts, chat_prompts
 from schedtrace.workloads.rows import (
     BYTE_ORDER_MARK,
-    ESTIMATED,
     BrokenValueError,
     CountTokens,
+    PromptReader,
+    PromptRow,
     Reader,
     Row,
-    csv_cells,
     csv_rows,
-    estimated_tokens,
     json_rows,
     json_values,
     keys_of,
+    measured_rows,
     opened_file,
     token_count,
     unreadable_row,
 )
-from schedtrace.workloads.sharegpt import read_sharegpt
+from schedtrace.workloads.sessions import sessions_in
+from schedtrace.workloads.sharegpt import sharegpt_prompts
 from schedtrace.workloads.timed_traces import TimeUnit, units_of
 from schedtrace.workloads.workload import Source
 
+SERVEGEN_COLUMNS = ("timestamp", "input_tokens", "output_tokens")
+"""Time, prompt tokens and output tokens; with ``request_id`` all columns of such a file."""
 IMAGES = "NumImages"
 """A further column of Azure's multimodal trace."""
 KNOWN = (
     "Mooncake or Qwen-Bailian (JSON Lines with timestamp, input_length, output_length), "
     f"Azure (CSV with {', '.join(AZURE_COLUMNS)}), "
     f"BurstGPT (CSV with {', '.join(BURSTGPT_COLUMNS)}), "
-    "ShareGPT (a JSON list of conversations) or JSON Lines with prompt or input_len"
+    "ShareGPT (a JSON list of conversations), JSON Lines with prompt or input_len, chat messages, a batch of "
+    "OpenAI requests, sessions of AIPerf or Dynamo, a workload of ServeGen, or a benchmark's requests "
+    "(docs/workloads.md)"
 )
+HEAD_BYTES = 2**16
+"""Bytes of a file by which a format claims it; of a longer first object the last field's value is None."""
 LONGEST_LINE = 2**24
 """Maximum bytes of the first line that are examined; ShareGPT files are a single line."""
 
@@ -71,105 +94,30 @@ class WorkloadFormat:
     """Whether its rows have arrival times."""
     images: bool = False
     """Whether its rows say that prompts have images."""
+    prompts: PromptReader | None = None
+    """Reader of the prompts with their texts, of a format without times."""
+    sessions: bool = False
+    """Whether rows are turns, which wait for the answer to the turn before."""
     notes: list[Message] = field(default_factory=list)
     """Notes on what was inferred about the file."""
 
 
-def format_of(
-    path: Path,
-    count_tokens: CountTokens | None = None,
-    output_len: int | None = None,
-    *,
-    time_unit: TimeUnit | None = None,
-    prefix_block: int | None = None,
-) -> WorkloadFormat:
-    """Return the format of a file; options are those of ``open_workload``.
-
-    Raises:
-        InputError: If it cannot be read, is empty or of no known format.
-        UsageError: If an option is missing, or does not go with the file.
-    """
-    if not path.is_file() and path.exists():
-        msg = f"{path}: not a regular file; a workload is read more than once"
-        raise InputError(msg)
-    number, line = _first_line(path)
-    if not line.startswith((b"{", b"[")):
-        _refuse_units(path, time_unit, prefix_block)
-        return _csv_format(path, line)
-    try:
-        keys = _first_keys(path, line)
-    except BrokenValueError as error:
-        raise unreadable_row(path, number if error.line == 1 else error.line, error.why) from error
-    if {"timestamp", "input_length"} <= keys or "hash_ids" in keys:
-        units = units_of(path, time_unit, prefix_block)
-        notes = [units.note] if units.note else []
-        return WorkloadFormat(units.source, units.trace_rows, units.block, notes=notes)
-    _refuse_units(path, time_unit, prefix_block)
-    if not keys.isdisjoint(_OwnLine.__struct_fields__):
-        reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)
-        return WorkloadFormat("jsonl", reader, timed=False)
-    kind = kind_of(path)
-    if "conversations" in keys or (line.startswith(b"[") and (kind is None or not keys)):
-        return WorkloadFormat("sharegpt", partial(read_sharegpt, count_tokens=count_tokens), timed=False)
-    raise _unknown(path)
-
-
-def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | None) -> None:
-    """Refuse options of a timed trace for another file.
-
-    Raises:
-        UsageError: which one was given.
-    """
-    for option, value in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
-        if value is not None:
-            msg = f"{option} is for timed traces in JSON, and {path} is none"
-            raise UsageError(msg)
-
-
-def _first_keys(path: Path, line: bytes) -> set[str]:
-    """Return the keys of the first JSON object of a file; none if a list begins with another value.
-
-    Raises:
-        BrokenValueError: If it is cut or broken.
-    """
-    if (keys := keys_of(line)) is not None:
-        return keys
-    try:
-        first = next(json_values(path), None)
-    except BrokenValueError:
-        if line.startswith(b"["):
-            return set()  # the reader says it
-        raise
-    return set(first.value) if first is not None and isinstance(first.value, dict) else set()
-
-
-def _csv_format(path: Path, line: bytes) -> WorkloadFormat:
-    try:
-        columns = set(csv_cells(line))
-    except ValueError as error:
-        raise _unknown(path) from error
-    if columns.issuperset(AZURE_COLUMNS):
-        return WorkloadFormat("azure", partial(_read_csv, AZURE_COLUMNS, _azure_us), images=IMAGES in columns)
-    if columns.issuperset(BURSTGPT_COLUMNS):
-        return WorkloadFormat("burstgpt", partial(_read_csv, BURSTGPT_COLUMNS, _burstgpt_us))
-    raise _unknown(path)
-
-
-def _first_line(path: Path) -> tuple[int, bytes]:
-    """Return the first line that is not blank, with its number."""
-    with opened_file(path) as file:
-        number = 1
-        while line := file.readline(LONGEST_LINE):
-            if stripped := line.removeprefix(BYTE_ORDER_MARK).strip():
-                return number, stripped
-            number += 1
-    msg = f"{path}: empty; expected {KNOWN}"
-    raise InputError(msg)
+WITHOUT_REQUESTS = {
+    "a compressed file": "unpack it first",
+    "a trace of schedtrace": "replay it with schedtrace replay",
+    "a result of vllm bench serve": "it has no requests; vllm bench serve --save-detailed writes them",
+}
+"""Advice on files of other kinds; of the others there is no more to say than that they have no requests."""
 
 
 def _unknown(path: Path) -> InputError:
     kind = kind_of(path)
-    return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
+    if kind is None or kind is EMPTY or kind is OTHER_JSON:
+        return InputError(f"{path}: {'unknown format' if kind is None else look_of(kind)}; expected {KNOWN}")
+    advice = WITHOUT_REQUESTS.get(
+        kind.name, kind.advice if "no requests" in kind.advice else "it has no requests"
+    )
+    return InputError(f"{path}: {look_of(kind)}: {advice} (docs/workloads.md)")
 
 
 def _read_csv(
@@ -211,7 +159,7 @@ def _azure_us(text: str) -> int:
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _US
 
 
-def _burstgpt_us(text: str) -> float:
+def _seconds_us(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -241,18 +189,7 @@ class _OwnLine(msgspec.Struct, kw_only=True):
     """Time that is not read: nothing says its unit."""
 
 
-class OwnRow(NamedTuple):
-    """Request of a user's own file: ``text`` or ``input_len``, and how much to generate."""
-
-    text: str | None
-    input_len: int | None
-    output_len: int | None
-    priority: int
-    data_parallel_rank: int | None
-    """The engine that gets it; None: vLLM's front end chooses."""
-
-
-def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
+def own_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
     """Yield every row with its line number; count ignored rows.
 
     Raises:
@@ -273,22 +210,236 @@ def own_rows(path: Path, counts: Counter[str]) -> Iterator[tuple[int, OwnRow]]:
             what = f"output_len {output} and output_tokens {same_output} contradict each other"
             raise unreadable_row(path, number, what)
         counts[IGNORED_TIME] += row.timestamp is not msgspec.UNSET
-        yield number, OwnRow(row.prompt, prompt, output or same_output, row.priority, row.data_parallel_rank)
+        yield (
+            number,
+            PromptRow(
+                text=row.prompt,
+                input_len=prompt,
+                output_len=output or same_output,
+                priority=row.priority,
+                data_parallel_rank=row.data_parallel_rank,
+            ),
+        )
 
 
-def _read_own(
-    path: Path, counts: Counter[str], *, count_tokens: CountTokens | None, output_len: int | None
-) -> Iterator[Row]:
-    """Yield the lines as rows; without ``count_tokens`` lengths of texts are estimated, and counted as such.
+@dataclass(frozen=True)
+class FormatOptions:
+    """What a person said about a file; options are those of ``open_workload``."""
+
+    count_tokens: CountTokens | None = None
+    output_len: int | None = None
+    time_unit: TimeUnit | None = None
+    prefix_block: int | None = None
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """Entry of the table of formats."""
+
+    name: str
+    """A noun phrase: what such a file is."""
+    claims: Callable[[FileSample], bool]
+    """Whether a file has what only files of this format have."""
+    make: Callable[[Path, FormatOptions], WorkloadFormat]
+    has_units: bool = False
+    """Whether ``time_unit`` and ``prefix_block`` are about it."""
+
+
+def _prompt_format(source: Source, prompts: PromptReader, *notes: Message) -> Callable[..., WorkloadFormat]:
+    """Return the maker of a format of prompts without times."""
+
+    def make(_path: Path, options: FormatOptions) -> WorkloadFormat:
+        reader = partial(
+            measured_rows,
+            prompts=prompts,
+            count_tokens=options.count_tokens,
+            output_len=options.output_len,
+        )
+        return WorkloadFormat(source, reader, timed=False, prompts=prompts, notes=[*notes])
+
+    return make
+
+
+def _csv_format(
+    source: Source, columns: tuple[str, str, str], at_us: Callable[[str], float]
+) -> tuple[Callable[[FileSample], bool], Callable[..., WorkloadFormat]]:
+    """Return the claim and the maker of a format in CSV."""
+
+    def make(path: Path, _options: FormatOptions) -> WorkloadFormat:
+        images = IMAGES in _head(path).columns
+        return WorkloadFormat(source, partial(_read_csv, columns, at_us), images=images)
+
+    return lambda sample: not sample.is_json and sample.columns.issuperset(columns), make
+
+
+def _timed_trace(path: Path, options: FormatOptions) -> WorkloadFormat:
+    units = units_of(path, options.time_unit, options.prefix_block)
+    notes = [units.note] if units.note else []
+    return WorkloadFormat(units.source, units.trace_rows, units.block, notes=notes)
+
+
+def _sessions(path: Path, options: FormatOptions) -> WorkloadFormat:
+    sessions = sessions_in(
+        path,
+        unit=options.time_unit,
+        block=options.prefix_block,
+        count_tokens=options.count_tokens,
+        output_len=options.output_len,
+    )
+    return WorkloadFormat(
+        "sessions",
+        sessions.rows,
+        sessions.block,
+        timed=sessions.is_timed,
+        sessions=True,
+        notes=[sessions.note],
+    )
+
+
+def _serve_result(path: Path, _options: FormatOptions) -> WorkloadFormat:
+    return WorkloadFormat("vllm_bench", serve_rows, timed=serve_has_times(path), notes=[AS_MEASURED])
+
+
+def _claims_own(sample: FileSample) -> bool:
+    keys = sample.row.keys()
+    return not keys.isdisjoint(_OwnLine.__struct_fields__) and keys.isdisjoint(_OF_OTHERS)
+
+
+def _claims_timed_trace(sample: FileSample) -> bool:
+    is_timed = sample.has("timestamp", "input_length") or sample.has("timestamp", "hash_ids")
+    return is_timed and not _claims_sessions(sample)
+
+
+def _claims_sessions(sample: FileSample) -> bool:
+    """Return whether rows are turns or sessions, or have AIPerf's lengths without times."""
+    first, some = sample.row.keys(), {key for row in sample.rows for key in row}
+    prompts = first & {"input_length", "text_input", "messages", "turns"}
+    is_session = bool(some & {"session_id", "delay", "context_mode"}) and bool(prompts)
+    is_alone = bool(first & {"input_length", "text_input"}) and "timestamp" not in first
+    return is_session or is_alone or sample.has("turns")
+
+
+def _claims_sharegpt(sample: FileSample) -> bool:
+    is_list = sample.first_line.startswith("[") and not sample.rows
+    return sample.has("conversations") or is_list
+
+
+AS_MEASURED = say("Requests are sent when the benchmark sent them, whatever the answers take here.")
+ONE_TEXT = say("Messages are sent as one text each, without the model's chat template.")
+_IN_BODY = ("custom_id", "url", "body")
+_OF_OTHERS = frozenset(
+    {*("input_length", "hash_ids", "text_input", "turns", "conversations", "metrics", "request_throughput")}
+    | {*_IN_BODY, "schema_version", "type", "messages"}
+)
+"""Fields that no file of one's own has."""
+
+FORMATS: tuple[FileFormat, ...] = (
+    FileFormat("a trace of Azure", *_csv_format("azure", AZURE_COLUMNS, _azure_us)),
+    FileFormat("a trace of BurstGPT", *_csv_format("burstgpt", BURSTGPT_COLUMNS, _seconds_us)),
+    FileFormat(
+        "a workload of ServeGen",
+        lambda sample: not sample.is_json and sample.columns == {"request_id", *SERVEGEN_COLUMNS},
+        _csv_format("servegen", SERVEGEN_COLUMNS, _seconds_us)[1],
+    ),
+    FileFormat("a timed trace", _claims_timed_trace, _timed_trace, has_units=True),
+    FileFormat("sessions of AIPerf or Dynamo", _claims_sessions, _sessions, has_units=True),
+    FileFormat(
+        "chat messages",
+        lambda sample: sample.has("messages") and not _claims_sessions(sample),
+        _prompt_format("chat", chat_prompts, ONE_TEXT),
+    ),
+    FileFormat(
+        "a batch of OpenAI requests",
+        lambda sample: sample.has(*_IN_BODY),
+        _prompt_format("openai_batch", batch_prompts, ONE_TEXT),
+    ),
+    FileFormat(
+        "a detailed result of vllm bench serve",
+        lambda sample: sample.has("input_lens", "request_throughput"),
+        _serve_result,
+    ),
+    FileFormat(
+        "an export of AIPerf's requests",
+        lambda sample: (
+            sample.has("metadata", "metrics")
+            and isinstance(sample.row["metadata"], dict)
+            and "request_start_ns" in sample.row["metadata"]
+        ),
+        lambda _path, _options: WorkloadFormat("aiperf", aiperf_rows, notes=[AS_MEASURED]),
+    ),
+    FileFormat("conversations of ShareGPT", _claims_sharegpt, _prompt_format("sharegpt", sharegpt_prompts)),
+    FileFormat("JSON Lines of one's own", _claims_own, _prompt_format("jsonl", own_prompts)),
+)
+"""All formats; no two claim one file."""
+
+
+def format_of(path: Path, options: FormatOptions) -> WorkloadFormat:
+    """Return the format of a file.
 
     Raises:
-        InputError: ``path:line: what``; also where a line has no ``output_len``, and none is given.
+        InputError: If it cannot be read, is empty, of no known format, or of several.
+        UsageError: If an option is missing, or does not go with the file.
     """
-    measure = count_tokens or estimated_tokens
-    for number, row in own_rows(path, counts):
-        output = row.output_len or output_len
-        if output is None:
-            raise unreadable_row(path, number, "no output_len or output_tokens: add it, or give --output-len")
-        counts[ESTIMATED] += row.text is not None and count_tokens is None
-        prompt = row.input_len or measure(row.text or "")
-        yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)
+    if not path.is_file() and path.exists():
+        msg = f"{path}: not a regular file; a workload is read more than once"
+        raise InputError(msg)
+    number, line = _first_line(path)
+    if line.startswith((b"{", b"[")):
+        _check_first_object(path, number, line)
+    sample = _head(path)
+    claiming = [kind for kind in FORMATS if kind.claims(sample)]
+    if len(claiming) > 1:
+        msg = (
+            f"{path}: looks like {claiming[0].name}, and like {claiming[1].name}: leave the fields of one out"
+        )
+        raise InputError(msg)
+    if not claiming or not claiming[0].has_units:
+        _refuse_units(path, options.time_unit, options.prefix_block)
+    if not claiming:
+        raise _unknown(path)
+    return claiming[0].make(path, options)
+
+
+def _head(path: Path) -> FileSample:
+    with opened_file(path) as file:
+        content = file.read(HEAD_BYTES)
+        return FileSample(content, whole=not file.read(1))
+
+
+def _check_first_object(path: Path, number: int, line: bytes) -> None:
+    """Refuse a file whose first JSON object is cut or broken; a list's reader says it itself.
+
+    Raises:
+        InputError: ``path:line: what``.
+    """
+    if keys_of(line) is not None:
+        return
+    try:
+        next(json_values(path), None)
+    except BrokenValueError as error:
+        if not line.startswith(b"["):
+            raise unreadable_row(path, number if error.line == 1 else error.line, error.why) from error
+
+
+def _refuse_units(path: Path, time_unit: TimeUnit | None, prefix_block: int | None) -> None:
+    """Refuse options of a timed trace for another file.
+
+    Raises:
+        UsageError: which one was given.
+    """
+    for option, value in (("--time-unit", time_unit), ("--prefix-block", prefix_block)):
+        if value is not None:
+            msg = f"{option} is for timed traces in JSON, and {path} is none"
+            raise UsageError(msg)
+
+
+def _first_line(path: Path) -> tuple[int, bytes]:
+    """Return the first line that is not blank, with its number."""
+    with opened_file(path) as file:
+        number = 1
+        while line := file.readline(LONGEST_LINE):
+            if stripped := line.removeprefix(BYTE_ORDER_MARK).strip():
+                return number, stripped
+            number += 1
+    msg = f"{path}: empty; expected {KNOWN}"
+    raise InputError(msg)

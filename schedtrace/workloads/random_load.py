@@ -57,10 +57,10 @@ def at_times_of(load: Workload, times: Workload) -> Workload:
         for request, timed in zip(load, times, strict=False):
             reached_us = max(_reached_us(timed), woke_us)
             yield msgspec.structs.replace(
-                request, arrived_us=timed.arrived_us, front_end_us=reached_us - timed.arrived_us
+                request, arrived_us=timed.arrived_us, front_end_us=reached_us - timed.arrived_us, after=None
             )
 
-    return replace(load, name=f"{load.name} at the times of {times.name}", read=read)
+    return replace(load, name=f"{load.name} at the times of {times.name}", read=read, later_turns=0)
 
 
 def _reached_us(request: LoadRequest) -> float:

@@ -29,6 +29,10 @@ class Row(NamedTuple):
     prefix: tuple[int, ...] = ()
     priority: int = 0
     data_parallel_rank: int | None = None
+    session: str | None = None
+    """Session of which it is a turn, sent after the answer to the turn before; None: it waits for none."""
+    delay_us: float = 0.0
+    """Time from that answer until it is sent."""
 
 
 Reader = Callable[[Path, Counter[str]], Iterator[Row]]
@@ -37,6 +41,23 @@ Reader = Callable[[Path, Counter[str]], Iterator[Row]]
 Raises:
     InputError: ``path:line: what``.
 """
+
+
+class PromptRow(NamedTuple):
+    """Request of a file without times: a text or the length of a prompt, and how much to generate."""
+
+    text: str | None = None
+    input_len: int | None = None
+    output_len: int | None = None
+    completion: str | None = None
+    """Recorded answer: without ``output_len`` as many tokens are generated as it has."""
+    priority: int = 0
+    data_parallel_rank: int | None = None
+    """The engine that gets it; None: vLLM's front end chooses."""
+
+
+PromptReader = Callable[[Path, Counter[str]], Iterator[tuple[int, PromptRow]]]
+"""Reads a file once, and yields each request with the number of its line or entry; counts as ``Reader``."""
 
 
 CountTokens = Callable[[str], int]
@@ -52,6 +73,31 @@ ESTIMATED = "estimated"
 def estimated_tokens(text: str) -> int:
     """Return an estimate of a text's length without a tokenizer."""
     return -(-len(text) // CHARACTERS_A_TOKEN)
+
+
+def measured_rows(
+    path: Path,
+    counts: Counter[str],
+    *,
+    prompts: PromptReader,
+    count_tokens: CountTokens | None,
+    output_len: int | None,
+) -> Iterator[Row]:
+    """Yield prompts as rows; without ``count_tokens`` lengths of texts are estimated, and counted as such.
+
+    Raises:
+        InputError: ``path:line: what``; also where a row has no output length, and none is given.
+    """
+    measure = count_tokens or estimated_tokens
+    for number, row in prompts(path, counts):
+        output = row.output_len or output_len
+        if row.completion is not None and row.output_len is None:
+            output = max(1, measure(row.completion))
+        if output is None:
+            raise unreadable_row(path, number, "no output_len or output_tokens: add it, or give --output-len")
+        counts[ESTIMATED] += row.text is not None and count_tokens is None
+        prompt = row.input_len or measure(row.text or "")
+        yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)
 
 
 def unreadable_row(path: Path, line: int, what: object) -> InputError:

@@ -3,20 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.workloads.rows import (
-    ESTIMATED,
-    BrokenValueError,
-    CountTokens,
-    Row,
-    estimated_tokens,
-    json_values,
-    numbered_lines,
-)
+from schedtrace.workloads.rows import BrokenValueError, PromptRow, json_values, numbered_lines
 
 NO_ANSWER = "no answer"
 """Key that counts conversations without a question and an answer."""
@@ -34,17 +25,8 @@ class Conversation(msgspec.Struct):
     conversations: list[Turn] = []
 
 
-class Exchange(NamedTuple):
-    """First question and answer of a conversation."""
-
-    entry: int
-    """Number of the conversation in the file, from 1."""
-    question: str
-    answer: str
-
-
-def exchanges(path: Path, counts: Counter[str]) -> Iterator[Exchange]:
-    """Yield the first question and answer of every conversation that has both; count the others.
+def sharegpt_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
+    """Yield first question and answer of every conversation that has both; count the others.
 
     Raises:
         InputError: not a list of conversations; the message names the number of the broken one.
@@ -58,7 +40,7 @@ def exchanges(path: Path, counts: Counter[str]) -> Iterator[Exchange]:
             except msgspec.ValidationError as error:
                 raise _broken(path, number, error) from error
             if len(turns) > 1:
-                yield Exchange(number, turns[0].value, turns[1].value)
+                yield number, PromptRow(text=turns[0].value, completion=turns[1].value)
             else:
                 counts[NO_ANSWER] += 1
     except BrokenValueError as error:
@@ -70,11 +52,3 @@ def _broken(path: Path, number: int, why: object) -> InputError:
         f"{path}: not a ShareGPT file, a list of {{'conversations': [{{'value': ...}}, ...]}} "
         f"(conversation {number}: {why})"
     )
-
-
-def read_sharegpt(path: Path, counts: Counter[str], count_tokens: CountTokens | None = None) -> Iterator[Row]:
-    """Yield the exchanges as rows; without ``count_tokens`` their lengths are estimates."""
-    measure = count_tokens or estimated_tokens
-    for entry, question, answer in exchanges(path, counts):
-        counts[ESTIMATED] += count_tokens is None
-        yield Row(entry, measure(question), max(1, measure(answer)))

@@ -30,9 +30,9 @@ UNIT_WORDS: dict[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "
 NO_IDS, SPARE_IDS = "no block ids", "spare block ids"
 """Keys of counts: rows without block ids, and rows with more ids than blocks."""
 LOOKED_AT = 10_000
-"""Number of rows from which units are inferred."""
-_FITS = 0.9
-"""Least share of the rows with ids that must have one id for each begun block."""
+"""Rows from which units are found out."""
+FITS = 0.9
+"""At least so many of the rows with ids must have one for each begun block."""
 _SIZES = tuple(2**power for power in range(17))
 """Tokens of a block."""
 
@@ -81,12 +81,45 @@ class Units:
 
 
 @dataclass
-class _Evidence:
-    """Evidence from the first rows of a file."""
+class BlockSizes:
+    """Sizes of blocks that fit the rows of a file."""
 
     rows_with_ids: int = 0
     fitting: Counter[int] = field(default_factory=Counter)
-    """Number of rows that have an id for each begun block, by the size of blocks."""
+    """Number of these that have an id for each begun block, by the size of blocks."""
+
+    def add(self, ids: int, length: float) -> None:
+        """Take one more prompt with its number of ids and its tokens."""
+        if ids and length > 0:
+            self.rows_with_ids += 1
+            self.fitting.update(size for size in _SIZES if (ids - 1) * size < length <= ids * size)
+
+    def tokens(self, path: Path) -> int | None:
+        """Return the tokens of a block; None where the usual sizes give the same prefixes.
+
+        Raises:
+            UsageError: If no size fits.
+        """
+        if not self.rows_with_ids:
+            return None
+        most = max(self.fitting.values(), default=0)
+        if most < FITS * self.rows_with_ids:
+            msg = (
+                f"{path}: hash_ids have no id for each block of the prompt, whatever the size of a block: "
+                "give --prefix-block TOKENS"
+            )
+            raise UsageError(msg)
+        best = [size for size, count in self.fitting.items() if count == most]
+        usual = [size for size in (BAILIAN_BLOCK, MOONCAKE_BLOCK) if size in best]
+        sure = best if len(best) == 1 else usual
+        return sure[0] if len(sure) == 1 else None
+
+
+@dataclass
+class _Evidence:
+    """Evidence from the first rows of a file."""
+
+    blocks: BlockSizes = field(default_factory=BlockSizes)
     times: set[float] = field(default_factory=set)
     """Times of the rows, at most two."""
     is_whole: bool = True
@@ -99,35 +132,12 @@ class _Evidence:
         self.is_whole &= row.timestamp.is_integer()
         if len(self.times) < 2:  # noqa: PLR2004  # two tell that there are gaps
             self.times.add(row.timestamp)
-        if row.hash_ids and row.input_length > 0:
-            ids, length = len(row.hash_ids), row.input_length
-            self.rows_with_ids += 1
-            self.fitting.update(size for size in _SIZES if (ids - 1) * size < length <= ids * size)
+        self.blocks.add(len(row.hash_ids), row.input_length)
 
     @property
     def has_gaps(self) -> bool:
         """Return whether requests come at different times."""
         return len(self.times) > 1
-
-    def block_tokens(self, path: Path) -> int | None:
-        """Return the tokens of a block; None if the usual sizes give the same prefixes.
-
-        Raises:
-            UsageError: If no size fits.
-        """
-        if not self.rows_with_ids:
-            return None
-        most = max(self.fitting.values(), default=0)
-        if most < _FITS * self.rows_with_ids:
-            msg = (
-                f"{path}: hash_ids have no id for each block of the prompt, whatever the size of a block: "
-                "give --prefix-block TOKENS"
-            )
-            raise UsageError(msg)
-        best = [size for size, count in self.fitting.items() if count == most]
-        usual = [size for size in (BAILIAN_BLOCK, MOONCAKE_BLOCK) if size in best]
-        sure = best if len(best) == 1 else usual
-        return sure[0] if len(sure) == 1 else None
 
     def unit(self, block: int | None) -> TimeUnit | None:
         """Return the unit of the times; None if nothing shows it."""
@@ -145,7 +155,7 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
         UsageError: If the rows do not decide, with the option that does.
     """
     shown = _evidence(path)
-    size = block or shown.block_tokens(path)
+    size = block or shown.blocks.tokens(path)
     file_unit = unit or shown.unit(size)
     if file_unit is None and shown.has_gaps:
         what = "whole numbers" if shown.is_whole else "with fractions"
@@ -167,8 +177,8 @@ def units_of(path: Path, unit: TimeUnit | None = None, block: int | None = None)
         "which fits {fits:n} of {rows:n row} (--prefix-block).]",
         unit=read_unit,
         block=read_block,
-        fits=shown.fitting[size or 0],
-        rows=shown.rows_with_ids,
+        fits=shown.blocks.fitting[size or 0],
+        rows=shown.blocks.rows_with_ids,
     )
     return Units(file_unit or "ms", size or MOONCAKE_BLOCK, source, note if read_unit or read_block else None)
 

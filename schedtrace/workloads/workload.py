@@ -48,13 +48,31 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     answered_us: float | None = None
     """Time at which it ended or its client went away, of a recorded load; None if not recorded."""
     structured: bool = False
-    """Whether its output follows a grammar."""
+    """Its output follows a grammar."""
+    after: str | None = None
+    """Request of the turn before in its session: this one is sent ``delay_us`` after the answer to it, and
+    not before ``arrived_us``; None: it waits for no answer."""
+    delay_us: float = 0.0
     draft_acceptance: float | None = None
     """Share of its speculative tokens that were accepted; None if not recorded, or none were scheduled."""
 
 
 Source = Literal[
-    "mooncake", "bailian", "timed_trace", "azure", "burstgpt", "sharegpt", "jsonl", "random", "recorded"
+    "mooncake",
+    "bailian",
+    "timed_trace",
+    "azure",
+    "burstgpt",
+    "servegen",
+    "sharegpt",
+    "jsonl",
+    "chat",
+    "openai_batch",
+    "sessions",
+    "vllm_bench",
+    "aiperf",
+    "random",
+    "recorded",
 ]
 
 
@@ -83,7 +101,9 @@ class Workload:
     of_server: bool = False
     """Whether it was recorded without trials, so that its begin and end are those of the record."""
     clients: Clients | None = None
-    """Pattern in which its requests follow answers; None if they have times of their own."""
+    """Pattern in which its requests follow answers; None: they come at times of their own."""
+    later_turns: int = 0
+    """Requests that wait for the answer to the turn before in their session."""
 
     @property
     def replayed_clients(self) -> Clients | None:
@@ -120,10 +140,11 @@ def make_workload(
     clients: Clients | None = None,
 ) -> Workload:
     """Return a workload with the totals of one pass over ``read()``; ``notes`` are taken after that pass."""
-    requests = prompt_tokens = output_tokens = 0
+    requests = prompt_tokens = output_tokens = later_turns = 0
     last_arrival_us = 0.0
     for request in read():
         requests += 1
+        later_turns += request.after is not None
         prompt_tokens += request.prompt_tokens
         output_tokens += request.output_tokens
         last_arrival_us = max(last_arrival_us, request.arrived_us)
@@ -140,4 +161,5 @@ def make_workload(
         began_us=began_us,
         of_server=of_server,
         clients=clients,
+        later_turns=later_turns,
     )

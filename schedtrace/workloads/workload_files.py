@@ -9,7 +9,9 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.formats import IGNORED_TIME, WorkloadFormat, format_of
+from schedtrace.workloads.benchmark_results import FAILED
+from schedtrace.workloads.chats import LIMITS, NO_TEXT, OTHER_URL
+from schedtrace.workloads.formats import IGNORED_TIME, FormatOptions, WorkloadFormat, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
 from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, unreadable_row
 from schedtrace.workloads.sharegpt import NO_ANSWER
@@ -22,6 +24,10 @@ OVERRIDDEN = "other output"
 OF_ROWS = {
     NO_OUTPUT: "{rows:n row} without output tokens left out.",
     NO_PROMPT: "{rows:n row} without prompt tokens left out.",
+    FAILED: "{rows:n request} that failed or were cancelled left out.",
+    OTHER_URL: "{rows:n row} that ask for something else than text left out.",
+    NO_TEXT: "{rows:n message} with parts that are no text: these are left out.",
+    LIMITS: "{rows:n row} with the client's limit (max_tokens) as output length: answers may end before it.",
     NO_ANSWER: "{rows:n conversation} without a question and an answer left out.",
     IGNORED_TIME: "{rows:n row} with a timestamp, which is not read: only a timed trace, with input_length "
     "and output_length, says when its requests arrive.",
@@ -115,7 +121,7 @@ def open_workload(
     if sum([rate is not None, speedup is not None, prequeue]) > 1:
         msg = "a request rate, a speedup and prequeue exclude each other: give one of them"
         raise UsageError(msg)
-    kind = format_of(path, count_tokens, output_len, time_unit=time_unit, prefix_block=prefix_block)
+    kind = format_of(path, FormatOptions(count_tokens, output_len, time_unit, prefix_block))
     if speedup is not None and not kind.timed:
         msg = f"{path}: a speedup needs arrival times, which this file does not have: give a request rate"
         raise UsageError(msg)
@@ -131,6 +137,8 @@ def open_workload(
             path.name, kind.source, lambda: file.requests(counts), prefix_block=kind.prefix_block
         )
 
+    if kind.sessions:  # turns of a session stand one after the other, whatever their times
+        file = replace(file, unsorted_line=0)
     try:
         load = readable_load()
     except _OutOfOrderError as error:
@@ -155,11 +163,16 @@ class _Times:
     speedup: float = 1.0
 
     def arrivals_us(self, rows: Iterator[Row]) -> Iterator[tuple[Row, float]]:
-        """Yield each row with its arrival, the first at 0."""
+        """Yield each row with its arrival, the first at 0; of a later turn, its earliest arrival."""
         if self.drawn:
             times = arrivals_s(self.rate, burstiness=self.burstiness, seed=self.seed)
-            for row, at_s in zip(rows, times, strict=False):
-                yield row, at_s * 1e6
+            earliest_us: dict[str, float] = {}
+            for row in rows:
+                before_us = None if row.session is None else earliest_us.get(row.session)
+                at_us = next(times) * 1e6 if before_us is None else before_us + row.delay_us
+                if row.session is not None:
+                    earliest_us[row.session] = at_us
+                yield row, at_us
             return
         first: float | None = None
         for row in rows:
@@ -191,7 +204,14 @@ class _File:
         rows = (
             self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)
         )
-        for number, (row, at_us) in enumerate(self.times.arrivals_us(rows)):
+        timed = self.times.arrivals_us(rows)
+        if self.kind.sessions and self.times.drawn:
+            timed = iter(sorted(timed, key=lambda pair: pair[1]))
+        latest: dict[str, str] = {}
+        for number, (row, at_us) in enumerate(timed):
+            before = None if row.session is None else latest.get(row.session)
+            if row.session is not None:
+                latest[row.session] = f"r{number}"
             counts[OVERRIDDEN] += self.output_len not in {None, row.output_tokens}
             yield LoadRequest(
                 request_id=f"r{number}",
@@ -201,6 +221,8 @@ class _File:
                 priority=row.priority,
                 data_parallel_rank=row.data_parallel_rank,
                 prefix=row.prefix,
+                after=before,
+                delay_us=row.delay_us,
             )
 
     def _rows(self, counts: Counter[str]) -> Iterator[Row]:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from schedtrace.engine import doctor
 from tests.compat.environment import PLATFORM
 
 LOAD = [
@@ -41,13 +42,27 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("commands")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_runs_without_a_gpu(command, place):
+@pytest.fixture
+def plain_path(monkeypatch):
+    """The environment of a person, without the platform that other tests get."""
     path = [part for part in os.environ["PYTHONPATH"].split(os.pathsep) if part != str(PLATFORM)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+
+@pytest.mark.usefixtures("plain_path")
+def test_doctor_finds_nothing_wrong_with_this_release():
+    checks = doctor._probe(None)
+    assert {check.name for check in checks} >= {"exits", "allocations", "hooks", "recording", "replay"}
+    assert [check for check in checks if check.state == "wrong"] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("plain_path")
+def test_a_command_runs_without_a_gpu(command, place):
     ended = subprocess.run(
         [sys.executable, "-m", "schedtrace", *COMMANDS[command]],
         cwd=place,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "XDG_CACHE_HOME": str(place / "cache")},
+        env=os.environ | {"XDG_CACHE_HOME": str(place / "cache")},
         capture_output=True,
         text=True,
         check=False,

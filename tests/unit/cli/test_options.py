@@ -61,6 +61,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "FOLDER", tmp_path)
     monkeypatch.setattr("schedtrace.engine.unprepared._processes", lambda _: [])
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    for name in ("analyze", "report"):  # of the recorded run, which takes its time
+        monkeypatch.setattr(f"schedtrace.cli.demo.{name}", lambda *_, **__: None)
     run_folder(tmp_path / "good", step(0))
 
 

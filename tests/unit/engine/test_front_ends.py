@@ -1,3 +1,8 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
 from schedtrace.engine.front_ends import OnlineFrontEnd
 from schedtrace.engine.prompts import PromptRequest
 
@@ -16,3 +21,40 @@ def test_requests_without_times_are_sent_at_the_rate_or_at_once():
     assert due(None, None) == [0.0, 0.0]
     first, second = due(None, None, rate=2.0)
     assert first == 0.0 < second
+
+
+def test_only_first_turns_take_times_at_the_rate():
+    front_end = object.__new__(OnlineFrontEnd)
+    front_end._rate, front_end._burstiness, front_end._seed = 2.0, 1.0, 0
+    requests = [PromptRequest({}, 1, 1, 0, after=after) for after in (None, 0, None)]
+    first, later, second = front_end._due(requests)
+    assert (first, later) == (0.0, 0.0)
+    assert second == due(None, None, rate=2.0)[1]
+
+
+def test_a_turn_is_sent_its_delay_after_the_answer(monkeypatch):
+    """Three turns of one session and a request of its own, on an engine that answers after 50 ms."""
+    monkeypatch.setattr("schedtrace.engine.front_ends._sampling", lambda *_, **__: None)
+    sent, answered = {}, {}
+
+    async def generate(_prompt, _sampling, name, **_options):
+        now = asyncio.get_running_loop().time
+        sent[name] = now()
+        await asyncio.sleep(0.05)
+        answered[name] = now()
+        yield SimpleNamespace(finished=True, prompt_token_ids=[1], outputs=[])
+
+    front_end = object.__new__(OnlineFrontEnd)
+    front_end._rate, front_end._burstiness, front_end._seed = None, 1.0, 0
+    front_end._engine = SimpleNamespace(generate=generate, input_processor=SimpleNamespace(tokenizer=None))
+    requests = [
+        PromptRequest({}, 1, 1, 0),
+        PromptRequest({}, 1, 1, 0, after=0, delay_s=0.1),
+        PromptRequest({}, 1, 1, 0),
+        PromptRequest({}, 1, 1, 0, after=1),
+    ]
+    result = asyncio.run(front_end._run(1, requests, lambda _: None))
+    assert result.num_requests == 4
+    assert sent["t1-2"] == pytest.approx(sent["t1-0"], abs=0.04)
+    assert sent["t1-1"] >= answered["t1-0"] + 0.1
+    assert sent["t1-3"] >= answered["t1-1"]

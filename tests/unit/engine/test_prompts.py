@@ -315,3 +315,47 @@ def test_without_a_length_as_much_is_generated_as_the_answer_has(completion, tok
 def test_a_text_without_a_tokenizer_is_refused():
     with pytest.raises(UsageError, match="no tokenizer"):
         requests(Prompt(text="hi", output_len=3))
+
+
+SESSIONS = """\
+{"session_id": "a", "input_length": 64, "output_length": 5}
+{"session_id": "b", "input_length": 32, "output_length": 5}
+{"session_id": "a", "delay": 1500, "input_length": 16, "output_length": 3}
+"""
+
+
+def test_turns_of_sessions_wait_for_the_answer_to_the_turn_before(dataset):
+    made = prompts(dataset=dataset("x.jsonl", SESSIONS))
+    assert made == [
+        Prompt(input_len=64, output_len=5),
+        Prompt(input_len=32, output_len=5),
+        Prompt(input_len=64 + 5 + 16, output_len=3, after=0, delay_s=1.5),
+    ]
+    timed = SESSIONS.replace('"input_length": 64', '"timestamp": 0, "input_length": 64')
+    timed = timed.replace('"input_length": 32', '"timestamp": 250, "input_length": 32')
+    assert [prompt.at_s for prompt in prompts(dataset=dataset("y.jsonl", timed))] == [0.0, 0.25, 1.5]
+
+
+def test_turns_cannot_be_queued_before_the_first_step(dataset):
+    with pytest.raises(UsageError, match="--prequeue queues all requests at once, and turns of"):
+        prompts(dataset=dataset("x.jsonl", SESSIONS), prequeue=True)
+
+
+def test_a_speedup_needs_the_times_of_sessions(dataset):
+    with pytest.raises(UsageError, match=r"--speedup: .* has no arrival times"):
+        prompts(dataset=dataset("x.jsonl", SESSIONS), speedup=2.0)
+
+
+CHAT = """\
+{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+{"messages": [{"role": "user", "content": "p"}], "max_tokens": 7}
+"""
+
+
+def test_chats_are_sent_as_texts(dataset):
+    path = dataset("x.jsonl", CHAT)
+    assert prompts(dataset=path) == [Prompt(text="q", completion="a"), Prompt(text="p", output_len=7)]
+    assert notes_on(dataset=path) == [
+        "Messages are sent as one text each, without the model's chat template.",
+        "1 row with the client's limit (max_tokens) as output length: answers may end before it.",
+    ]

@@ -1,0 +1,410 @@
+"""Checks before a recording: of this environment, of engines on this machine, and of a server by its URL.
+
+What needs vLLM is tried in a process of its own (``vllm_probe.py``).
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from schedtrace.engine.running_engines import Listening, find_engines, listening_engines
+from schedtrace.engine.unprepared import any_engine, engines_of_others, nobody_listens, unprepared_engines
+from schedtrace.errors import UsageError
+from schedtrace.model import live
+from schedtrace.model.checkup import Check
+from schedtrace.model.live import Status
+from schedtrace.model.printable import shortened
+from schedtrace.record import settings, switches
+from schedtrace.record.clocks import clock_id, read_anchor, wall_max_error_us
+from schedtrace.record.processes import process_id
+from schedtrace.record.vllms_own import TESTED_RELEASES, is_tested, vllm_version
+from schedtrace.version import __version__
+
+PLUGINS = "vllm.general_plugins"
+"""Group of entry points from which vLLM loads its plugins."""
+VLLM_PLUGINS = "VLLM_PLUGINS"
+"""vLLM's variable with the names of the plugins to load, separated by commas; unset: all."""
+PROBE_S = 180.0
+"""Deadline in seconds of the process that imports vLLM."""
+GPUS_S = 5.0
+URL_S = 5.0
+"""Deadline in seconds of one answer over HTTP, from the connection to its last byte."""
+MOST_BYTES = 8 * 2**20
+"""Bytes of an answer over HTTP that are read."""
+LONGEST_WHY = 600
+EXTRAS = {"textual": "watch", "perfetto": "export --to perfetto", "ray": "sweep on Ray"}
+"""Optional packages and what needs them."""
+THERE = "run schedtrace doctor in its environment"
+INSTALL = "pip install 'schedtrace[vllm]', or install schedtrace in your server's environment"
+
+
+def environment_checks(scheduler: str | None = None) -> list[Check]:
+    """Return the checks of this Python, this user and this machine.
+
+    Args:
+        scheduler: A scheduler class to check beside vLLM's own, as ``package.module.Class``.
+    """
+    from importlib.util import find_spec
+
+    has_vllm = find_spec("vllm") is not None
+    here = [_plugin(), *_settings(), _socket(), _disk(), _clocks(), _extras()]
+    if not has_vllm:
+        text = f"vLLM is not installed for {sys.executable}: recordings can be read here, not made"
+        device = Check(name="device", state="note", text=_gpus() or "nvidia-smi lists no GPU")
+        return [Check(name="vllm", state="wrong", text=text, advice=INSTALL), device, *here, _engines()]
+    probed = _probe(scheduler)
+    gpus = _gpus()
+    for check in probed:
+        if check.name == "device" and check.text == "cpu" and gpus:
+            check.state, check.text = "note", f"vLLM computes on the CPU, and nvidia-smi lists {gpus}"
+            check.advice = "install vLLM's build for this GPU, or see CUDA_VISIBLE_DEVICES"
+    return [_release("vllm", vllm_version()), *probed, *here, _engines()]
+
+
+def _release(name: str, version: str, advice: str = "") -> Check:
+    if is_tested(version):
+        return Check(name=name, state="ok", text=f"vLLM {version}: schedtrace was tried with this release")
+    tried = f"the {len(TESTED_RELEASES)} releases that schedtrace was tried with, up to {TESTED_RELEASES[-1]}"
+    return Check(name=name, state="note", text=f"vLLM {version} is none of {tried}", advice=advice)
+
+
+def _probe(scheduler: str | None) -> list[Check]:
+    """Return the checks that need vLLM, made in another process."""
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(switches.SWITCH)}
+    with tempfile.TemporaryDirectory(prefix="schedtrace-doctor-") as folder:
+        answer = Path(folder) / "checks.json"
+        # Safe path: it takes no module of vLLM or ours from the folder it is started in.
+        command = [sys.executable, "-P", "-m", "schedtrace.engine.vllm_probe", str(answer)]
+        command += [scheduler] if scheduler else []
+        end = "did not answer"
+        try:
+            done = subprocess.run(
+                command, env=quiet | own, capture_output=True, timeout=PROBE_S, check=False, text=True
+            )
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            end = f"ended with code {done.returncode}: {lines[-1] if lines else 'no message'}"
+            return msgspec.json.decode(answer.read_bytes(), type=list[Check])
+        except subprocess.TimeoutExpired:
+            end = f"did not end within {PROBE_S:g} s"
+        except (OSError, msgspec.DecodeError):
+            pass
+    text = f"vLLM cannot be tried: a process that imports it {shortened(end, LONGEST_WHY)}"
+    return [Check(name="exits", state="wrong", text=text, advice="python -c 'import vllm' shows the error")]
+
+
+def _plugin() -> Check:
+    """Return whether vLLM's processes load schedtrace."""
+    points = [point for point in metadata.entry_points(group=PLUGINS) if point.name == "schedtrace"]
+    if not points:
+        text = "vLLM would not load schedtrace: no installed package has its entry point"
+        return Check(name="plugin", state="wrong", text=text, advice="pip install schedtrace")
+    try:
+        points[0].load()
+    except Exception as error:  # noqa: BLE001  # what vLLM would log and go on without
+        text = f"the entry point cannot be loaded: {shortened(repr(error), LONGEST_WHY)}"
+        return Check(name="plugin", state="wrong", text=text, advice="install schedtrace again")
+    names = os.environ.get(VLLM_PLUGINS)
+    if names is not None and "schedtrace" not in names.split(","):
+        text = f"{VLLM_PLUGINS}={names} leaves schedtrace out"
+        return Check(name="plugin", state="wrong", text=text, advice=f"add schedtrace to {VLLM_PLUGINS}")
+    return Check(name="plugin", state="ok", text="vLLM loads schedtrace in each of its processes")
+
+
+def _settings() -> Iterator[Check]:
+    """Yield what the environment's variables ask of a server that is started here."""
+    try:
+        if not switches.is_on(switches.SWITCH, default=True):
+            text = f"{switches.SWITCH} is off: nothing is recorded, and nobody can attach"
+            yield Check(name="settings", state="wrong", text=text, advice=f"unset {switches.SWITCH}")
+            return
+        settings.hashes_ids()
+        settings.line_format()
+        settings.bounds_from_environment()
+    except settings.NotUnderstoodError as error:
+        yield Check(name="settings", state="wrong", text=str(error), advice="correct the variable")
+        return
+    folder = switches.environment_value(switches.DIR)
+    if switches.keeps_in_memory():
+        text = f"a server started here keeps {switches.environment_value(switches.KEEP)} in memory"
+    elif folder:
+        text = f"a server started here records to {folder}"
+    else:
+        text = (
+            f"a server started here waits for schedtrace attach; {switches.DIR}=logs records from its start"
+        )
+    yield Check(name="settings", state="ok", text=text)
+
+
+def _socket() -> Check:
+    """Return whether engines of this user can be asked."""
+    user = os.geteuid()
+    folder = live.socket_folder(user)
+    if (why := live.squatted(folder, user)) is not None:
+        return Check(
+            name="socket", state="wrong", text=why, advice=f"remove {folder}, then restart the server"
+        )
+    if not folder.exists() and not os.access(live.FOLDER, os.W_OK | os.X_OK):
+        text = f"{live.FOLDER} cannot be written to: engines of user {user} cannot listen"
+        return Check(name="socket", state="wrong", text=text, advice=f"make {live.FOLDER} writable")
+    text = f"engines of user {user} listen in {folder}, which only that user and root may enter"
+    return Check(name="socket", state="ok", text=text)
+
+
+def _disk() -> Check:
+    """Return whether a recording has room where it would be written."""
+    folder = Path(switches.environment_value(switches.DIR) or "logs").expanduser().absolute()
+    return disk_check(folder, _most_bytes())
+
+
+def _most_bytes() -> int | None:
+    """Return the bytes that a recording keeps of one engine; None without a bound."""
+    with suppress(settings.NotUnderstoodError):
+        limits = settings.bounds_from_environment()
+        return None if limits is None else limits.max_bytes
+    return None
+
+
+def disk_check(folder: Path, most_bytes: int | None) -> Check:
+    """Return whether a folder, or the nearest one above it that exists, takes a recording.
+
+    Args:
+        folder: Where run folders would be made.
+        most_bytes: Bytes that a recording keeps of one engine; None: no bound.
+    """
+    place = next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+    if not os.access(place, os.W_OK | os.X_OK):
+        text = f"{place} cannot be written to"
+        return Check(name="disk", state="wrong", text=text, advice="record to another folder")
+    free = shutil.disk_usage(place).free
+    bound = (
+        "" if most_bytes is None else f"; a recording keeps at most {most_bytes / 1e9:.1f} GB of each engine"
+    )
+    text = f"{free / 1e9:,.1f} GB free for {folder}{bound}"
+    if most_bytes is not None and free < most_bytes:
+        advice = "free some space, or set a smaller --trace maxsize or SCHEDTRACE_TRACE"
+        return Check(name="disk", state="wrong", text=text, advice=advice)
+    return Check(name="disk", state="ok", text=text)
+
+
+def _clocks() -> Check:
+    """Return how well times of a trace can be compared, between processes and between hosts."""
+    resolution_ns = time.get_clock_info("monotonic").resolution * 1e9
+    anchor, error_us = read_anchor(), wall_max_error_us()
+    text = (
+        f"monotonic clock with steps of {resolution_ns:g} ns, read beside the wall clock to within "
+        f"{anchor.uncertainty_us} us; wall clock "
+        f"{'of unknown error' if error_us is None else f'right to within {error_us / 1e3:,.1f} ms'}"
+    )
+    if clock_id() is None or resolution_ns > 1000:  # noqa: PLR2004  # times of a trace are microseconds
+        advice = "record all processes of a server on one machine"
+        return Check(name="clocks", state="note", text=text, advice=advice)
+    return Check(name="clocks", state="ok", text=text)
+
+
+def _extras() -> Check:
+    from importlib.util import find_spec
+
+    missing = [f"{package} ({use})" for package, use in EXTRAS.items() if find_spec(package) is None]
+    if missing:
+        text = f"not installed: {', '.join(missing)}"
+        return Check(
+            name="extras", state="note", text=text, advice="pip install 'schedtrace[watch,perfetto,ray]'"
+        )
+    return Check(name="extras", state="ok", text="all are installed")
+
+
+def _gpus() -> str:
+    """Return the GPUs that NVIDIA's driver lists; empty if there are none, or none can be seen."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]  # by its own path
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GPUS_S, check=True)
+        return shortened("; ".join(done.stdout.split("\n")).strip("; "), LONGEST_WHY)
+    return ""
+
+
+def _engines() -> Check:
+    """Return which engines run on this machine."""
+    listening = listening_engines()
+    pids = ", ".join(str(engine.status.pid) for engine in listening.engines)
+    silent = [*listening.silent.values(), *listening.notes]
+    silent += [nobody_listens(str(pid)) for pid in unprepared_engines(None)]
+    silent += [f"pid {pid} is of user {user}" for pid, user in engines_of_others(None).items()]
+    text = f"engines that listen: {pids or 'none runs here'}"
+    if silent:
+        text = shortened("; ".join([text, *silent]), LONGEST_WHY)
+        return Check(name="engines", state="note", text=text, advice="schedtrace doctor PID says more")
+    return Check(name="engines", state="ok", text=text)
+
+
+def engine_checks(target: str) -> list[Check]:
+    """Return the checks of the engines of a server.
+
+    Args:
+        target: Process id of an engine, or of a process above it.
+
+    Raises:
+        UsageError: If it is no process id.
+        InputError: If there is no such process, or it is no server of vLLM.
+    """
+    if process_id(target) is None:
+        msg = f"{target}: expected a process id"
+        raise UsageError(msg)
+    if not _anybody_listens(target) and any_engine(target):
+        return [Check(name="engine", state="wrong", text=nobody_listens(target), advice=_why_silent(target))]
+    listening = find_engines(target)
+    checks = [
+        check for engine in listening.engines for check in _status_checks(engine.display_name, engine.status)
+    ]
+    checks += [Check(name="engine", state="wrong", text=why) for why in listening.silent.values()]
+    return checks
+
+
+def _anybody_listens(target: str) -> bool:
+    listening: Listening = listening_engines()
+    return any(target in {str(engine.status.pid), str(engine.server)} for engine in listening.engines)
+
+
+def _why_silent(target: str) -> str:
+    """Return which variable in a process's environment keeps schedtrace out; empty if none can be read."""
+    with suppress(OSError):
+        pairs = Path(f"/proc/{target}/environ").read_bytes().decode(errors="replace").split("\0")
+        values = dict(pair.partition("=")[::2] for pair in pairs)
+        plugins = values.get(VLLM_PLUGINS)
+        if values.get(switches.SWITCH, "").lower() in switches.NO:
+            return f"it was started with {switches.SWITCH}={values[switches.SWITCH]}: restart it without"
+        if plugins is not None and "schedtrace" not in plugins.split(","):
+            return f"it was started with {VLLM_PLUGINS}={plugins}: restart it with schedtrace in it"
+    return ""
+
+
+def _status_checks(name: str, status: Status) -> Iterator[Check]:
+    release = _release("version", status.vllm_version, THERE)
+    release.text = f"{name}: {release.text}"
+    yield release
+    if status.schedtrace_version != __version__:
+        text = f"{name}: schedtrace {status.schedtrace_version} runs in it, and this is {__version__}"
+        yield Check(
+            name="version", state="wrong", text=text, advice="install the same release, then restart it"
+        )
+    load = f"{status.running:,} running, {status.waiting:,} waiting"
+    if status.stopped:
+        yield Check(name="engine", state="wrong", text=f"{name}: {load}; {status.stopped}")
+    elif status.recording:
+        yield Check(name="engine", state="ok", text=f"{name}: {load}; it is recorded to {status.recording}")
+    elif status.keeps:
+        yield Check(name="engine", state="ok", text=f"{name}: {load}; it keeps {status.keeps} in memory")
+    else:
+        advice = f"schedtrace attach {status.pid} --for 60s"
+        yield Check(name="engine", state="ok", text=f"{name}: {load}; not recorded", advice=advice)
+    if status.stalled_s is not None:
+        text = f"{name}: no step has made progress for {status.stalled_s:,.0f} s: {status.stall}"
+        yield Check(
+            name="engine", state="wrong", text=text, advice="schedtrace queue shows who waits for what"
+        )
+
+
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """A handler that follows no redirection: the server that was named is the one to ask."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return nothing: a redirection is an error."""
+
+
+def url_checks(url: str) -> list[Check]:
+    """Return what a server says over HTTP: its release and its load.
+
+    Raises:
+        UsageError: If it is no URL of a server.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        is_server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_server = False
+    if not is_server or not url.isascii() or not url.isprintable():
+        msg = f"--url {shortened(url, LONGEST_WHY)}: expected a server, such as http://localhost:8000"
+        raise UsageError(msg)
+    base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    return [_version_check(base), *_metrics_checks(base)]
+
+
+def _fetched(url: str) -> bytes:
+    """Return the beginning of an answer.
+
+    Raises:
+        OSError: If there is none in time, or an error.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameServer)
+    until = time.monotonic() + URL_S
+    content = b""
+    with opener.open(url, timeout=URL_S) as response:
+        while len(content) < MOST_BYTES and (block := response.read1(2**16)):
+            content += block
+            if time.monotonic() > until:
+                msg = f"the answer took more than {URL_S:g} s"
+                raise TimeoutError(msg)
+    return content
+
+
+def _why_not(error: Exception) -> str:
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return shortened(" ".join(str(reason or type(error).__name__).split()), LONGEST_WHY)
+
+
+def _version_check(base: str) -> Check:
+    try:
+        version = str(json.loads(_fetched(f"{base}/version"))["version"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        text = f"{base}/version gives no version of vLLM: {_why_not(error)}"
+        return Check(name="version", state="wrong", text=text, advice="name the address of vllm serve")
+    return _release("version", shortened(version, 100), THERE)
+
+
+_SAMPLE = re.compile(r"^vllm:(\w+)(?:\{([^\n]*)\})? ([0-9.eE+-]+)\s*$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def _metrics_checks(base: str) -> Iterator[Check]:
+    """Yield the load that the metrics show, and what they cannot show."""
+    try:
+        text = _fetched(f"{base}/metrics").decode(errors="replace")
+    except (OSError, ValueError) as error:
+        what = f"{base}/metrics: {_why_not(error)}"
+        yield Check(name="metrics", state="wrong", text=what, advice="name the address of vllm serve")
+        return
+    gauges: dict[str, dict[str, float]] = {}
+    blocks = ""
+    for name, labels, value in _SAMPLE.findall(text):
+        by_name = dict(_LABEL.findall(labels))
+        if name == "cache_config_info":
+            blocks = by_name.get("num_gpu_blocks", "")
+        with suppress(ValueError):
+            gauges.setdefault(name, {})[by_name.get("engine", "0")] = float(value)
+    running, waiting = gauges.get("num_requests_running", {}), gauges.get("num_requests_waiting", {})
+    if not running:
+        what = f"{base}/metrics has no metrics of vLLM's engine"
+        advice = "start vllm serve without --disable-log-stats"
+        yield Check(name="metrics", state="wrong", text=what, advice=advice)
+        return
+    what = (
+        f"{len(running)} engine{'' if len(running) == 1 else 's'}: {sum(running.values()):,.0f} running, "
+        f"{sum(waiting.values()):,.0f} waiting{f', {blocks} KV blocks' if blocks.isdigit() else ''}"
+    )
+    yield Check(name="metrics", state="ok", text=what)
+    what = "over HTTP nobody can say whether schedtrace is installed beside this server"
+    yield Check(name="plugin", state="note", text=what, advice="on its machine: schedtrace doctor PID")

@@ -1,0 +1,116 @@
+"""Requests in OpenAI's own words: chat messages, and the input files of its batch API.
+
+A prompt is the text of all messages, or of those before the last answer where the file has one. The model's
+chat template is not applied, and what is no text is left out. A batch has no answers, only limits
+(``max_tokens``).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schedtrace.workloads.rows import PromptRow, json_rows, token_count, unreadable_row
+
+LIMITS, NO_TEXT, OTHER_URL = "limits", "no text", "other url"
+"""Keys of counts: rows whose output length is the client's limit; rows with parts that are no text, which are
+left out; rows that ask for something else than text.
+"""
+LENGTHS = ("output_len", "output_tokens", "output_length")
+MAXIMA = ("max_completion_tokens", "max_tokens")
+"""Names of the client's limit, the newer one first."""
+GENERATES = ("/chat/completions", "/completions", "/responses")
+"""Ends of the addresses that generate text."""
+
+
+class Chat(msgspec.Struct):
+    """Line of a file of chat messages."""
+
+    messages: list[dict[str, Any]]
+    output_len: float | None = None
+    output_tokens: float | None = None
+    output_length: float | None = None
+    max_completion_tokens: float | None = None
+    max_tokens: float | None = None
+    priority: int = 0
+
+
+class BatchLine(msgspec.Struct):
+    """Line of an input file of OpenAI's batch API."""
+
+    url: str
+    body: dict[str, Any]
+
+
+def text_of(content: Any, counts: Counter[str]) -> str:
+    """Return the text of a message's content; count what is no text."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    counts[NO_TEXT] += len(texts) < len(parts)
+    return "\n".join(texts)
+
+
+def chat_prompt(messages: list[dict[str, Any]], counts: Counter[str]) -> PromptRow:
+    """Return the prompt of a conversation, and its last message as the answer if the assistant wrote it."""
+    texts = [text_of(message.get("content"), counts) for message in messages]
+    if messages and messages[-1].get("role") == "assistant":
+        return PromptRow(text="\n".join(texts[:-1]), completion=texts[-1])
+    return PromptRow(text="\n".join(texts))
+
+
+def chat_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
+    """Yield the requests of a file of chat messages.
+
+    Raises:
+        InputError: ``path:line: what``.
+    """
+    for number, row in json_rows(path, Chat):
+        prompt = chat_prompt(row.messages, counts)
+        output = _length(path, number, {name: getattr(row, name) for name in LENGTHS}, LENGTHS)
+        if output is None and prompt.completion is None:
+            output = _length(path, number, {name: getattr(row, name) for name in MAXIMA}, MAXIMA)
+            counts[LIMITS] += output is not None
+        yield number, prompt._replace(output_len=output, priority=row.priority)
+
+
+def batch_prompts(path: Path, counts: Counter[str]) -> Iterator[tuple[int, PromptRow]]:
+    """Yield the requests of a batch that generate text; count the others.
+
+    Raises:
+        InputError: ``path:line: what``.
+    """
+    for number, row in json_rows(path, BatchLine):
+        if not row.url.rstrip("/").endswith(GENERATES):
+            counts[OTHER_URL] += 1
+            continue
+        output = _length(path, number, row.body, (*MAXIMA, "max_output_tokens"))
+        counts[LIMITS] += output is not None
+        yield number, _batch_prompt(path, number, row.body, counts)._replace(output_len=output)
+
+
+def _batch_prompt(path: Path, number: int, body: dict[str, Any], counts: Counter[str]) -> PromptRow:
+    """Return the prompt of a request's body: messages, a text, or a list of token ids."""
+    prompt = body.get("messages", body.get("input", body.get("prompt")))
+    if isinstance(prompt, str):
+        return PromptRow(text=prompt)
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return PromptRow(input_len=len(prompt))
+    if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
+        return PromptRow(text=chat_prompt(prompt, counts).text)
+    what = "body: expected messages, input or prompt, a text or a list of token ids"
+    raise unreadable_row(path, number, what)
+
+
+def _length(path: Path, number: int, row: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    """Return the first of these lengths that a row has."""
+    for name in names:
+        value = row.get(name)
+        if value is not None:
+            if not isinstance(value, int | float) or not (length := token_count(path, number, name, value)):
+                raise unreadable_row(path, number, f"{name} {value!r}: a length is 1 or more")
+            return length
+    return None

@@ -1,0 +1,287 @@
+"""Sessions of AIPerf and Dynamo: a turn is sent a delay after the answer to the turn before.
+
+Rows are AIPerf's ``mooncake_trace`` and Dynamo's traces of agents: ``input_length``, ``text_input`` or
+``messages``, and ``output_length``; ``session_id`` makes rows turns of one session; ``delay`` and
+``timestamp`` are milliseconds. Or a row is a session of AIPerf's ``multi_turn`` kind: ``turns``.
+
+Files differ in what a later turn's ``input_length`` counts: the whole prompt, or only what is new, before
+which the client sends the conversation so far. ``context_mode`` says it, or else the rows show it: a whole
+prompt repeats the block ids of the turn before, and is at least as long as that prompt and its answer.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from schedtrace.errors import UsageError
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
+from schedtrace.workloads.chats import chat_prompt
+from schedtrace.workloads.rows import (
+    ESTIMATED,
+    CountTokens,
+    Row,
+    estimated_tokens,
+    json_rows,
+    token_count,
+    unreadable_row,
+)
+from schedtrace.workloads.timed_traces import (
+    BAILIAN_BLOCK,
+    FITS,
+    LOOKED_AT,
+    MOONCAKE_BLOCK,
+    UNIT_WORDS,
+    UNITS_US,
+    BlockSizes,
+    TimeUnit,
+)
+
+WHOLE_MODES = ("message_array_with_responses", "message_array_without_responses")
+"""Values of ``context_mode`` with which each turn has the whole prompt."""
+WITH_ANSWERS = "deltas_with_responses"
+"""Its value with which the recorded answers are a part of the turns that follow."""
+OWN_BLOCKS = 40
+"""Bits below a session's number in the identity of a block that only this session has."""
+
+Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class SessionTurn(msgspec.Struct):
+    """Turn of a session: a row, or an entry of ``turns``."""
+
+    text: str | None = None
+    texts: list[Any] | None = None
+    text_input: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    message_mode: str = "history"
+    input_length: float | None = None
+    output_length: float | None = None
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+    timestamp: Milliseconds | None = None
+    delay: Milliseconds | None = None
+    context_mode: str | None = None
+
+
+class SessionRow(SessionTurn):
+    """Line of the file: a turn, or a session of several."""
+
+    session_id: str | int | None = None
+    turns: list[SessionTurn] | None = None
+
+
+@dataclass
+class _Session:
+    """What was said so far in a session."""
+
+    number: int
+    prompt: int = 0
+    """Tokens of the latest prompt."""
+    answer: int = 0
+    at_us: float = 0.0
+    """Earliest time of the latest turn."""
+    first_ids: tuple[int, ...] = ()
+    """Ids of the whole blocks of its first prompt."""
+
+
+@dataclass
+class _Evidence:
+    """What the first rows show of their lengths."""
+
+    blocks: BlockSizes = field(default_factory=BlockSizes)
+    later: int = 0
+    """Later turns."""
+    whole: int = 0
+    """Later turns that can be whole prompts."""
+    modes: set[str | None] = field(default_factory=set)
+    is_timed: bool = True
+    """Whether each session's first turn has a time."""
+    _latest: dict[str, tuple[list[int], float]] = field(default_factory=dict)
+    """Ids of each session's latest turn, and tokens of its prompt and answer."""
+
+    def add(self, key: str | None, turn: SessionTurn) -> None:
+        """Take one more turn with its session; None: it is alone."""
+        self.modes.add(turn.context_mode)
+        ids, length = turn.hash_ids or [], turn.input_length or 0.0
+        latest = None if key is None else self._latest.get(key)
+        if latest is None:
+            self.is_timed &= turn.timestamp is not None
+            self.blocks.add(len(ids), length)
+        elif turn.input_length is not None:
+            before, tokens = latest
+            self.later += 1
+            repeats = not before or (bool(ids) and ids[: len(before) - 1] == before[:-1])
+            self.whole += repeats and length >= tokens
+        if key is not None:
+            self._latest[key] = ids, length + (turn.output_length or 0.0)
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """A file of sessions, and how its numbers are read."""
+
+    unit: TimeUnit
+    block: int
+    is_whole: bool
+    """Whether the length of a later turn is that of its whole prompt."""
+    has_answers: bool
+    """Whether later turns repeat the recorded answers, so these are not added."""
+    is_timed: bool
+    note: Message
+    count_tokens: CountTokens | None
+    output_len: int | None
+
+    def rows(self, path: Path, counts: Counter[str]) -> Iterator[Row]:
+        """Yield every turn of the file.
+
+        Raises:
+            InputError: ``path:line: what``.
+        """
+        sessions: dict[str, _Session] = {}
+        for number, key, turn in turns_of(path):
+            is_first = key not in sessions
+            session = (
+                _Session(len(sessions)) if key is None else sessions.setdefault(key, _Session(len(sessions)))
+            )
+            yield self._row(path, number, turn, session, counts, key=key, is_first=is_first)
+
+    def _row(
+        self,
+        path: Path,
+        number: int,
+        turn: SessionTurn,
+        session: _Session,
+        counts: Counter[str],
+        *,
+        key: str | None,
+        is_first: bool,
+    ) -> Row:
+        """Return a turn as a row, and remember it for the next one."""
+        new, output = self._lengths(path, number, turn, counts)
+        before = 0 if is_first or self._has_whole_prompt(turn) else session.prompt
+        session.prompt = new + before + (session.answer if before and not self.has_answers else 0)
+        session.answer = output
+        us = UNITS_US[self.unit]
+        delay_us = (turn.delay or 0.0) * us
+        at_us = 0.0 if is_first else session.at_us + delay_us
+        session.at_us = (
+            at_us if turn.timestamp is None else max(turn.timestamp * us, 0.0 if is_first else at_us)
+        )
+        if not math.isfinite(session.at_us):
+            raise unreadable_row(path, number, "timestamp or delay is too large")
+        return Row(
+            line=number,
+            prompt_tokens=session.prompt,
+            output_tokens=output,
+            at_us=session.at_us,
+            prefix=self._prefix(turn, session, is_first=is_first, is_alone=key is None),
+            session=key,
+            delay_us=0.0 if is_first else delay_us,
+        )
+
+    def _lengths(self, path: Path, number: int, turn: SessionTurn, counts: Counter[str]) -> tuple[int, int]:
+        """Return the tokens of a turn's own input, and of its answer."""
+        output = self.output_len
+        if turn.output_length is not None:
+            output = token_count(path, number, "output_length", turn.output_length)
+        if output is None:
+            raise unreadable_row(path, number, "no output_length: add it, or give --output-len")
+        if turn.input_length is not None:
+            return token_count(path, number, "input_length", turn.input_length), output
+        text = turn.text if turn.text is not None else turn.text_input
+        if turn.texts is not None:
+            text = "\n".join(str(part) for part in turn.texts)
+        if turn.messages is not None:
+            prompt = chat_prompt(turn.messages, counts)
+            text = "\n".join(part for part in (prompt.text, prompt.completion) if part)
+        if text is None:
+            raise unreadable_row(path, number, "no input_length, text_input, messages or text in a turn")
+        counts[ESTIMATED] += self.count_tokens is None
+        return (self.count_tokens or estimated_tokens)(text), output
+
+    def _has_whole_prompt(self, turn: SessionTurn) -> bool:
+        if turn.messages is not None:
+            return turn.message_mode != "delta"
+        return self.is_whole and turn.input_length is not None
+
+    def _prefix(
+        self, turn: SessionTurn, session: _Session, *, is_first: bool, is_alone: bool
+    ) -> tuple[int, ...]:
+        """Return the identities of a prompt's blocks: the file's, then those of the session alone."""
+        blocks = -(-session.prompt // self.block)
+        ids = tuple((turn.hash_ids or ())[:blocks])
+        whole = session.prompt // self.block
+        if is_first:
+            session.first_ids = ids[:whole]
+        if ids and (is_first or self._has_whole_prompt(turn)):
+            return ids
+        if is_alone:
+            return ()
+        shared = session.first_ids
+        own = range((session.number + 1) << OWN_BLOCKS, ((session.number + 1) << OWN_BLOCKS) + whole)
+        return (*shared[:whole], *own[len(shared) :])
+
+
+def turns_of(path: Path) -> Iterator[tuple[int, str | None, SessionTurn]]:
+    """Yield each turn with the number of its line and its session; None: it is alone.
+
+    Raises:
+        InputError: ``path:line: what``.
+    """
+    for number, row in json_rows(path, SessionRow):
+        key = None if row.session_id is None else f"{row.session_id}"
+        if row.turns is None:
+            yield number, key, row
+            continue
+        for turn in row.turns:
+            yield number, key if key is not None else f"line {number}", turn
+
+
+def sessions_in(
+    path: Path,
+    *,
+    unit: TimeUnit | None,
+    block: int | None,
+    count_tokens: CountTokens | None,
+    output_len: int | None,
+) -> Sessions:
+    """Return a file of sessions with what its first rows show.
+
+    Raises:
+        UsageError: If the rows do not show the size of blocks, or contradict each other.
+        InputError: ``path:line: what``.
+    """
+    shown = _Evidence()
+    for _, key, turn in islice(turns_of(path), LOOKED_AT):
+        shown.add(key, turn)
+    modes = shown.modes - {None}
+    if len(modes) > 1:
+        msg = f"{path}: context_mode differs between rows ({', '.join(sorted(map(str, modes)))})"
+        raise UsageError(msg)
+    mode = next(iter(modes), None)
+    is_whole = mode in WHOLE_MODES if mode else shown.whole > 0 and shown.whole >= FITS * shown.later
+    size = (
+        block
+        or shown.blocks.tokens(path)
+        or (MOONCAKE_BLOCK if shown.blocks.rows_with_ids else BAILIAN_BLOCK)
+    )
+    if mode:
+        why = f"context_mode is {mode}"
+    else:
+        why = f"{shown.whole} of {shown.later} later turns can be whole prompts" if shown.later else ""
+    note = say(
+        "Timestamps and delays are read as {unit} (--time-unit); a turn is sent its delay after the answer "
+        "to the turn before.[ Lengths of later turns are those of {what} ({why}).]",
+        unit=UNIT_WORDS[unit or "ms"],
+        what="whole prompts" if is_whole else "what is new in them, after the conversation so far",
+        why=why,
+    )
+    return Sessions(
+        unit or "ms", size, is_whole, mode == WITH_ANSWERS, shown.is_timed, note, count_tokens, output_len
+    )
