@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,7 +17,15 @@ import polars as pl
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, with_slowest_rank
+from schedtrace.step_times.fitting import (
+    COMPUTE,
+    DEVICE,
+    Fit,
+    Source,
+    error_per_doubling,
+    fit_rows,
+    with_slowest_rank,
+)
 from schedtrace.step_times.observed import observed
 from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.timeline import Timeline
@@ -76,7 +84,7 @@ class Fitted:
 
     def extrapolates(self, batch: Batch) -> bool:
         """Return whether a batch lies outside the recorded range, so that its device time is extrapolated."""
-        return bool(batch.tokens) and self.fit.device.is_outside_fit(_device_columns(batch))
+        return bool(batch.tokens) and self.fit.device.doublings_outside(_device_columns(batch)) > 0
 
     @cached_property
     def most_tokens(self) -> float:
@@ -95,6 +103,16 @@ class Fitted:
         if times <= 1:
             return self.device_us(batch)
         return times * self.fit.device.us({name: of / times for name, of in _device_columns(batch).items()})
+
+    @cached_property
+    def error_per_doubling(self) -> float | None:
+        """Standard error of the log time for each doubling outside the range; None for a loaded fit."""
+        return None if self.rows is None else error_per_doubling(self.rows, self.fit.device)
+
+    def leaned_us(self, batch: Batch, deviations: float) -> float:
+        """Return the time of execution if steps outside the range take so many standard errors longer."""
+        per_doubling = deviations * (self.error_per_doubling or 0.0)
+        return self.fit.device.leaned_us(_device_columns(batch), per_doubling) if batch.tokens else 0.0
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
         """Return residuals in blocks of neighbours, for a replay with noise: ``exp`` of each is a factor."""
@@ -205,12 +223,18 @@ class Counted:
         fitted: Fit that answers.
         noise: Factors of successive steps' device time. If empty, every step is scaled by total measured over
             total fitted time, so that outliers are included.
-        economies: Assume economies of scale in steps with more tokens than any recorded step.
+        device_us: Time of execution of a batch, such as without economies of scale; None: the fit's.
     """
 
-    def __init__(self, fitted: Fitted, noise: list[float] | None = None, *, economies: bool = True) -> None:
+    def __init__(
+        self,
+        fitted: Fitted,
+        noise: list[float] | None = None,
+        *,
+        device_us: Callable[[Batch], float] | None = None,
+    ) -> None:
         self._fitted, self._noise = fitted, noise or [1 + fitted.fit.error.total_frac]
-        self._device_us = fitted.device_us if economies else fitted.without_economies_us
+        self._device_us = device_us or fitted.device_us
         self.steps = self.outside = self.larger = 0
         """Steps asked for; those outside what was recorded; those with more tokens than any recorded step."""
 

@@ -3,9 +3,9 @@
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.model.what_if import Baseline, Configuration, Figure, LoadPart, Replays
 from schedtrace.read.run import Run
+from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.frames import offset
@@ -41,6 +42,8 @@ from schedtrace.workloads.workload import Workload
 
 KEPT = ("replayed", "changed")
 """Replays whose run folders may be kept."""
+LEANED_DEVIATIONS = 1.645
+"""Standard errors of the time of steps outside the recorded range at the ends of its 90 % interval."""
 RESAMPLES = 8
 """Fits to resampled steps: the spread of what they predict is what the step times do not know."""
 
@@ -299,11 +302,18 @@ class Predictor:
         self._base.work.engine.configured(changes)  # refused before anything is replayed
         replayed = self.replayed
         changed = self._replay(changes, "changed")
-        spread = self._spread(changes, self._resamples if resamples is None else resamples)
-        bound = self._bound(changes) if changed.counted and changed.counted.larger else None
+        resamples = self._resamples if resamples is None else resamples
+        spread = self._spread(changes, resamples)
+        counted, times = changed.counted, self._base.times
+        bound, leaned = None, []
+        if counted and counted.larger:
+            bound = self._priced(changes, times.without_economies_us)
+        if counted and counted.outside and resamples and times.error_per_doubling:
+            ends = (-LEANED_DEVIATIONS, LEANED_DEVIATIONS)
+            leaned = [self._priced(changes, partial(times.leaned_us, deviations=end)) for end in ends]
         figures = [
             *decided_figures(replayed.timelines, changed.timelines),
-            *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound),
+            *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound, leaned),
         ]
         return self._configuration(changes, changed, figures)
 
@@ -342,10 +352,10 @@ class Predictor:
         parent = self._output if name in KEPT and self._output else Path(self._scratch.name)
         return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
-    def _bound(self, changes: Mapping[str, Any]) -> list[TrialReport]:
-        """Return the changed load where steps larger than recorded ones have no economies of scale."""
-        times = Counted(self._base.times, economies=False)
-        return self._replay(changes, "changed-bound", times=times).trials
+    def _priced(self, changes: Mapping[str, Any], device_us: Callable[[Batch], float]) -> list[TrialReport]:
+        """Return the changed load where execution takes these times."""
+        times = Counted(self._base.times, device_us=device_us)
+        return self._replay(changes, "changed-priced", times=times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
         """Return a fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
