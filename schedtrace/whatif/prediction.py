@@ -36,7 +36,16 @@ from schedtrace.whatif.figures import (
     trial_values,
 )
 from schedtrace.whatif.margins import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
-from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, load_notes, replay, replayed_load
+from schedtrace.whatif.replays import (
+    CONCURRENCY,
+    RecordedEngine,
+    Replayed,
+    Work,
+    engine_changes,
+    load_notes,
+    replay,
+    replayed_load,
+)
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
@@ -81,6 +90,12 @@ class RecordedLoad:
     def trials(self) -> int:
         """Number of measured trials."""
         return len(run_trials(self.timelines))
+
+    @property
+    def clients(self) -> int | None:
+        """Number of clients of a closed loop; None: no loop, or trials differ."""
+        loops = {load.closed.clients for load in self.loads if load.closed and load.closed.pattern == "loop"}
+        return loops.pop() if len(loops) == 1 and all(load.closed for load in self.loads) else None
 
     @property
     def manifest(self) -> Manifest | None:
@@ -202,7 +217,9 @@ class Predictor:
         return self._base.work.engine.configured({})[0]
 
     def now(self, name: str) -> Any:
-        """Return the recorded value of a setting."""
+        """Return the recorded value of a setting, or the number of clients."""
+        if name == CONCURRENCY:
+            return self._base.clients
         return self._base.work.engine.base([name])[name]
 
     @cached_property
@@ -299,7 +316,7 @@ class Predictor:
                 of the load as it was recorded ends.
             NeverEndsError: With the changes it never ends.
         """
-        self._base.work.engine.configured(changes)  # refused before anything is replayed
+        self._base.work.engine.configured(engine_changes(changes))  # refused before anything is replayed
         replayed = self.replayed
         changed = self._replay(changes, "changed")
         resamples = self._resamples if resamples is None else resamples

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from schedtrace.simulate.player import Played
 
 BLOCKS = "num_gpu_blocks_override"
+CONCURRENCY = "max_concurrency"
+"""Change of the clients of a closed loop: the number that have one request open each."""
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
 """What an engine has that is no rank."""
 NOT_KNOWN = say(
@@ -196,7 +198,7 @@ def replay(
 
     Args:
         work: The load and its engine.
-        changes: Names of vLLM's arguments to values.
+        changes: Names of vLLM's arguments to values, or ``CONCURRENCY``.
         folder: The run folder to be written; one that is there is replaced.
         times: How long steps take; None: as the engine says.
         by_step: As ``simulate.replay.play``.
@@ -208,12 +210,15 @@ def replay(
     """
     from schedtrace.simulate.replay import play_loads  # noqa: PLC0415  # imports vLLM
 
-    options, of_engine = work.engine.configured(changes)
+    options, of_engine = work.engine.configured(engine_changes(changes))
+    loads = work.loads
+    if CONCURRENCY in changes:
+        loads = [load.with_concurrency(changes[CONCURRENCY]) for load in loads]
     times = times or of_engine
     counted = Counted(times) if isinstance(times, Fitted) else times if isinstance(times, Counted) else None
     shutil.rmtree(folder, ignore_errors=True)
     played = play_loads(
-        work.loads,
+        loads,
         options,
         counted or times,
         folder,
@@ -222,6 +227,11 @@ def replay(
         trial_ids=work.trial_ids,
     )
     return Replayed(read_run(folder), played, counted)
+
+
+def engine_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that are vLLM's arguments."""
+    return {name: value for name, value in changes.items() if name != CONCURRENCY}
 
 
 def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:

@@ -223,15 +223,15 @@ class Search:
         """Return each setting's best change, the best first; then two of them together if that gains more."""
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
-            self._try(change)
+            self.trial(change)
         for trial in self._best_by_family()[:MOST_ADVICE]:
             for value in self._between(trial.changes[0]):
-                self._try((trial.changes[0][0], value))
+                self.trial((trial.changes[0][0], value))
         singles = [self._least_of(trial) for trial in self._best_by_family()][:MOST_ADVICE]
         pairs = [
             together
             for first, second in itertools.combinations(singles, 2)
-            if (together := self._try(*first.changes, *second.changes)) is not None
+            if (together := self.trial(*first.changes, *second.changes)) is not None
         ]
         best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
         if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
@@ -243,17 +243,18 @@ class Search:
         """Kinds of settings of which a change was replayed."""
         return {trial.family for trial in self.tried.values() if trial is not None}
 
+    def trial(self, *changes: Change) -> Trial | None:
+        """Replay changes once; None: vLLM refuses them, or a replay cannot make them."""
+        if changes not in self.tried:
+            self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
+            self.tried[changes] = self._replayed(changes)
+        return self.tried[changes]
+
     def refuted(self, change: Change) -> Trial | None:
         """Return the trial of a change that does not help; None: it helps, or it could not be tried."""
         trial = self.tried.get((change,))
         least_frac = max(LEAST_FRAC, self.misfit_frac)
         return trial if trial is not None and trial.saved_frac < least_frac else None
-
-    def _try(self, *changes: Change) -> Trial | None:
-        if changes not in self.tried:
-            self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
-            self.tried[changes] = self._replayed(changes)
-        return self.tried[changes]
 
     def _replayed(self, changes: tuple[Change, ...]) -> Trial | None:
         """Replay changes, keep the record, and judge it; None: it cannot be replayed, or lacks the figure."""
