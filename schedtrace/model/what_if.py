@@ -259,11 +259,16 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:
-    """Return settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``."""
+    """Return settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``.
+
+    A setting without a value is left out.
+    """
     options: list[str] = []
     for name, value in changes.items():
         if name == "balance_ranks":
             options += ["--scheduler-cls", "schedtrace.balance.BalanceScheduler"] if value else []
+            continue
+        if value is None:  # vLLM's default, such as no speculation
             continue
         option = name.replace("_", "-")
         options += (

@@ -4,6 +4,7 @@ Of ranks in lock-step also: whose batch a pass waited for, and what it takes the
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ COMPUTE = ("batch_tokens", "prefill_attention")
 """Columns of computing and, in ``MEMORY``, of reading. A device reads weights and KV cache while it computes,
 and the slower of the two sets the time (the roofline model: Williams et al., CACM 52(4), 2009): tokens cost
 nothing until computing them is slower."""
+GRAPHS = ("padding_tokens", "eager_steps")
+"""Columns of an engine with captured graphs: the tokens that pad a batch to the next captured size, and 1 for
+a batch beyond the largest size, whose kernels are launched one by one."""
+DRAFTS = ("draft_tokens",)
+"""Columns of an engine that speculates: where every step drafts alike, their cost cannot be told apart."""
 SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
@@ -79,6 +85,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     gap: Linear
     wake_us: float = 0.0
     """Median time until an idle engine took a request in, in microseconds; 0 where it is not recorded."""
+    graph_sizes: list[int] = []
+    """Sizes of the captured graphs in tokens, in order; empty: none, or not recorded."""
     gathering_us: float | None = None
     """Microseconds that gathering a number of each rank adds to ``gap``; null: not recorded."""
     missing: list[str]
@@ -97,7 +105,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     """Fit the rows of ``observed``, with ``part``: which trial of which trace each belongs to.
 
     Args:
-        rows: Of one model on one device.
+        rows: Of one model on one device; with the columns ``GRAPHS`` or ``DRAFTS`` if the engine has these.
         source: Of the rows.
         like: Fit the same sums, instead of looking for the form that suits the rows best; what rows do not
             tell is taken from it.
@@ -107,7 +115,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     """
     rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
     later = rows.filter(~pl.col("first"))
-    device = fit_larger(later, "device_us", DEVICE, (MEMORY, COMPUTE), like.device if like else None)
+    device = fit_device(later, like.device if like else None)
     if device is None:
         msg = f"{', '.join(source.runs)}: too few steps with known requests and times to fit step times to"
         raise InputError(msg)
@@ -131,12 +139,27 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
         **{name: part or NO_TIME for name, part in host.items()},
         wake_us=rows["wake_us"].median() or 0.0,  # type: ignore[arg-type]  # a column of numbers
         gathering_us=like.gathering_us if like else None,
+        graph_sizes=like.graph_sizes if like else [],
         missing=[name for name, part in host.items() if part is None],
         first_step_us=first,
         error=_error(priced),
         residuals=[[round(residual, 4) for residual in trial] for trial in totals["log"].to_list()],
         trial_levels=totals["level"].to_list(),
     )
+
+
+def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
+    """Fit the device's time to the columns that these rows have; ``like`` as ``fit_rows``."""
+    own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
+    return fit_larger(rows, "device_us", (*DEVICE, *own), ((*MEMORY, *own), (*COMPUTE, *own)), like)
+
+
+def graph_use(tokens: int | None, sizes: Sequence[int]) -> tuple[int | None, int | None]:
+    """Return the values of ``GRAPHS`` for a batch of so many tokens; None if they are not known."""
+    if tokens is None:
+        return None, None
+    place = bisect_left(sizes, tokens)
+    return (sizes[place] - tokens, 0) if place < len(sizes) else (0, int(bool(sizes)))
 
 
 def _error(priced: pl.DataFrame) -> Error:
@@ -187,7 +210,7 @@ def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Large
     fewest = max(FEWEST_STEPS, FEWEST_LEFT_FRAC * (left.height + held.height))
     if left.height < fewest or min(of_kind, held.height) < FEWEST_OF_A_SUM:
         return 0.0, 0.0
-    fitted = fit_larger(left, "device_us", DEVICE, (MEMORY, COMPUTE), device)
+    fitted = fit_device(left, device)
     if fitted is None:
         return 0.0, 0.0
     predicted = held.with_columns(fitted_us=fitted.expr())

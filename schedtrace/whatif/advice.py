@@ -236,6 +236,8 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
         return say("{space}, for {blocks:n KV block}[ (now {now:n})]", space=space, blocks=value, now=now)
     if isinstance(value, bool):
         return say("{option:setting}", option=_option(name, value))
+    if value is None:
+        return say("no {option:setting}", option=_option(name))
     shown = [
         setting_value if isinstance(setting_value, str) else Number(setting_value or 0)
         for setting_value in (value, predictor.now(name))

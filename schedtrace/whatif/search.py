@@ -18,6 +18,7 @@ from schedtrace.diagnose.uneven_ranks import prefill_interval
 from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.causes import Cause
 from schedtrace.model.what_if import Configuration, Figure
+from schedtrace.step_times.fitted import graph_sizes
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
@@ -50,6 +51,8 @@ def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
     changes: dict[Change, None] = {}
     if not now.get("enable_prefix_caching") and _begin_alike(base):
         changes["enable_prefix_caching", True] = None
+    if now.get("drafts") and base.times.has_draft_cost:
+        changes["speculative_config", None] = None
     for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
         for name, value in part(base.timelines, now):
             if now.get("num_blocks" if name == BLOCKS else name) != value:
@@ -67,9 +70,17 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
     """Yield fewer as well as more; no more than were there at once."""
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
-    fewer = {taken // 2, taken // 4, 3 * taken // 4}
+    fewer = {taken // 2, taken // 4, 3 * taken // 4, *_captured_seats(timelines[0], now, taken)}
     more = {min(count, most) for count in (2 * seats, 4 * seats, most)} if most > seats else set()
     yield from (("max_num_seqs", count) for count in sorted(fewer | more) if count)
+
+
+def _captured_seats(timeline: Timeline, now: Mapping[str, Any], taken: int) -> set[int]:
+    """Return the two numbers of seats below ``taken`` whose decodes fill a captured graph."""
+    each = 1 + (now.get("drafts") or 0)
+    return set(
+        sorted({size // each for size in graph_sizes(timeline.header) if 0 < size // each < taken})[-2:]
+    )
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:

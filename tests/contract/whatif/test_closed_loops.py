@@ -17,7 +17,7 @@ SEATS = {"max_num_seqs": 4, "max_model_len": 512}
 
 
 def closed(folder, clients=12, **options):
-    """12 clients or another number, each with one request open, 60 in all; gives the run, and how long it took."""
+    """Clients, each with one request open, 60 in all; gives the run, and how long it took."""
     left, took = iter(range(60)), []
 
     def load(engine):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -10,7 +11,7 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, load
+from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, graph_sizes, load, with_engine_columns
 from schedtrace.step_times.fitting import (
     COMPUTE,
     DEVICE,
@@ -18,6 +19,8 @@ from schedtrace.step_times.fitting import (
     USUAL_DOUBLINGS,
     USUAL_PER_DOUBLING,
     error_per_doubling,
+    fit_device,
+    graph_use,
 )
 from schedtrace.step_times.linear import Linear, fit_larger, fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
@@ -352,3 +355,68 @@ def test_without_larger_steps_to_hold_out_the_error_is_the_usual_one():
     alike = sized([8] * 100, 180.0 + 0 * pl.col("decode_requests"))
     device = fit_larger(alike, "device_us", DEVICE, (MEMORY, COMPUTE))
     assert error_per_doubling(alike, device) == USUAL_PER_DOUBLING
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes", "use"),
+    [
+        (5, [4, 8], (3, 0)),
+        (8, [4, 8], (0, 0)),
+        (9, [4, 8], (0, 1)),
+        (9, [], (0, 0)),
+        (None, [4], (None, None)),
+    ],
+)
+def test_a_batch_is_padded_to_the_next_captured_size_or_runs_without_a_graph(tokens, sizes, use):
+    assert graph_use(tokens, sizes) == use
+
+
+SETTINGS = {
+    "compilation_config.cudagraph_capture_sizes": [8, 4],
+    "compilation_config.cudagraph_mode": "FULL_AND_PIECEWISE",
+    "num_speculative_tokens": 2,
+}
+
+
+def with_own_columns(steps, settings=SETTINGS):
+    return with_engine_columns(steps, SimpleNamespace(settings=settings))
+
+
+def test_padding_and_a_batch_beyond_all_graphs_have_costs_of_their_own():
+    """A step takes 1 ms, 100 us for each token of its graph, and 700 us more where it has none."""
+    counts = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12] * 10
+    steps = with_own_columns(sized(counts, pl.lit(0.0))).with_columns(
+        device_us=1000.0
+        + 100 * (pl.col("batch_tokens") + pl.col("padding_tokens"))
+        + 700 * pl.col("eager_steps")
+    )
+    assert steps["padding_tokens"].to_list()[:12] == [3, 2, 1, 0, 3, 2, 1, 0, 0, 0, 0, 0]
+    [part] = fit_device(steps, None).parts
+    expected = {"decode_requests": 100, "padding_tokens": 100, "eager_steps": 700}
+    assert part.factors == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("without", "resolved"), [(0, False), (40, True)])
+def test_what_drafts_cost_is_known_if_some_steps_have_none(without, resolved):
+    counts = [1, 2, 3, 4, 5, 6, 7, 8] * 10
+    steps = pl.concat([sized(counts, pl.lit(0.0)), sized(counts[:without], pl.lit(0.0))]).with_row_index()
+    drafted = pl.when(pl.col("index") < len(counts)).then(3).otherwise(1)
+    steps = steps.with_columns(decode_tokens=drafted * pl.col("decode_requests"))
+    steps = with_own_columns(steps, {"num_speculative_tokens": 2}).with_columns(
+        device_us=1000.0 + 10 * pl.col("decode_requests") + 30 * pl.col("draft_tokens")
+    )
+    [part] = fit_device(steps, None).parts
+    assert ("draft_tokens" in part.factors) is resolved
+    assert not resolved or part.factors["draft_tokens"] == pytest.approx(30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        (SETTINGS, [4, 8]),
+        ({}, []),
+        (SETTINGS | {"compilation_config.cudagraph_mode": "NONE"}, []),
+    ],
+)
+def test_captured_sizes_are_those_that_are_used(settings, sizes):
+    assert graph_sizes(SimpleNamespace(settings=settings)) == sizes
