@@ -25,6 +25,9 @@ class Objective(StrEnum):
     """Output tokens a second."""
 
 
+CONCURRENCY = "max_concurrency"
+"""Change of the clients of a closed loop, by the option of vLLM's benchmark client: the number that have one
+request open each."""
 OF_RANKS: dict[str, tuple[Any, ...]] = {
     "router": ("vllm", "round-robin", "least-running", "least-tokens"),
     "balance_ranks": (True, False),

@@ -15,11 +15,11 @@ from schedtrace.diagnose.rules.allowed_settings import kv_bytes, kv_space, why_n
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.model.what_if import Configuration, Figure, Objective, Replays
+from schedtrace.model.what_if import CONCURRENCY, Configuration, Figure, Objective, Replays
 from schedtrace.whatif.baseline import usual_figure
 from schedtrace.whatif.part import part_of
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
-from schedtrace.whatif.replays import BLOCKS, CONCURRENCY
+from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
@@ -100,10 +100,11 @@ def judged(
 
 def _no_advice(search: Search, predictor: Predictor) -> str:
     """Return why no change is advised: none gains enough, or none gains more than the replay is off."""
-    none = f"none of the {len(search.tried)} changes tried"
+    settings = sum(CONCURRENCY not in dict(changes) for changes in search.tried)
+    none = f"none of the {settings} changes of settings tried"
     if search.misfit_frac:
         return f"{predictor.misfit_words(search.name)}; {none} gains more"
-    return f"{none} improves {search.name} by {LEAST_FRAC:.0%}"
+    return f"{none} improves {search.name} by {100 * LEAST_FRAC:.0f} %"
 
 
 def _without_estimate(finding: Finding, search: Search) -> Finding:

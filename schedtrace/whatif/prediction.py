@@ -19,7 +19,7 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.printable import duration, number
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
-from schedtrace.model.what_if import Baseline, Configuration, Figure, LoadPart, Replays
+from schedtrace.model.what_if import CONCURRENCY, Baseline, Configuration, Figure, LoadPart, Replays
 from schedtrace.read.run import Run
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitted import Counted, Fitted, fit
@@ -37,7 +37,6 @@ from schedtrace.whatif.figures import (
 )
 from schedtrace.whatif.margins import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
 from schedtrace.whatif.replays import (
-    CONCURRENCY,
     RecordedEngine,
     Replayed,
     Work,

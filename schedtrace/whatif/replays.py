@@ -16,7 +16,7 @@ from schedtrace.model.report import TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.model.what_if import LoadPart, ReplayedLoad
+from schedtrace.model.what_if import CONCURRENCY, LoadPart, ReplayedLoad
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.fitted import Counted, Fitted
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from schedtrace.simulate.player import Played
 
 BLOCKS = "num_gpu_blocks_override"
-CONCURRENCY = "max_concurrency"
-"""Change of the clients of a closed loop: the number that have one request open each."""
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
 """What an engine has that is no rank."""
 NOT_KNOWN = say(

@@ -8,7 +8,7 @@ from functools import partial
 from schedtrace.model.message import Message, given, joined
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.say import say
-from schedtrace.model.what_if import Bound, Configuration, Figure, Replays, as_options
+from schedtrace.model.what_if import CONCURRENCY, Bound, Configuration, Figure, Replays, as_options
 from schedtrace.present.phrases import change_range, phrase
 from schedtrace.present.sections import (
     Cell,
@@ -87,6 +87,8 @@ def _outcome(row: Configuration, objective: str | None) -> Message:
     """Return a change with what it does to the objective, or that vLLM or a replay cannot make it."""
     dropped = [f"without --{name.replace('_', '-')}" for name, value in row.changes.items() if value is None]
     change, shown = " ".join([*as_options(row.changes), *dropped]), row.figure(objective or "")
+    if CONCURRENCY in row.changes:
+        change = f"the client's {change}"
     if shown is None or shown.change_frac is None:
         return say("{change:code} is not possible", change=change)
     return say("{change:code} {change_frac:+%}", shown, change=change)

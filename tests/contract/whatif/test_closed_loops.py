@@ -5,10 +5,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.what_if import CONCURRENCY
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded
-from schedtrace.whatif.replays import CONCURRENCY
 from tests.contract.whatif.conftest import simulated
 
 pytestmark = pytest.mark.vllm

@@ -90,6 +90,8 @@ def test_tried_changes():
         tried({"max_num_seqs": 8}, -0.4),
         tried({"async_scheduling": True}, None),
         tried({"enable_chunked_prefill": False}, 0.0),
+        tried({"speculative_config": None}, 0.1),
+        tried({"max_concurrency": 4}, -0.1),
         tried({"max_num_seqs": 8, "max_num_batched_tokens": 512}, -0.45),
     ]
     documents = [
