@@ -101,10 +101,10 @@ def judged(
 def _no_advice(search: Search, predictor: Predictor) -> str:
     """Return why no change is advised: none gains enough, or none gains more than the replay is off."""
     settings = sum(CONCURRENCY not in dict(changes) for changes in search.tried)
-    none = f"none of the {settings} changes of settings tried"
     if search.misfit_frac:
-        return f"{predictor.misfit_words(search.name)}; {none} gains more"
-    return f"{none} improves {search.name} by {100 * LEAST_FRAC:.0f} %"
+        return f"{predictor.misfit_words(search.name)}; no change of a setting gains more ({settings} tried)"
+    least = f"{100 * LEAST_FRAC:.0f} %"
+    return f"no change of a setting improves {search.name} by {least} ({settings} tried)"
 
 
 def _without_estimate(finding: Finding, search: Search) -> Finding:
