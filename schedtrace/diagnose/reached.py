@@ -11,6 +11,7 @@ from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import EffectiveSetting
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
+from schedtrace.step_times.fitted import graph_sizes
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_STEPS = 20
@@ -90,12 +91,10 @@ def _pipeline(timeline: Timeline) -> tuple[int, pl.DataFrame]:
 
 def _graphs(timeline: Timeline) -> tuple[int, int, int, int]:
     """Return the steps, tokens and padded tokens in captured graphs, and the steps too large for them."""
-    settings = timeline.header.settings
-    sizes = settings.get("compilation_config.cudagraph_capture_sizes")
-    mode = settings.get("compilation_config.cudagraph_mode")
-    if not isinstance(sizes, list) or not sizes or mode in {None, "NONE"}:
+    sizes = graph_sizes(timeline.header)
+    if not sizes:
         return 0, 0, 0, 0
-    captured = pl.Series(sorted(size for size in sizes if isinstance(size, int)), dtype=pl.Int64)
+    captured = pl.Series(sizes, dtype=pl.Int64)
     steps = timeline.steps.filter((pl.col("prefill_tokens") == 0) & (pl.col("used_tokens") > 0))
     place = captured.search_sorted(steps["used_tokens"].cast(pl.Int64), side="left").cast(pl.Int64)
     fits = place < captured.len()

@@ -25,6 +25,9 @@ class Objective(StrEnum):
     """Output tokens a second."""
 
 
+CONCURRENCY = "max_concurrency"
+"""Change of the clients of a closed loop, by the option of vLLM's benchmark client: the number that have one
+request open each."""
 OF_RANKS: dict[str, tuple[Any, ...]] = {
     "router": ("vllm", "round-robin", "least-running", "least-tokens"),
     "balance_ranks": (True, False),
@@ -199,6 +202,9 @@ class Replays(msgspec.Struct, kw_only=True):
     """Null: no configuration was recorded."""
     objective: str | None = None
     """Figure that ``analyze --predict`` improves; null: other commands."""
+    no_advice: str | None = None
+    """Reason why ``analyze --predict`` advises none of the configurations; null: it does, or other
+    commands."""
     slo: list[Bound] = []
     """Bounds as given on the command line."""
     objectives: list[str] = []
@@ -256,11 +262,16 @@ class ReplayOutcome(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:
-    """Return settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``."""
+    """Return settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``.
+
+    A setting without a value is left out.
+    """
     options: list[str] = []
     for name, value in changes.items():
         if name == "balance_ranks":
             options += ["--scheduler-cls", "schedtrace.balance.BalanceScheduler"] if value else []
+            continue
+        if value is None:  # vLLM's default, such as no speculation
             continue
         option = name.replace("_", "-")
         options += (

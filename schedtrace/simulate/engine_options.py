@@ -47,6 +47,7 @@ NEEDED = {
 }
 """Settings that decide scheduling and that a replay supports only with these values."""
 BLOCKS = "num_gpu_blocks_override"
+SPECULATION = "speculative_config"
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
@@ -95,10 +96,12 @@ def engine_options(
         options |= {"enable_lora": True, "max_loras": loras, "max_cpu_loras": max(loras, 64)}
     if drafts := settings.get("num_speculative_tokens"):
         method = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
-        options |= {"drafts": drafts, "speculative_config": method}
+        options |= {"drafts": drafts, SPECULATION: method}
     options |= _rank_options(header, changes, ranks)
     if BLOCKS in changes:
         changes["num_blocks"] = changes.pop(BLOCKS)
+    if SPECULATION in changes:
+        options |= _without_drafts(changes.pop(SPECULATION))
     options |= changes
     if not options["num_blocks"]:
         msg = f"the trace does not say how many KV blocks there are: --set {BLOCKS}=N"
@@ -106,6 +109,18 @@ def engine_options(
     _require_room(options, changes)
     groups = recorded_groups(header.cache_groups, options["block_size"])
     return options | ({"kv_groups": groups} if groups else {})
+
+
+def _without_drafts(speculation: Any) -> dict[str, Any]:
+    """Return the options of an engine that does not speculate.
+
+    Raises:
+        UsageError: the change is another way to speculate, whose drafts the trace does not show.
+    """
+    if speculation is not None:
+        msg = f"--set {SPECULATION}: a replay can only do without drafts: --set {SPECULATION}=none"
+        raise UsageError(msg)
+    return {"drafts": 0, SPECULATION: None}
 
 
 def _require_replayable(settings: Mapping[str, Any]) -> None:

@@ -30,6 +30,11 @@ class Batch:
         return len(self.tokens)
 
     @property
+    def draft_tokens(self) -> int:
+        """Scheduled drafts: tokens of decodes beyond the first of each request."""
+        return self.decode_tokens - self.decode_requests
+
+    @property
     def batch_tokens(self) -> int:
         """Scheduled tokens of all requests."""
         return self.prefill_tokens + self.decode_tokens

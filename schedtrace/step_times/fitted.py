@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,8 +16,20 @@ import polars as pl
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
+from schedtrace.model.trace import Header
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, with_slowest_rank
+from schedtrace.step_times.fitting import (
+    COMPUTE,
+    DEVICE,
+    DRAFTS,
+    GRAPHS,
+    Fit,
+    Source,
+    error_per_doubling,
+    fit_rows,
+    graph_use,
+    with_slowest_rank,
+)
 from schedtrace.step_times.observed import observed
 from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.timeline import Timeline
@@ -41,7 +53,8 @@ class Fitted:
     def description(self) -> str:
         """Sentence with source, model and error of the fit."""
         source, error = self.fit.source, self.fit.error
-        hidden = ", ".join(hidden.column.replace("_", " ") for hidden in self.fit.device.unresolved)
+        unresolved = dict.fromkeys(hidden.column for hidden in self.fit.device.unresolved)
+        hidden = ", ".join(name.replace("_", " ") for name in unresolved if name not in GRAPHS)
         form = "" if len(self.fit.device.parts) == 1 else " as the larger of memory and compute time"
         return (
             f"Fitted to {self.fit.device.steps} steps of {', '.join(source.runs)} "
@@ -52,7 +65,7 @@ class Fitted:
 
     def device_us(self, batch: Batch) -> float:
         """Return the time of execution in the worker, in microseconds; 0 without tokens."""
-        return self.fit.device.us(_device_columns(batch)) if batch.tokens else 0.0
+        return self.fit.device.us(self._device_columns(batch)) if batch.tokens else 0.0
 
     def schedule_us(self, batch: Batch) -> float:
         """Return the time of ``schedule()``, in microseconds."""
@@ -75,8 +88,8 @@ class Fitted:
         return self.fit.gathering_us
 
     def extrapolates(self, batch: Batch) -> bool:
-        """Return whether a batch lies outside the recorded range, so that its time is extrapolated."""
-        return bool(batch.tokens) and self.fit.device.is_outside_fit(_device_columns(batch))
+        """Return whether a batch lies outside the recorded range, so that its device time is extrapolated."""
+        return bool(batch.tokens) and self.fit.device.doublings_outside(self._device_columns(batch)) > 0
 
     @cached_property
     def most_tokens(self) -> float:
@@ -94,7 +107,28 @@ class Fitted:
         times = batch.batch_tokens / self.most_tokens
         if times <= 1:
             return self.device_us(batch)
-        return times * self.fit.device.us({name: of / times for name, of in _device_columns(batch).items()})
+        return times * self.fit.device.us(
+            {name: of / times for name, of in self._device_columns(batch).items()}
+        )
+
+    def _device_columns(self, batch: Batch) -> dict[str, float]:
+        columns = {name: getattr(batch, name) for name in {*DEVICE, *COMPUTE, *DRAFTS}}
+        return columns | dict(zip(GRAPHS, graph_use(batch.batch_tokens, self.fit.graph_sizes), strict=True))
+
+    @property
+    def has_draft_cost(self) -> bool:
+        """Whether recorded steps show the cost of a draft, so that a replay without drafts saves it."""
+        return all(set(DRAFTS) <= part.factors.keys() for part in self.fit.device.parts)
+
+    @cached_property
+    def error_per_doubling(self) -> float | None:
+        """Standard error of the log time for each doubling outside the range; None for a loaded fit."""
+        return None if self.rows is None else error_per_doubling(self.rows, self.fit.device)
+
+    def leaned_us(self, batch: Batch, deviations: float) -> float:
+        """Return the time of execution if steps outside the range take so many standard errors longer."""
+        per_doubling = deviations * (self.error_per_doubling or 0.0)
+        return self.fit.device.leaned_us(self._device_columns(batch), per_doubling) if batch.tokens else 0.0
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
         """Return residuals in blocks of neighbours, for a replay with noise: ``exp`` of each is a factor."""
@@ -185,13 +219,35 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     )
     blocks = pl.int_range(pl.len()) // BLOCK
     rows = rows.filter(blocks % max(1, -(-rows.height // MOST_STEPS)) == 0)
+    rows = with_engine_columns(rows, header)
     if len(timelines) > 1 and rows["wave"].is_not_null().any():
         rows = with_slowest_rank(rows, source)
-    return Fitted(msgspec.structs.replace(fit_rows(rows, source), gathering_us=gathering_us), rows)
+    fitted = msgspec.structs.replace(
+        fit_rows(rows, source), gathering_us=gathering_us, graph_sizes=graph_sizes(header)
+    )
+    return Fitted(fitted, rows)
 
 
-def _device_columns(batch: Batch) -> dict[str, float]:
-    return {name: getattr(batch, name) for name in {*DEVICE, *COMPUTE}}
+def graph_sizes(header: Header) -> list[int]:
+    """Return the sizes of the graphs that an engine captured, in order; empty: none, or not recorded."""
+    sizes = header.settings.get("compilation_config.cudagraph_capture_sizes")
+    if header.settings.get("compilation_config.cudagraph_mode") in {None, "NONE"} or not isinstance(
+        sizes, list
+    ):
+        return []
+    return sorted(size for size in sizes if isinstance(size, int))
+
+
+def with_engine_columns(rows: pl.DataFrame, header: Header) -> pl.DataFrame:
+    """Add the columns of what this engine has: captured graphs, and drafts."""
+    if sizes := graph_sizes(header):
+        tokens = rows.select(pl.col("prefill_tokens") + pl.col("decode_tokens")).to_series()
+        use = [graph_use(count, sizes) for count in tokens.to_list()]
+        columns = dict(zip(GRAPHS, zip(*use, strict=True), strict=True)) if use else {}
+        rows = rows.with_columns(pl.Series(name, values, pl.Int64) for name, values in columns.items())
+    if header.settings.get("num_speculative_tokens"):
+        rows = rows.with_columns(draft_tokens=pl.col("decode_tokens") - pl.col("decode_requests"))
+    return rows
 
 
 def _host_columns(batch: Batch) -> dict[str, float]:
@@ -205,12 +261,18 @@ class Counted:
         fitted: Fit to use.
         noise: Factors of successive steps' device time. If empty, every step is scaled by total measured over
             total fitted time, so that outliers are included.
-        economies: Whether to assume economies of scale in steps with more tokens than any recorded step.
+        device_us: Time of execution of a batch, such as without economies of scale; None: the fit's.
     """
 
-    def __init__(self, fitted: Fitted, noise: list[float] | None = None, *, economies: bool = True) -> None:
+    def __init__(
+        self,
+        fitted: Fitted,
+        noise: list[float] | None = None,
+        *,
+        device_us: Callable[[Batch], float] | None = None,
+    ) -> None:
         self._fitted, self._noise = fitted, noise or [1 + fitted.fit.error.total_frac]
-        self._device_us = fitted.device_us if economies else fitted.without_economies_us
+        self._device_us = device_us or fitted.device_us
         self.steps = self.outside = self.larger = 0
         """Numbers of steps asked about: all, those outside the recorded range, and those with more tokens
         than any recorded step.

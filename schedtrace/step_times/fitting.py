@@ -3,6 +3,8 @@
 Of ranks in lock-step also: whose batch a pass waited for, and what it takes them to agree.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,8 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.read.trace import Trace
-from schedtrace.step_times.linear import Larger, Linear, fit_larger, fit_linear
+from schedtrace.step_times.linear import FEWEST_OF_A_SUM, Larger, Linear, fit_larger, fit_linear
+from schedtrace.timeline.step_time import FEWEST_STEPS
 
 DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
 """Columns that the device's time is fitted to. Prefill requests are none: where prompts are not cut into
@@ -21,6 +24,11 @@ COMPUTE = ("batch_tokens", "prefill_attention")
 """Columns of computing and, in ``MEMORY``, of reading. A device reads weights and KV cache while it computes,
 and the slower of the two sets the time (the roofline model: Williams et al., CACM 52(4), 2009): tokens cost
 nothing until computing them is slower."""
+GRAPHS = ("padding_tokens", "eager_steps")
+"""Columns of an engine with captured graphs: the tokens that pad a batch to the next captured size, and 1 for
+a batch beyond the largest size, whose kernels are launched one by one."""
+DRAFTS = ("draft_tokens",)
+"""Columns of an engine that speculates: where every step drafts alike, their cost cannot be told apart."""
 SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
@@ -29,6 +37,17 @@ ROUNDS = 4
 PASS = ("trial", "wave", "step_counter")
 """Columns that identify a forward pass of ranks in lock-step."""
 NO_TIME = Linear(0.0, {}, [], {}, 0)
+HELD_OUT_FROM = (1 / 2, 1 / 4)
+"""Shares of a column's most beyond which steps are held out."""
+FEWEST_LEFT_FRAC = 0.1
+"""Least share of the steps that is left to fit; of fewer, the error is that of a fit to few steps."""
+USUAL_PER_DOUBLING = math.log(2) / math.sqrt(12)
+"""Error for each doubling before any evidence: twice the work takes between as long and twice as long, and
+all between is equally likely."""
+USUAL_DOUBLINGS = 2.0
+"""Doublings of held-out steps whose evidence weighs as much as ``USUAL_PER_DOUBLING``."""
+MOST_HELD_OUT = 500
+"""Largest number of held-out steps whose distance is computed."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +85,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     gap: Linear
     wake_us: float = 0.0
     """Median time until an idle engine took a request in, in microseconds; 0 where it is not recorded."""
+    graph_sizes: list[int] = []
+    """Sizes of the captured graphs in tokens, in order; empty: none, or not recorded."""
     gathering_us: float | None = None
     """Microseconds that gathering a number of each rank adds to ``gap``; null: not recorded."""
     missing: list[str]
@@ -84,7 +105,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     """Fit the rows of ``observed``, with ``part``: which trial of which trace each belongs to.
 
     Args:
-        rows: Of one model on one device.
+        rows: Of one model on one device; with the columns ``GRAPHS`` or ``DRAFTS`` if the engine has these.
         source: Of the rows.
         like: Fit the same sums, instead of looking for the form that suits the rows best; what rows do not
             tell is taken from it.
@@ -94,7 +115,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     """
     rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
     later = rows.filter(~pl.col("first"))
-    device = fit_larger(later, "device_us", DEVICE, (MEMORY, COMPUTE), like.device if like else None)
+    device = fit_device(later, like.device if like else None)
     if device is None:
         msg = f"{', '.join(source.runs)}: too few steps with known requests and times to fit step times to"
         raise InputError(msg)
@@ -118,12 +139,27 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
         **{name: part or NO_TIME for name, part in host.items()},
         wake_us=rows["wake_us"].median() or 0.0,  # type: ignore[arg-type]  # a column of numbers
         gathering_us=like.gathering_us if like else None,
+        graph_sizes=like.graph_sizes if like else [],
         missing=[name for name, part in host.items() if part is None],
         first_step_us=first,
         error=_error(priced),
         residuals=[[round(residual, 4) for residual in trial] for trial in totals["log"].to_list()],
         trial_levels=totals["level"].to_list(),
     )
+
+
+def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
+    """Fit the device's time to the columns that these rows have; ``like`` as ``fit_rows``."""
+    own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
+    return fit_larger(rows, "device_us", (*DEVICE, *own), ((*MEMORY, *own), (*COMPUTE, *own)), like)
+
+
+def graph_use(tokens: int | None, sizes: Sequence[int]) -> tuple[int | None, int | None]:
+    """Return the values of ``GRAPHS`` for a batch of so many tokens; None if they are not known."""
+    if tokens is None:
+        return None, None
+    place = bisect_left(sizes, tokens)
+    return (sizes[place] - tokens, 0) if place < len(sizes) else (0, int(bool(sizes)))
 
 
 def _error(priced: pl.DataFrame) -> Error:
@@ -142,6 +178,48 @@ def _error(priced: pl.DataFrame) -> Error:
         lag1=None if lag1 is None or lag1 != lag1 else lag1,  # noqa: PLR0124  # not a number
         total_frac=figures["total"],
     )
+
+
+def error_per_doubling(rows: pl.DataFrame, device: Larger) -> float:
+    """Return the standard error of the log time of steps outside the range, for each doubling of distance.
+
+    Steps are held out by size, not by position: a fit to the others predicts those beyond a half and a
+    quarter of each column's most. Their total time against the predicted one, and their distance from the
+    range of that fit, are one observation of the error. Where a fit would have no step of a kind at all,
+    such as no prefill, it says nothing of how such a step grows: nothing is held out.
+
+    Args:
+        rows: Rows of a fit.
+        device: Fit to all of them.
+    """
+    rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
+    rows = rows.filter(~pl.col("first")).drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
+    squares, doublings = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2, USUAL_DOUBLINGS**2
+    for column in DEVICE:
+        most = rows.select(pl.col(column).max()).item() or 0
+        for share in HELD_OUT_FROM:
+            within = pl.col(column) <= share * most
+            off, distance = _held_out(rows.filter(within), rows.filter(~within), column, device)
+            squares, doublings = squares + off**2, doublings + distance**2
+    return math.sqrt(squares / doublings)
+
+
+def _held_out(left: pl.DataFrame, held: pl.DataFrame, column: str, device: Larger) -> tuple[float, float]:
+    """Return the log error of a fit to some steps on others, and their distance; zeros of too few steps."""
+    of_kind = left.filter(pl.col(column) > 0).height
+    fewest = max(FEWEST_STEPS, FEWEST_LEFT_FRAC * (left.height + held.height))
+    if left.height < fewest or min(of_kind, held.height) < FEWEST_OF_A_SUM:
+        return 0.0, 0.0
+    fitted = fit_device(left, device)
+    if fitted is None:
+        return 0.0, 0.0
+    predicted = held.with_columns(fitted_us=fitted.expr())
+    took_us, fitted_us = predicted.select(pl.col("device_us").sum(), pl.col("fitted_us").sum()).row(0)
+    some = predicted.gather_every(-(-held.height // MOST_HELD_OUT))
+    distance_us = sum(
+        step["fitted_us"] * fitted.doublings_outside(step) for step in some.iter_rows(named=True)
+    )
+    return math.log(took_us / fitted_us), distance_us / some["fitted_us"].sum()
 
 
 def with_slowest_rank(rows: pl.DataFrame, source: Source) -> pl.DataFrame:

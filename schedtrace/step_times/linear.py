@@ -3,6 +3,7 @@
 Fitted against outliers, without costs that cannot be told apart.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,19 +62,47 @@ class Linear(msgspec.Struct, frozen=True):
         """Return the microseconds that a step with these columns takes."""
         return self.base_us + sum(factor * values[name] for name, factor in self.factors.items())
 
-    def is_outside_fit(self, values: dict[str, float]) -> bool:
-        """Return whether a step lies outside the recorded range, or breaks a relation that hides a cost."""
+    def doublings_outside(self, values: dict[str, float]) -> float:
+        """Return the doublings from the recorded range to a step, in the farthest column; 0 inside it.
+
+        A step that breaks a relation which hides a cost is outside, too: by the error of the relation,
+        against the column's most.
+        """
+        farthest = 0.0
         for name, (least, most) in self.ranges.items():
-            slack = SLACK_FRAC * (most - least)
-            if not least - slack <= values[name] <= most + slack:
-                return True
+            slack, value = SLACK_FRAC * (most - least), values[name]
+            if not least - slack <= value <= most + slack:
+                farthest = max(farthest, abs(_doublings(most if value > most else least, value)))
         for hidden in self.unresolved:
             usual = hidden.constant + sum(factor * values[name] for name, factor in hidden.factors.items())
             least, most = self.ranges[hidden.column]
             slack = max(SLACK_FRAC * (most - least), RESOLVED_FRAC * max(abs(least), abs(most)))
-            if abs(values[hidden.column] - usual) > hidden.deviation + slack:
-                return True
-        return False
+            off = abs(values[hidden.column] - usual) - hidden.deviation
+            if off > slack:
+                farthest = max(farthest, _doublings(most, most + off))
+        return farthest
+
+    def leaned_us(self, values: dict[str, float], per_doubling: float) -> float:
+        """Return the time of a step if the fit is off by this much for each doubling outside the range.
+
+        A larger step never takes less than one at the edge of the range, and a smaller one never more.
+
+        Args:
+            values: Columns of the step.
+            per_doubling: Logarithm of the true time against the fit's.
+        """
+        leaned_us = self.us(values) * math.exp(per_doubling * self.doublings_outside(values))
+        edge = {name: min(max(values[name], least), most) for name, (least, most) in self.ranges.items()}
+        if any(values[name] > value for name, value in edge.items()):
+            return max(leaned_us, self.us(edge))
+        if any(values[name] < value for name, value in edge.items()):
+            return min(leaned_us, self.us(edge))
+        return leaned_us
+
+
+def _doublings(before: float, after: float) -> float:
+    """Return how often a count has doubled; negative ones of a broken trace count as 0."""
+    return math.log2((1 + max(after, 0.0)) / (1 + max(before, 0.0)))
 
 
 def fit_linear(
@@ -162,9 +191,16 @@ class Larger(msgspec.Struct, frozen=True):
         """Return the microseconds that a step with these columns takes."""
         return max(part.us(values) for part in self.parts)
 
-    def is_outside_fit(self, values: dict[str, float]) -> bool:
-        """Return whether a step lies outside what was recorded of the part that sets its time."""
-        return max(self.parts, key=lambda part: part.us(values)).is_outside_fit(values)
+    def doublings_outside(self, values: dict[str, float]) -> float:
+        """Return the doublings by which a step leaves the record of the part that sets its time."""
+        return self._slower(values).doublings_outside(values)
+
+    def leaned_us(self, values: dict[str, float], per_doubling: float) -> float:
+        """Return the time of a step if the part that sets it is off (``Linear.leaned_us``)."""
+        return self._slower(values).leaned_us(values, per_doubling)
+
+    def _slower(self, values: dict[str, float]) -> Linear:
+        return max(self.parts, key=lambda part: part.us(values))
 
     def expr(self) -> pl.Expr:
         """Return the microseconds that rows with these columns take."""

@@ -10,13 +10,12 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.diagnose.rules import better_setting
+from schedtrace.diagnose.rules import better_setting, client_limited
 from schedtrace.diagnose.rules.allowed_settings import kv_bytes, kv_space, why_no_async_scheduling
-from schedtrace.errors import InputError
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
-from schedtrace.model.what_if import Configuration, Figure, Objective, Replays
+from schedtrace.model.what_if import CONCURRENCY, Configuration, Figure, Objective, Replays
 from schedtrace.whatif.baseline import usual_figure
 from schedtrace.whatif.part import part_of
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
@@ -24,7 +23,9 @@ from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, family, menu, saved_frac
 
 RESAMPLES = 4
-"""Number of resamples of the step times for each advised change; fewer than for ``replay`` itself."""
+"""Resamples of the step times for each advised change: fewer than for a replay of its own."""
+CLIENTS_FEEL = ("output", "TTFT p50", "TPOT p50")
+"""Figures of another number of clients."""
 FELT_FRAC = 0.05
 """Smallest relative change of another figure that is reported."""
 SAID = ("steps", "preemptions", "recomputed tokens")
@@ -59,8 +60,8 @@ def judged(
         progress: Function called at each replay.
 
     Raises:
-        InputError: If the misfit of the unchanged replay exceeds the gain of every change.
-        UsageError: If the replay never ends.
+        InputError: the replay of the load as recorded is too far from what was recorded.
+        UsageError: it never ends.
     """
     base = part_of(base, findings)
     name = FIGURES[objective] if objective else usual_figure(base)
@@ -75,9 +76,7 @@ def judged(
             if advice.setting is not None and advice.value is not None and _can_tell(advice.setting, base)
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
-        if search.misfit_frac and not chosen:
-            msg = f"{predictor.misfit_words(name)}; none of the {len(search.tried)} changes tried gains more"
-            raise InputError(msg)
+        findings = [_with_concurrency(finding, base, search) for finding in findings]
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
         configurations = dict(search.configurations)
         for place, trial in enumerate(best, 1):
@@ -88,11 +87,47 @@ def judged(
             for trial in best
         ]
         document = predictor.document([*configurations.values()], baseline)
+        document.no_advice = None if chosen else _no_advice(search, predictor)
     document.objective = name
+    if search.misfit_frac and not chosen:
+        return [_without_estimate(finding, search) for finding in findings], document
     tried = [finding for finding in findings if (finding.code, finding.cause) not in base.absent]
     untried = [finding for finding in findings if finding not in tried]
     ranked = sorted([*attach_advice(tried, advised, search), *untried], key=lambda finding: finding.place)
     return ranked, document
+
+
+def _no_advice(search: Search, predictor: Predictor) -> str:
+    """Return why no change is advised: none gains enough, or none gains more than the replay is off."""
+    settings = sum(CONCURRENCY not in dict(changes) for changes in search.tried)
+    if search.misfit_frac:
+        return f"{predictor.misfit_words(search.name)}; no change of a setting gains more ({settings} tried)"
+    least = f"{100 * LEAST_FRAC:.0f} %"
+    return f"no change of a setting improves {search.name} by {least} ({settings} tried)"
+
+
+def _without_estimate(finding: Finding, search: Search) -> Finding:
+    """Remove the estimate from the trace if a replay of the advice gained no more than the replay is off."""
+    tried = [search.tried.get(((advice.setting or "", advice.value),)) for advice in finding.advice]
+    return finding if not any(tried) else msgspec.structs.replace(finding, gain=None)
+
+
+def _with_concurrency(finding: Finding, base: RecordedLoad, search: Search) -> Finding:
+    """Add what more and fewer clients would do where they are the limit and each waits for its answer."""
+    now = base.clients
+    if finding.code != client_limited.RULE.code or now is None or not finding.advice:
+        return finding
+    outcomes = []
+    counts = {min(2 * now, base.requests // base.trials), max(1, now // 2)} - {now}
+    for clients in sorted(counts, reverse=True):
+        trial = search.trial((CONCURRENCY, clients))
+        if trial is not None and not math.isinf(trial.saved_frac):
+            figures = [trial.configuration.figure(name) for name in CLIENTS_FEEL]
+            changes = [_changed(figure) for figure in figures if figure is not None]
+            words = "With {clients:n client}: {changes}."
+            outcomes.append(say(words, clients=clients, changes=joined(changes, ", ")))
+    first = msgspec.structs.replace(finding.advice[0], tested=joined(outcomes))
+    return msgspec.structs.replace(finding, advice=[first, *finding.advice[1:]])
 
 
 def _can_tell(setting: str, base: RecordedLoad) -> bool:
@@ -109,7 +144,7 @@ class Advised:
     trial: Trial
     advice: Advice
     gain: Gain | None
-    """Gain of the change; None if no recorded step shows whether there is one."""
+    """Gain of the change; None: between the fit and its bound, the middle is none."""
 
 
 def _advised(
@@ -128,7 +163,11 @@ def _advised(
     was = next((was for was in predictor.recorded.figures if was.name == name), None)
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
-    gain = None if trial.unsure else _gain(figure, was.before if was else None)
+    gain: Gain | None = _gain(figure, was.before if was else None)
+    unsure = _unsure(figure, base) if trial.unsure else NOTHING
+    if unsure and saved_frac(figure, figure.change_frac or 0.0) < LEAST_FRAC:
+        gain = None
+    outcome = _outcome(configuration, name if single else "", base) if gain else NOTHING
     return Advised(
         trial,
         Advice(
@@ -136,7 +175,7 @@ def _advised(
             setting=setting if single else None,
             value=value if single else None,
             costs=_costs(configuration, name) if gain else NOTHING,
-            tested=_outcome(configuration, name if single else "", base) if gain else _unsure(figure, base),
+            tested=joined([outcome, unsure]),
         ),
         gain,
     )
@@ -197,6 +236,8 @@ def _change(name: str, value: Any, predictor: Predictor, base: RecordedLoad) -> 
         return say("{space}, for {blocks:n KV block}[ (now {now:n})]", space=space, blocks=value, now=now)
     if isinstance(value, bool):
         return say("{option:setting}", option=_option(name, value))
+    if value is None:
+        return say("no {option:setting}", option=_option(name))
     shown = [
         setting_value if isinstance(setting_value, str) else Number(setting_value or 0)
         for setting_value in (value, predictor.now(name))

@@ -91,35 +91,68 @@ def timing_figures(
     changed: Sequence[TrialReport],
     spread: Mapping[str, list[float]],
     bound: Sequence[TrialReport] | None = None,
+    leaned: Sequence[Sequence[TrialReport]] = (),
 ) -> list[Figure]:
     """Return the timing figures of a change, compared with the unchanged replay.
 
     Args:
         recorded: Trials as recorded.
-        replayed: Trials of the unchanged replay.
-        changed: Trials of the replay with the change.
-        spread: Ratios that resampled step times predict, by metric.
-        bound: Trials of the replay with the change, without economies of scale in steps larger than recorded
-            ones. The change lies between the two replays: the value is the middle of the two ratios, on a
-            logarithmic scale.
+        replayed: As replayed.
+        changed: As replayed with the change.
+        spread: Of each metric, the ratios that resampled step times predict.
+        bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
+            The change lies between: the value is the middle of the two ratios, on a logarithmic scale.
+        leaned: As replayed with the change and the time of steps outside the recorded range at either end of
+            its own interval.
     """
     figures = []
     for metric in METRICS:
         was, before, after = (trial_values(metric.value, trials) for trials in (recorded, replayed, changed))
         if not before or not after:
             continue
-        ratio = statistics.fmean(after) / statistics.fmean(before)
-        low, high = ratio_interval(ratio, spread.get(metric.name, []), was, before)
+        mean = statistics.fmean(before)
+        ratio = statistics.fmean(after) / mean
+        resampled = ratio_interval(ratio, spread.get(metric.name, []), was, before)
+        ends = [
+            statistics.fmean(values) / mean
+            for trials in leaned
+            if (values := trial_values(metric.value, trials))
+        ]
+        low, high = with_leaned(ratio, resampled, ends)
         if bounds := trial_values(metric.value, bound or ()):
-            bound_ratio = statistics.fmean(bounds) / statistics.fmean(before)
-            times = bound_ratio / ratio
-            low, high = (ratio - 1 if end is None else end for end in (low, high))
-            low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
+            bound_ratio = statistics.fmean(bounds) / mean
+            resampled_ends = [ratio - 1 if end is None else end for end in resampled]
+            all_ends = [*resampled_ends, *((1 + end) * bound_ratio / ratio - 1 for end in resampled_ends)]
+            low, high = (
+                pick(all_ends if end is None else [end, *all_ends]) for pick, end in ((min, low), (max, high))
+            )
             ratio = math.sqrt(ratio * bound_ratio)
-        figure = _figure(metric, statistics.fmean(before), ratio * statistics.fmean(before))
+        figure = _figure(metric, mean, ratio * mean)
         figure.change_frac, figure.low_frac, figure.high_frac = ratio - 1, low, high
         figures.append(figure)
     return figures
+
+
+def with_leaned(
+    ratio: float, interval: tuple[float | None, float | None], leaned: Sequence[float]
+) -> tuple[float | None, float | None]:
+    """Return the interval of a ratio less 1, with the error of steps outside the recorded range.
+
+    On either side, the widths add as independent errors do: as the root of the sum of their squares.
+
+    Args:
+        ratio: Ratio by the fit.
+        interval: Its interval by all other errors.
+        leaned: Ratios at both ends of the interval of those steps' time.
+    """
+    high = interval[1]
+    if high is None:
+        return interval
+    width = math.log((1 + high) / ratio)
+    below, above = (
+        math.hypot(width, max([0.0, *(sign * math.log(end / ratio) for end in leaned)])) for sign in (-1, 1)
+    )
+    return ratio * math.exp(-below) - 1, ratio * math.exp(above) - 1
 
 
 def _figure(

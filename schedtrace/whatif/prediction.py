@@ -3,9 +3,9 @@
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +19,9 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.printable import duration, number
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
-from schedtrace.model.what_if import Baseline, Configuration, Figure, LoadPart, Replays
+from schedtrace.model.what_if import CONCURRENCY, Baseline, Configuration, Figure, LoadPart, Replays
 from schedtrace.read.run import Run
+from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.frames import offset
@@ -35,12 +36,22 @@ from schedtrace.whatif.figures import (
     trial_values,
 )
 from schedtrace.whatif.margins import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
-from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, load_notes, replay, replayed_load
+from schedtrace.whatif.replays import (
+    RecordedEngine,
+    Replayed,
+    Work,
+    engine_changes,
+    load_notes,
+    replay,
+    replayed_load,
+)
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
 KEPT = ("replayed", "changed")
-"""Names of the replays whose run folders may be kept."""
+"""Replays whose run folders may be kept."""
+LEANED_DEVIATIONS = 1.645
+"""Standard errors of the time of steps outside the recorded range at the ends of its 90 % interval."""
 RESAMPLES = 8
 """Number of fits to resampled steps; the spread of their predictions is the uncertainty of the step times."""
 
@@ -78,6 +89,13 @@ class RecordedLoad:
     def trials(self) -> int:
         """Number of measured trials."""
         return len(run_trials(self.timelines))
+
+    @property
+    def clients(self) -> int | None:
+        """Number of clients of a closed loop; None: no loop, or trials differ."""
+        patterns = [load.replayed_clients for load in self.loads]
+        loops = {clients.clients for clients in patterns if clients and clients.pattern == "loop"}
+        return loops.pop() if len(loops) == 1 and all(patterns) else None
 
     @property
     def manifest(self) -> Manifest | None:
@@ -200,7 +218,9 @@ class Predictor:
         return self._base.work.engine.configured({})[0]
 
     def now(self, name: str) -> Any:
-        """Return the recorded value of a setting."""
+        """Return the recorded value of a setting, or the number of clients."""
+        if name == CONCURRENCY:
+            return self._base.clients
         return self._base.work.engine.base([name])[name]
 
     @cached_property
@@ -298,14 +318,21 @@ class Predictor:
                 replay never ends.
             NeverEndsError: If the replay with the changes never ends.
         """
-        self._base.work.engine.configured(changes)  # refused before anything is replayed
+        self._base.work.engine.configured(engine_changes(changes))  # refused before anything is replayed
         replayed = self.replayed
         changed = self._replay(changes, "changed")
-        spread = self._spread(changes, self._resamples if resamples is None else resamples)
-        bound = self._bound(changes) if changed.counted and changed.counted.larger else None
+        resamples = self._resamples if resamples is None else resamples
+        spread = self._spread(changes, resamples)
+        counted, times = changed.counted, self._base.times
+        bound, leaned = None, []
+        if counted and counted.larger:
+            bound = self._priced(changes, times.without_economies_us)
+        if counted and counted.outside and resamples and times.error_per_doubling:
+            ends = (-LEANED_DEVIATIONS, LEANED_DEVIATIONS)
+            leaned = [self._priced(changes, partial(times.leaned_us, deviations=end)) for end in ends]
         figures = [
             *decided_figures(replayed.timelines, changed.timelines),
-            *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound),
+            *timing_figures(self._reports, replayed.trials, changed.trials, spread, bound, leaned),
         ]
         return self._configuration(changes, changed, figures)
 
@@ -344,10 +371,10 @@ class Predictor:
         parent = self._output if name in KEPT and self._output else Path(self._scratch.name)
         return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
-    def _bound(self, changes: Mapping[str, Any]) -> list[TrialReport]:
-        """Return the changed load, with no economies of scale in steps larger than recorded ones."""
-        times = Counted(self._base.times, economies=False)
-        return self._replay(changes, "changed-bound", times=times).trials
+    def _priced(self, changes: Mapping[str, Any], device_us: Callable[[Batch], float]) -> list[TrialReport]:
+        """Return the changed load where execution takes these times."""
+        times = Counted(self._base.times, device_us=device_us)
+        return self._replay(changes, "changed-priced", times=times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
         """Return a fit to resampled steps, with residuals drawn in blocks as noise; each side has its own."""

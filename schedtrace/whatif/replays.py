@@ -16,7 +16,7 @@ from schedtrace.model.report import TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.model.what_if import LoadPart, ReplayedLoad
+from schedtrace.model.what_if import CONCURRENCY, LoadPart, ReplayedLoad
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.fitted import Counted, Fitted
@@ -196,10 +196,10 @@ def replay(
 
     Args:
         work: The load and its engine.
-        changes: Values by the names of vLLM's arguments.
-        folder: Run folder to write; an existing one is replaced.
-        times: Step times; None for the engine's own.
-        by_step: As for ``simulate.replay.play``.
+        changes: Names of vLLM's arguments to values, or ``CONCURRENCY``.
+        folder: The run folder to be written; one that is there is replaced.
+        times: How long steps take; None: as the engine says.
+        by_step: As ``simulate.replay.play``.
 
     Raises:
         UsageError: vLLM does not accept the changes, or a replay cannot make them.
@@ -208,12 +208,15 @@ def replay(
     """
     from schedtrace.simulate.replay import play_loads  # noqa: PLC0415  # imports vLLM
 
-    options, of_engine = work.engine.configured(changes)
+    options, of_engine = work.engine.configured(engine_changes(changes))
+    loads = work.loads
+    if CONCURRENCY in changes:
+        loads = [load.with_concurrency(changes[CONCURRENCY]) for load in loads]
     times = times or of_engine
     counted = Counted(times) if isinstance(times, Fitted) else times if isinstance(times, Counted) else None
     shutil.rmtree(folder, ignore_errors=True)
     played = play_loads(
-        work.loads,
+        loads,
         options,
         counted or times,
         folder,
@@ -222,6 +225,11 @@ def replay(
         trial_ids=work.trial_ids,
     )
     return Replayed(read_run(folder), played, counted)
+
+
+def engine_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that are vLLM's arguments."""
+    return {name: value for name, value in changes.items() if name != CONCURRENCY}
 
 
 def fitted_length(shape: Shape, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:

@@ -18,6 +18,7 @@ from schedtrace.diagnose.rules.prefill_stall import prefill_interval
 from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.causes import Cause
 from schedtrace.model.what_if import Configuration, Figure
+from schedtrace.step_times.fitted import graph_sizes
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Predictor, RecordedLoad
 from schedtrace.whatif.replays import BLOCKS
@@ -50,6 +51,8 @@ def menu(base: RecordedLoad, now: Mapping[str, Any]) -> list[Change]:
     changes: dict[Change, None] = {}
     if not now.get("enable_prefix_caching") and _begin_alike(base):
         changes["enable_prefix_caching", True] = None
+    if now.get("drafts") and base.times.has_draft_cost:
+        changes["speculative_config", None] = None
     for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
         for name, value in part(base.timelines, now):
             if now.get("num_blocks" if name == BLOCKS else name) != value:
@@ -67,9 +70,17 @@ def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change
     """Yield smaller and larger numbers of seats, at most the number of requests present at once."""
     seats, most = now["max_num_seqs"], _peak(timelines, pl.col("num_running_after") + _WAITING)
     taken = _peak(timelines, pl.col("num_running_after"))
-    fewer = {taken // 2, taken // 4, 3 * taken // 4}
+    fewer = {taken // 2, taken // 4, 3 * taken // 4, *_captured_seats(timelines[0], now, taken)}
     more = {min(count, most) for count in (2 * seats, 4 * seats, most)} if most > seats else set()
     yield from (("max_num_seqs", count) for count in sorted(fewer | more) if count)
+
+
+def _captured_seats(timeline: Timeline, now: Mapping[str, Any], taken: int) -> set[int]:
+    """Return the two numbers of seats below ``taken`` whose decodes fill a captured graph."""
+    each = 1 + (now.get("drafts") or 0)
+    return set(
+        sorted({size // each for size in graph_sizes(timeline.header) if 0 < size // each < taken})[-2:]
+    )
 
 
 def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
@@ -223,15 +234,15 @@ class Search:
         """Return each setting's best change, the best first, and a pair of them if it gains more."""
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
-            self._try(change)
+            self.trial(change)
         for trial in self._best_by_family()[:MOST_ADVICE]:
             for value in self._between(trial.changes[0]):
-                self._try((trial.changes[0][0], value))
+                self.trial((trial.changes[0][0], value))
         singles = [self._least_of(trial) for trial in self._best_by_family()][:MOST_ADVICE]
         pairs = [
             together
             for first, second in itertools.combinations(singles, 2)
-            if (together := self._try(*first.changes, *second.changes)) is not None
+            if (together := self.trial(*first.changes, *second.changes)) is not None
         ]
         best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
         if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
@@ -243,17 +254,18 @@ class Search:
         """Families of settings of which a change was replayed."""
         return {trial.family for trial in self.tried.values() if trial is not None}
 
+    def trial(self, *changes: Change) -> Trial | None:
+        """Replay changes once; None: vLLM refuses them, or a replay cannot make them."""
+        if changes not in self.tried:
+            self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
+            self.tried[changes] = self._replayed(changes)
+        return self.tried[changes]
+
     def refuted(self, change: Change) -> Trial | None:
         """Return the trial of a change that does not help; None if it helps, or could not be tried."""
         trial = self.tried.get((change,))
         least_frac = max(LEAST_FRAC, self.misfit_frac)
         return trial if trial is not None and trial.saved_frac < least_frac else None
-
-    def _try(self, *changes: Change) -> Trial | None:
-        if changes not in self.tried:
-            self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
-            self.tried[changes] = self._replayed(changes)
-        return self.tried[changes]
 
     def _replayed(self, changes: tuple[Change, ...]) -> Trial | None:
         """Return the trial of a replay with changes; None if it cannot be replayed, or lacks the figure."""

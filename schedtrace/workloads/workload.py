@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import Literal
 
 import msgspec
@@ -119,6 +120,13 @@ class Workload:
         """Return the load as that of ``clients`` clients with one request open each, whatever its times."""
         arrived, answered = zip(*((request.arrived_us, request.answered_us) for request in self), strict=True)
         return replace(self, clients=closed_loop(arrived, answered, clients))
+
+    def with_concurrency(self, clients: int) -> "Workload":
+        """Return a closed loop with another number of clients, which think as long as those recorded."""
+        if self.clients is None:
+            return self
+        think_us = tuple(islice(cycle(self.clients.think_us), max(0, self.requests - clients)))
+        return replace(self, clients=replace(self.clients, clients=clients, think_us=think_us))
 
     def __iter__(self) -> Iterator[LoadRequest]:
         """Yield the requests, reading them once more."""

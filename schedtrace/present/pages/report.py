@@ -26,6 +26,7 @@ from schedtrace.present.pages.report_details import (
     trials_table,
 )
 from schedtrace.present.pages.run_header import header, log_figures, noteworthy
+from schedtrace.present.pages.what_if import tried_changes
 from schedtrace.present.phrases import GAINS, plain, severity_word, tail_sentence, time_part, whose_figures
 from schedtrace.present.sections import (
     Commands,
@@ -99,7 +100,11 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     roots = [finding for finding in run.findings if finding.title]
     if apart := _apart(run.time_split, roots):
         first.append(Note(Styled(apart, Style.DIM)))
-    commands: list[Section] = [*_tested(run), *([_replay(run)] if replays else []), _commands(run, roots)]
+    commands: list[Section] = [
+        *_tested(run, full=full),
+        *([_replay(run)] if replays else []),
+        _commands(run, roots),
+    ]
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, *commands]))
     if several:
         few = len(engines) - 1 <= MOST_ENGINES
@@ -299,14 +304,19 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
     return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
 
 
-def _tested(run: RunReport) -> Iterator[Note]:
-    """Yield the part of the load on which the advice was tested, or the reason why it was not tested."""
-    part = run.tested.load.part if run.tested is not None else None
+def _tested(run: RunReport, *, full: bool) -> Iterator[Note]:
+    """Yield what was tried on a replay of which part of the load, or why nothing was."""
     if run.not_tested:
         yield Note(say("{not_tested}.", run), "Not predicted:")
-    elif part is not None:
+    if run.tested is None:
+        return
+    if run.tested.load.part is not None:
         words = "{part}. What advice gains is of these, every other figure of the whole run."
-        yield Note(say(words, part=part.words), "Replayed:")
+        yield Note(say(words, part=run.tested.load.part.words), "Replayed:")
+    if run.tested.no_advice:
+        yield Note(say("{no_advice}.", run.tested), "No advice:")
+    if tried := tried_changes(run.tested, best=not full):
+        yield Note(tried, "Tried:")
 
 
 def _replay(run: RunReport) -> Commands:

@@ -1,13 +1,14 @@
 """Page of a load under other settings: a replay's check, one change, every combination, or proposals."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from schedtrace.model.message import Message, given
+from schedtrace.model.message import Message, given, joined
 from schedtrace.model.printable import integer, number, percent
 from schedtrace.model.say import say
-from schedtrace.model.what_if import Bound, Configuration, Figure, Replays
+from schedtrace.model.what_if import CONCURRENCY, Bound, Configuration, Figure, Replays, as_options
 from schedtrace.present.phrases import change_range, phrase
 from schedtrace.present.sections import (
     Cell,
@@ -49,6 +50,48 @@ def advise_page(replays: Replays) -> Page[Replays]:
 def sweep_page(replays: Replays) -> Page[Replays]:
     """Return the page of all configurations, with the Pareto front marked."""
     return Page(replays, _sweep)
+
+
+def tried_changes(replays: Replays, *, best: bool) -> Message:
+    """Return every change that was tried, by setting, with what it does to the objective.
+
+    Args:
+        replays: Replays of ``analyze --predict``.
+        best: Only the best value of each setting, and how many were tried.
+    """
+    by_settings: dict[tuple[str, ...], list[Configuration]] = {}
+    for row in replays.configurations:
+        if not row.recorded:
+            by_settings.setdefault(tuple(row.changes), []).append(row)
+    worsening = partial(_worsening, objective=replays.objective)
+    outcomes = []
+    for rows in sorted(by_settings.values(), key=lambda rows: min(map(worsening, rows))):
+        ordered = sorted(rows, key=worsening)
+        shown = [_outcome(row, replays.objective) for row in (ordered[:1] if best else ordered)]
+        words = "{outcomes}[ (best of {tried:n})]"
+        outcomes.append(
+            say(words, outcomes=joined(shown, ", "), tried=len(rows) if best and rows[1:] else None)
+        )
+    return say("[{objective} with {outcomes}.]", replays, outcomes=joined(outcomes, "; "))
+
+
+def _worsening(row: Configuration, objective: str | None) -> float:
+    """Return how much worse the objective is with a change; infinite if it was not replayed."""
+    shown = row.figure(objective or "")
+    if shown is None or shown.change_frac is None:
+        return math.inf
+    return -shown.change_frac if shown.higher_is_better else shown.change_frac
+
+
+def _outcome(row: Configuration, objective: str | None) -> Message:
+    """Return a change with what it does to the objective, or that vLLM or a replay cannot make it."""
+    dropped = [f"without --{name.replace('_', '-')}" for name, value in row.changes.items() if value is None]
+    change, shown = " ".join([*as_options(row.changes), *dropped]), row.figure(objective or "")
+    if CONCURRENCY in row.changes:
+        change = f"the client's {change}"
+    if shown is None or shown.change_frac is None:
+        return say("{change:code} is not possible", change=change)
+    return say("{change:code} {change_frac:+%}", shown, change=change)
 
 
 def _release_warning(replays: Replays) -> Iterator[Message]:

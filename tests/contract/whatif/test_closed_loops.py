@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.what_if import CONCURRENCY
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded
@@ -14,8 +16,8 @@ pytestmark = pytest.mark.vllm
 SEATS = {"max_num_seqs": 4, "max_model_len": 512}
 
 
-def closed(folder, **options):
-    """12 clients, each with one request open, 60 in all; gives the run, and how long it took."""
+def closed(folder, clients=12, **options):
+    """Clients, each with one request open, 60 in all; gives the run, and how long it took."""
     left, took = iter(range(60)), []
 
     def load(engine):
@@ -30,7 +32,7 @@ def closed(folder, **options):
 
         engine.finished = finished
         began = engine.clock.now_us
-        for _ in range(12):
+        for _ in range(clients):
             send(began)
         engine.run()
         took.append(engine.clock.now_us - began)
@@ -79,6 +81,26 @@ def test_the_number_of_clients_can_be_given(base):
     [load] = recorded(base.run, base.times, clients=6).loads
     assert load.replayed_clients.clients == 6
     assert len(load.replayed_clients.think_us) == 54
+
+
+@pytest.mark.parametrize("clients", [2, 24])
+def test_another_number_of_clients_does_what_it_does_to_an_engine(base, clients, tmp_path):
+    _, before = closed(tmp_path / "before", **SEATS)
+    _, after = closed(tmp_path / "after", clients, **SEATS)
+    makespan = figures(predict(base, {CONCURRENCY: clients}, resamples=0))["makespan"]
+    assert makespan.change_frac == pytest.approx(after / before - 1, abs=0.02)
+
+
+def test_where_clients_are_the_limit_more_and_fewer_of_them_are_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr("schedtrace.whatif.advice.RESAMPLES", 1)
+    monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [])
+    run, _ = closed(tmp_path / "run", 2, **SEATS)
+    findings = analyze_run(run).findings
+    found, replays = judged(findings, recorded(run))
+    [advice] = next(finding.advice for finding in found if finding.code == "client-limited")
+    assert plain(advice.tested).startswith("With 4 clients: output +")
+    tried = [row.changes[CONCURRENCY] for row in replays.configurations if CONCURRENCY in row.changes]
+    assert (tried, replays.settings[CONCURRENCY]) == ([4, 1], 2)
 
 
 def test_it_is_told(base):

@@ -9,6 +9,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError, NeverEndsError, UsageError
+from schedtrace.model.report import Gain
 from schedtrace.model.what_if import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
@@ -186,6 +187,22 @@ def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
     baseline = require_baseline(base)
     assert (baseline.judged_by, baseline.part) == ("makespan", None)
     assert abs(baseline.misfit_frac) < 0.05
+
+
+def test_where_no_change_gains_more_than_the_replay_is_off_the_list_and_the_reason_stay(
+    base, tmp_path, monkeypatch
+):
+    """The advice stays as it was; its estimate does not, since a replay gained less."""
+    times = replace(TIMES, base_us=1.2 * TIMES.base_us)
+    slower = recorded(drive(tmp_path / "slower", times=times, **LOADS["seats"]))
+    monkeypatch.setattr("schedtrace.whatif.advice.menu", lambda *_: [])
+    [seats] = [found for found in analyze_run(base.run).findings if found.code == "max-num-seqs-bound"]
+    seats.advice[0].value = 2
+    seats.gain = Gain(metric="output_tokens_per_s", change_frac=0.3, saved_frac=0.2, method="step_time")
+    [left], replays = judged([seats], recorded(base.run, slower.times))
+    assert (left.advice, left.gain) == (seats.advice, None)
+    assert "no change of a setting gains more (1 tried)" in replays.no_advice
+    assert [row.changes for row in replays.configurations] == [{}, {"max_num_seqs": 2}]
 
 
 @pytest.mark.usefixtures("each_once")

@@ -115,3 +115,14 @@ def test_a_load_that_never_ends_with_a_setting_is_one_line(tmp_path):
     options = engine_options(base.header, {"num_gpu_blocks_override": 4, "max_model_len": 64})
     with pytest.raises(UsageError, match=r"^with these settings the load never ends: \d+ requests"):
         play_loads(base.loads, options, base.times, tmp_path / "never")
+
+
+def test_without_drafts_an_engine_decides_as_one_that_does_not_speculate(tmp_path):
+    drafting = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4}
+    base = recorded(drive(tmp_path / "base", drafts=2, speculative_config=drafting, **LOADS["seats"]))
+    truth = drive(tmp_path / "truth", **LOADS["seats"])
+    expected = compositions([make_timeline(truth.traces[0], truth.manifest)])
+    assert replayed(base, tmp_path / "changed", TIMES, {"speculative_config": None}) == expected
+    assert expected != compositions(base.timelines)
+    with pytest.raises(UsageError, match="a replay can only do without drafts"):
+        engine_options(base.header, {"speculative_config": drafting})

@@ -18,7 +18,8 @@ from schedtrace.model.statistics import (
 from schedtrace.model.what_if import Baseline, Bound, Configuration, Figure
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report_details import statistics_sections
-from schedtrace.present.pages.what_if import advise_page, replay_page, sweep_page
+from schedtrace.present.pages.what_if import advise_page, replay_page, sweep_page, tried_changes
+from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format
 from schedtrace.present.sections import Page
 from schedtrace.whatif.sweep_rows import objectives, parse_slo, sweep_rows
@@ -75,6 +76,29 @@ def test_replay():
         a_document(kept, seats, **{**REPLAY, **check_of, **other}),
     ]
     check("replay", "\n".join(text_of(replay_page(document)) for document in documents))
+
+
+def test_tried_changes():
+    """The best value of each setting, all of them, and none."""
+
+    def tried(changes, makespan_frac):
+        figures = [] if makespan_frac is None else [figure("makespan", makespan_frac, higher=False)]
+        return Configuration(changes=changes, figures=figures)
+
+    rows = [
+        tried({"max_num_seqs": 2}, 0.97),
+        tried({"max_num_seqs": 8}, -0.4),
+        tried({"async_scheduling": True}, None),
+        tried({"enable_chunked_prefill": False}, 0.0),
+        tried({"speculative_config": None}, 0.1),
+        tried({"max_concurrency": 4}, -0.1),
+        tried({"max_num_seqs": 8, "max_num_batched_tokens": 512}, -0.45),
+    ]
+    documents = [
+        a_document(AS_RECORDED, *tried_rows, objective="makespan", **REPLAY) for tried_rows in (rows, [])
+    ]
+    texts = [plain(tried_changes(document, best=best)) for document in documents for best in (True, False)]
+    check("tried-changes", "\n".join(texts) + "\n")
 
 
 def test_advise():

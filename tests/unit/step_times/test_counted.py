@@ -12,7 +12,6 @@ def fitted(outside, total_frac=0.0):
     return SimpleNamespace(
         fit=SimpleNamespace(error=SimpleNamespace(total_frac=total_frac)),
         device_us=lambda batch: 100.0 * batch.prefill_tokens,
-        without_economies_us=lambda batch: 1000.0 * batch.prefill_tokens,
         most_tokens=2.0,
         extrapolates=lambda batch: batch.prefill_tokens in outside,
         gap_us=lambda arrivals: 7.0 * arrivals,
@@ -35,7 +34,7 @@ def test_steps_outside_are_counted():
     ("total_frac", "options", "times"),
     [
         (0.0, {}, [100.0, 100.0, 100.0]),
-        (0.0, {"economies": False}, [1000.0, 1000.0, 1000.0]),
+        (0.0, {"device_us": lambda batch: 1000.0 * batch.prefill_tokens}, [1000.0, 1000.0, 1000.0]),
         (0.0, {"noise": [2.0, 0.5]}, [200.0, 50.0, 200.0]),
         (0.25, {}, [125.0, 125.0, 125.0]),  # what outliers add to all steps together
         (0.25, {"noise": [2.0]}, [200.0, 200.0, 200.0]),

@@ -1,6 +1,8 @@
 """Known costs are fitted back, what cannot be told apart is said, and recorded times come back in order."""
 
+import math
 import random
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -9,8 +11,18 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, load
-from schedtrace.step_times.linear import fit_linear
+from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, graph_sizes, load, with_engine_columns
+from schedtrace.step_times.fitting import (
+    COMPUTE,
+    DEVICE,
+    MEMORY,
+    USUAL_DOUBLINGS,
+    USUAL_PER_DOUBLING,
+    error_per_doubling,
+    fit_device,
+    graph_use,
+)
+from schedtrace.step_times.linear import Linear, fit_larger, fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
 from tests.makers import arrival, step
 
@@ -70,8 +82,8 @@ def test_a_column_that_never_changes_has_no_cost(constant):
     assert linear.base_us == pytest.approx(1000 + 3 * constant)
     assert [hidden.column for hidden in linear.unresolved] == ["decode"]
     usual = {"prefill": 10, "decode": constant, "context": 100}
-    assert not linear.is_outside_fit(usual)
-    assert linear.is_outside_fit({**usual, "decode": constant + 1})
+    assert not linear.doublings_outside(usual)
+    assert linear.doublings_outside({**usual, "decode": constant + 1})
 
 
 def test_a_column_that_follows_another_has_no_cost_and_may_not_part_from_it():
@@ -80,8 +92,8 @@ def test_a_column_that_follows_another_has_no_cost_and_may_not_part_from_it():
     assert (hidden.column, hidden.constant) == ("decode", pytest.approx(5))
     assert hidden.factors == pytest.approx({"prefill": 4})
     assert linear.factors == pytest.approx({"prefill": 2 + 3 * 4, "context": 0.01})
-    assert not linear.is_outside_fit({"prefill": 100, "decode": 405, "context": 100})
-    assert linear.is_outside_fit({"prefill": 100, "decode": 900, "context": 100})
+    assert not linear.doublings_outside({"prefill": 100, "decode": 405, "context": 100})
+    assert linear.doublings_outside({"prefill": 100, "decode": 900, "context": 100})
 
 
 def test_outside_the_recorded_range_but_for_a_twentieth_of_it():
@@ -89,8 +101,8 @@ def test_outside_the_recorded_range_but_for_a_twentieth_of_it():
     least, most = linear.ranges["decode"]
     assert (least, most) == (0, 63)
     inside, outside = 63 + 0.05 * 63 - 0.01, 63 + 0.05 * 63 + 0.01
-    assert not linear.is_outside_fit({"prefill": 100, "decode": inside, "context": 100})
-    assert linear.is_outside_fit({"prefill": 100, "decode": outside, "context": 100})
+    assert not linear.doublings_outside({"prefill": 100, "decode": inside, "context": 100})
+    assert linear.doublings_outside({"prefill": 100, "decode": outside, "context": 100})
 
 
 def test_counts_that_cannot_be_are_fitted_without_failing():
@@ -301,3 +313,110 @@ def test_recorded_times_come_back_in_order_and_then_fitted_ones(run):
     assert times.device_us(batch) == pytest.approx(1225, rel=1e-3)
     assert times.device_us(Batch({}, 0, 0, 0)) == 0
     assert times.description.startswith("The 120 recorded steps, one by one; then: Fitted to 118 steps")
+
+
+def test_a_step_is_outside_by_the_doublings_of_its_farthest_column():
+    linear = fit_linear(rows(), "us", COLUMNS)
+    assert linear.doublings_outside({"prefill": 100, "decode": 4 * 64 - 1, "context": 100}) == 2
+
+
+def test_outside_the_range_a_time_leans_by_doublings_and_never_across_its_edge():
+    linear = Linear(100.0, {"decode": 1.0}, [], {"decode": (7.0, 31.0)}, 50)
+    larger, smaller = {"decode": 127.0}, {"decode": 1.0}  # two doublings beyond either end
+    assert linear.leaned_us({"decode": 20.0}, 0.1) == 120
+    assert linear.leaned_us(larger, 0.1) == pytest.approx(227 * math.exp(0.2))
+    assert linear.leaned_us(larger, -0.1) == pytest.approx(227 * math.exp(-0.2))
+    assert linear.leaned_us(larger, -1.0) == 131  # not less than with the 31 that were recorded
+    assert linear.leaned_us(smaller, 0.1) == 107
+
+
+def sized(counts, us):
+    """Return rows of decodes only, each of this many requests."""
+    columns = {"prefill_tokens": 0, "decode_context_tokens": 0, "prefill_attention": 0, "first": False}
+    counted = dict.fromkeys(("decode_requests", "decode_tokens", "batch_tokens"), counts)
+    return pl.DataFrame(counted).with_columns(
+        **{name: pl.lit(value) for name, value in columns.items()}, device_us=us
+    )
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_larger_steps_held_out_show_how_far_the_fit_is_off_for_each_doubling(times):
+    """Those with 15 decodes are one doubling from 7, and take as long as the others say, or twice as long."""
+    decodes = pl.col("decode_requests")
+    us = (100.0 + 10 * decodes) * pl.when(decodes > 7).then(times).otherwise(1)
+    steps = sized([4, 5, 6, 7] * 20 + [15] * 20, us)
+    device = fit_larger(steps, "device_us", DEVICE, (MEMORY, COMPUTE))
+    usual = (USUAL_PER_DOUBLING * USUAL_DOUBLINGS) ** 2
+    expected = math.sqrt((usual + math.log(times) ** 2) / (USUAL_DOUBLINGS**2 + 1))
+    assert error_per_doubling(steps, device) == pytest.approx(expected)
+
+
+def test_without_larger_steps_to_hold_out_the_error_is_the_usual_one():
+    alike = sized([8] * 100, 180.0 + 0 * pl.col("decode_requests"))
+    device = fit_larger(alike, "device_us", DEVICE, (MEMORY, COMPUTE))
+    assert error_per_doubling(alike, device) == USUAL_PER_DOUBLING
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes", "use"),
+    [
+        (5, [4, 8], (3, 0)),
+        (8, [4, 8], (0, 0)),
+        (9, [4, 8], (0, 1)),
+        (9, [], (0, 0)),
+        (None, [4], (None, None)),
+    ],
+)
+def test_a_batch_is_padded_to_the_next_captured_size_or_runs_without_a_graph(tokens, sizes, use):
+    assert graph_use(tokens, sizes) == use
+
+
+SETTINGS = {
+    "compilation_config.cudagraph_capture_sizes": [8, 4],
+    "compilation_config.cudagraph_mode": "FULL_AND_PIECEWISE",
+    "num_speculative_tokens": 2,
+}
+
+
+def with_own_columns(steps, settings=SETTINGS):
+    return with_engine_columns(steps, SimpleNamespace(settings=settings))
+
+
+def test_padding_and_a_batch_beyond_all_graphs_have_costs_of_their_own():
+    """A step takes 1 ms, 100 us for each token of its graph, and 700 us more where it has none."""
+    counts = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12] * 10
+    steps = with_own_columns(sized(counts, pl.lit(0.0))).with_columns(
+        device_us=1000.0
+        + 100 * (pl.col("batch_tokens") + pl.col("padding_tokens"))
+        + 700 * pl.col("eager_steps")
+    )
+    assert steps["padding_tokens"].to_list()[:12] == [3, 2, 1, 0, 3, 2, 1, 0, 0, 0, 0, 0]
+    [part] = fit_device(steps, None).parts
+    expected = {"decode_requests": 100, "padding_tokens": 100, "eager_steps": 700}
+    assert part.factors == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("without", "resolved"), [(0, False), (40, True)])
+def test_what_drafts_cost_is_known_if_some_steps_have_none(without, resolved):
+    counts = [1, 2, 3, 4, 5, 6, 7, 8] * 10
+    steps = pl.concat([sized(counts, pl.lit(0.0)), sized(counts[:without], pl.lit(0.0))]).with_row_index()
+    drafted = pl.when(pl.col("index") < len(counts)).then(3).otherwise(1)
+    steps = steps.with_columns(decode_tokens=drafted * pl.col("decode_requests"))
+    steps = with_own_columns(steps, {"num_speculative_tokens": 2}).with_columns(
+        device_us=1000.0 + 10 * pl.col("decode_requests") + 30 * pl.col("draft_tokens")
+    )
+    [part] = fit_device(steps, None).parts
+    assert ("draft_tokens" in part.factors) is resolved
+    assert not resolved or part.factors["draft_tokens"] == pytest.approx(30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        (SETTINGS, [4, 8]),
+        ({}, []),
+        (SETTINGS | {"compilation_config.cudagraph_mode": "NONE"}, []),
+    ],
+)
+def test_captured_sizes_are_those_that_are_used(settings, sizes):
+    assert graph_sizes(SimpleNamespace(settings=settings)) == sizes

@@ -75,9 +75,9 @@ def test_the_form_of_another_fit_is_kept():
 
 def test_outside_is_asked_of_the_part_that_sets_the_time():
     larger = fit_larger(steps([64, 512, 2000], pl.max_horizontal(MEMORY, COMPUTE)), "us", ONE, TWO)
-    assert not larger.is_outside_fit({"decodes": 30, "prefill_tokens": 1000, "batch_tokens": 1030})
-    assert larger.is_outside_fit({"decodes": 30, "prefill_tokens": 4000, "batch_tokens": 4030})
-    assert larger.is_outside_fit({"decodes": 90, "prefill_tokens": 0, "batch_tokens": 90})
+    assert not larger.doublings_outside({"decodes": 30, "prefill_tokens": 1000, "batch_tokens": 1030})
+    assert larger.doublings_outside({"decodes": 30, "prefill_tokens": 4000, "batch_tokens": 4030})
+    assert larger.doublings_outside({"decodes": 90, "prefill_tokens": 0, "batch_tokens": 90})
 
 
 def test_rows_and_one_step_are_priced_alike():

@@ -9,9 +9,10 @@ from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.model.what_if import Configuration
 from schedtrace.present.phrases import plain
-from schedtrace.whatif.advice import Advised, _change, attach_advice
+from schedtrace.whatif.advice import Advised, _advised, _change, attach_advice
 from schedtrace.whatif.search import Trial
 from tests.makers import step
+from tests.unit.whatif.conftest import a_figure
 
 NOTHING_TRIED = SimpleNamespace(
     families=set(), tried={}, name="E2E mean", refuted=lambda _: None, misfit_frac=0.0
@@ -123,6 +124,20 @@ def test_of_throughput_its_own_change_is_said(recorded_words):
 )
 def test_what_may_lose_far_more_than_it_may_gain_is_no_advice(most, least, helps):
     assert a_trial({"max_num_batched_tokens": 512}, most, least).helps is helps
+
+
+@pytest.mark.parametrize(("change_frac", "gains"), [(-0.3, True), (-0.01, False)])
+def test_what_may_be_a_loss_is_a_gain_with_an_interval_if_its_middle_is_one(change_frac, gains):
+    """A time between 60 % less and 10 % more is a rate between 9 % less and 150 % more."""
+    trial, predictor = a_trial({"max_num_seqs": 8}, 0.6, -0.1), SimpleNamespace(now=lambda _: 4)
+    predictor.recorded = SimpleNamespace(figures=[])
+    base = SimpleNamespace(times=SimpleNamespace(most_tokens=64), load_words="this load")
+    figures = [a_figure("makespan", change_frac, low=-0.6, high=0.1)]
+    configuration = Configuration(changes={"max_num_seqs": 8}, figures=figures)
+    stated = _advised(trial, configuration, predictor, "makespan", base)
+    ends = (stated.gain.low_frac, stated.gain.high_frac) if stated.gain else ()
+    assert ends == pytest.approx((1 / 1.1 - 1, 1.5) if gains else ())
+    assert "64 tokens" in plain(stated.advice.tested)
 
 
 @pytest.mark.parametrize(

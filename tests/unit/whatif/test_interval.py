@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from schedtrace.model.report import TrialReport
-from schedtrace.whatif.figures import MAKESPAN, ratio_interval, timing_figures
+from schedtrace.whatif.figures import MAKESPAN, ratio_interval, timing_figures, with_leaned
 
 
 def test_it_joins_the_spread_of_resampled_fits_and_the_drift_of_trials():
@@ -47,3 +47,15 @@ def test_between_a_replay_and_its_bound_the_middle_is_said_and_both_are_within()
     assert (found.low_frac, found.high_frac) == pytest.approx((-0.6, -0.1))
     assert found.change_frac == pytest.approx(-0.4)
     assert (found.before, found.value) == pytest.approx((10.0, 6.0))
+
+
+def test_steps_outside_the_record_widen_either_side_by_their_own_replay():
+    """Widths 3 and 4 of independent errors make 5; the other side has no error of such steps."""
+    width = math.exp(0.3)
+    low, high = with_leaned(2.0, (2 / width - 1, 2 * width - 1), [2 * math.exp(0.4), 2.0])
+    assert (low, high) == pytest.approx((2 / width - 1, 2 * math.exp(0.5) - 1))
+
+
+def test_without_steps_outside_the_interval_stays():
+    assert with_leaned(2.0, (0.0, 3.0), []) == pytest.approx((0.0, 3.0))
+    assert with_leaned(2.0, (None, None), [3.0]) == (None, None)

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from schedtrace.workloads.clients import Clients, clients_of, closed_loop
+from schedtrace.workloads.workload import LoadRequest, make_workload
 
 
 def served(clients, think_us, requests, *, seed=1, took=(800, 1200)):
@@ -116,3 +117,17 @@ def test_random_and_bursty_arrivals_have_none_of_these(seed):
             us += gap_us()
             sent.append(us)
         assert clients_of(sent, [sent_us + draw.uniform(500, 2500) for sent_us in sent]) is None
+
+
+@pytest.mark.parametrize(
+    ("clients", "thinks_us"), [(8, (5.0, 6.0)), (1, (5.0, 6.0, 7.0, 5.0, 6.0, 7.0, 5.0, 6.0, 7.0))]
+)
+def test_another_number_of_clients_thinks_as_those_recorded(clients, thinks_us):
+    """Ten requests: of eight clients two follow an answer, of one client nine."""
+    loop = Clients("loop", 7, (5.0, 6.0, 7.0))
+    requests = [
+        LoadRequest(request_id=f"r{number}", arrived_us=0.0, prompt_tokens=1, output_tokens=1)
+        for number in range(10)
+    ]
+    load = make_workload("load", "jsonl", lambda: iter(requests), clients=loop)
+    assert load.with_concurrency(clients).clients == Clients("loop", clients, thinks_us)
