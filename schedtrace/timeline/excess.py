@@ -14,7 +14,7 @@ import polars as pl
 from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.events import ASLEEP, CALLED, HUNG, PAUSED, STALLED
 from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_within
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, context_tokens
 
 Array = Any
 """NumPy array with a number or a flag for each step."""
@@ -35,6 +35,8 @@ TRAITS = {
 """Options of a request that add work to a step beyond the forward pass of its tokens."""
 MOST_ADAPTERS = 20
 """Most LoRA adapters with a feature each: the adapters with the most requests."""
+MOST_LENGTHS = 3
+"""Most requests whose length is a feature: the requests with the most steps."""
 
 MOST_BENDS, STEPS_OF_BEND = 10, 12
 """Most bends in the cost of prefill tokens, and fewest steps per bend."""
@@ -85,6 +87,7 @@ KINDS = {
     "waiting": FeatureKind(CORRELATE, "waiting", "num_waiting_before"),
     "not_ready": FeatureKind(CORRELATE, "not_ready", "num_not_ready_after"),
     "age": FeatureKind(CORRELATE, "age"),
+    "length": FeatureKind(CORRELATE, "length"),
 }
 """Kinds of features. The report names the first kind of a family that explains as much."""
 NOTHING_HAPPENS = ("queue_empty",)
@@ -236,6 +239,7 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
         *_computed(timeline, steps),
         *_listed(timeline, steps),
         *_members(timeline, steps, requests),
+        *_lengths(timeline, steps),
     ]
     order = {kind: place for place, kind in enumerate(KINDS)}
     varying = [feature for feature in candidates if np.ptp(feature.values) > 0]
@@ -328,3 +332,20 @@ def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> It
         ordered = steps.select("step").with_row_index("place").sort("step")
         counts = at_steps(sums, ordered).sort("place")
         yield Feature(kind, counts["count"].cast(pl.Float64).to_numpy(), detail)
+
+
+def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
+    """Yield the output tokens so far of each of the requests with the most steps; 0 in steps without it.
+
+    The cost of one request may grow with its length: a model of the work knows the sum over the batch only.
+    """
+    number = (pl.col("last_step") - pl.col("step") + 1).sum().alias("number")
+    by_steps = timeline.stretches.group_by("request_id").agg(number)
+    by_steps = by_steps.sort("number", "request_id", descending=[True, False]).head(MOST_LENGTHS)
+    ordered = steps.select("step").with_row_index("place").sort("step")
+    prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()
+    longest = by_steps.collect().join(prompts, on="request_id", maintain_order="left")
+    for name, prompt_tokens in longest.select("request_id", "prompt_tokens").iter_rows():
+        tokens = context_tokens(timeline.stretches.filter(request_id=name), ordered)
+        outputs = (tokens["context_tokens"] - prompt_tokens).clip(0)
+        yield Feature("length", outputs[ordered["place"].arg_sort()].cast(pl.Float64).to_numpy(), name)

@@ -126,6 +126,22 @@ def test_a_machine_that_is_slow_for_a_while_is_no_request(found, slow_from, slow
     assert finding.count == slow_until - slow_from
 
 
+@pytest.mark.parametrize(("member_until", "starting"), [(120, ["p"]), (125, [])])
+def test_a_range_of_slow_steps_and_the_requests_at_its_ends(found, recorded_words, member_until, starting):
+    """Steps 10 to 119 are slow: p is there in the first of them, then r. Batches are small before."""
+    sizes = [1 + number % 3 for number in range(10)] + [4 + number % 5 for number in range(150)]
+    lines = decodes(sizes, lambda _, number: 4 if 10 <= number < 120 else 1)
+    for line in lines[10:70]:
+        line.requests.append(ScheduledRequest("p", 0, 1))
+    for line in lines[60:member_until]:
+        line.requests.append(ScheduledRequest("r", 0, 1))
+    [finding] = found(CODE, *lines)
+    assert [feature for feature, *_ in conditions(finding)] == ["clock", "clock"]
+    assert (finding.count, finding.steps[0]) == (110, 10)
+    assert (finding.evidence.starting[-1:], finding.evidence.ending) == (starting, ["r"] if starting else [])
+    recorded_words(finding.title, finding.verdict, finding.holder, finding.advice)
+
+
 @pytest.mark.parametrize(
     ("trait", "asked"),
     [
@@ -212,6 +228,21 @@ def test_a_trend(found, recorded_words):
     assert [one.feature for one in finding.evidence.conditions] == ["clock"]
     assert finding.evidence.per_unit_us == pytest.approx(2_500, rel=0.02)
     recorded_words(finding.title, finding.verdict)
+
+
+def test_a_request_whose_cost_grows_with_its_output(found, recorded_words):
+    """Each output token of z makes its step 50 us longer; z is there for nearly the whole trace."""
+    lines = decodes([1 + number % 8 for number in range(160)])
+    lines[10].arrived = [arrival("z", 200_000)]
+    for number, line in enumerate(lines[10:], 10):
+        outputs = number - 10
+        line.requests.append(ScheduledRequest("z", 100 + outputs, 1))
+        line.output_us += 50 * outputs
+    [finding] = found(CODE, *lines)
+    assert (conditions(finding), finding.evidence.trend) == ([("length", "z", 0, None)], True)
+    assert finding.evidence.per_unit_us == pytest.approx(50, rel=0.05)
+    assert finding.evidence.request_ids == ["z"]
+    recorded_words(finding.title, finding.verdict, finding.advice)
 
 
 def test_two_conditions_together(found, recorded_words):
