@@ -307,6 +307,23 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
             yield Feature(kind, _counts(steps, rows, pl.len()))
 
 
+def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
+    """Yield the output tokens so far of each of the requests with the most steps; 0 in steps without it.
+
+    The cost of one request may grow with its length: a model of the work knows the sum over the batch only.
+    """
+    number = (pl.col("last_step") - pl.col("step") + 1).sum().alias("number")
+    by_steps = timeline.stretches.group_by("request_id").agg(number)
+    by_steps = by_steps.sort("number", "request_id", descending=[True, False]).head(MOST_LENGTHS)
+    ordered = steps.select("step").with_row_index("place").sort("step")
+    prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()
+    longest = by_steps.collect().join(prompts, on="request_id", maintain_order="left")
+    for name, prompt_tokens in longest.select("request_id", "prompt_tokens").iter_rows():
+        tokens = context_tokens(timeline.stretches.filter(request_id=name), ordered)
+        outputs = (tokens["context_tokens"] - prompt_tokens).clip(0)
+        yield Feature("length", outputs[ordered["place"].arg_sort()].cast(pl.Float64).to_numpy(), name)
+
+
 def _counts(steps: pl.DataFrame, rows: pl.DataFrame, count: pl.Expr) -> Array:
     counts = rows.group_by("step").agg(count.cast(pl.Float64).alias("count"))
     joined = steps.select("step").join(counts, on="step", how="left", maintain_order="left")
@@ -332,20 +349,3 @@ def _members(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> It
         ordered = steps.select("step").with_row_index("place").sort("step")
         counts = at_steps(sums, ordered).sort("place")
         yield Feature(kind, counts["count"].cast(pl.Float64).to_numpy(), detail)
-
-
-def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
-    """Yield the output tokens so far of each of the requests with the most steps; 0 in steps without it.
-
-    The cost of one request may grow with its length: a model of the work knows the sum over the batch only.
-    """
-    number = (pl.col("last_step") - pl.col("step") + 1).sum().alias("number")
-    by_steps = timeline.stretches.group_by("request_id").agg(number)
-    by_steps = by_steps.sort("number", "request_id", descending=[True, False]).head(MOST_LENGTHS)
-    ordered = steps.select("step").with_row_index("place").sort("step")
-    prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()
-    longest = by_steps.collect().join(prompts, on="request_id", maintain_order="left")
-    for name, prompt_tokens in longest.select("request_id", "prompt_tokens").iter_rows():
-        tokens = context_tokens(timeline.stretches.filter(request_id=name), ordered)
-        outputs = (tokens["context_tokens"] - prompt_tokens).clip(0)
-        yield Feature("length", outputs[ordered["place"].arg_sort()].cast(pl.Float64).to_numpy(), name)
