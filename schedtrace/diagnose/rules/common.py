@@ -151,7 +151,7 @@ def severity(frac: float, warning_from: float, critical_from: float) -> str:
 
 
 class Figures(TypedDict, total=False):
-    """Fields of a ``Finding`` that are no templates, as a rule gives them."""
+    """Fields of a ``Finding`` that are no sentences, as a rule gives them."""
 
     code: str
     severity: str

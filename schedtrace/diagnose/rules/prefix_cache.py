@@ -24,14 +24,14 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
+FEWEST_COMPARED = 3
+"""Fewest requests that found their shared beginning, and that missed it, whose latencies are compared."""
 MISSED_FRAC = 0.05
 """A twentieth of all prompt tokens: less is not worth a change."""
 FEWEST_REQUESTS = 10
 """Without a hit, before that is worth a word."""
 SMALL_BLOCK = 16
 """vLLM's block size on GPUs: prompts that do not share as much do not begin alike."""
-FEWEST_COMPARED = 3
-"""Fewest requests that found their shared beginning, and that missed it, whose latencies are compared."""
 LEAST_FRAC = 0.01
 """Share of the requests' time from which it is stated."""
 
