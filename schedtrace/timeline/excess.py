@@ -82,6 +82,7 @@ KINDS = {
     "padding": FeatureKind(CAUSE, "padding"),
     "request": FeatureKind(CAUSE, "request"),
     "first_use": FeatureKind(CAUSE, "first_use"),
+    "idle": FeatureKind(CAUSE, "idle"),
     "kv_used": FeatureKind(WORK, "kv"),
     "clock": FeatureKind(CORRELATE, "clock"),
     "waiting": FeatureKind(CORRELATE, "waiting", "num_waiting_before"),
@@ -123,7 +124,8 @@ class Feature:
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
     """Return the steps to examine in order of time, without starved and interrupted steps.
 
-    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own.
+    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own. The
+    columns ``gap_us`` and ``idle_us`` are the host's time and the idle time since the previous step's start.
     """
     steps = unstarved(timeline, timeline.starved_steps, timeline.steps).sort("start_us")
     events = timeline.events.filter(pl.col("kind").is_in([PAUSED, ASLEEP, CALLED, HUNG, STALLED]))
@@ -132,7 +134,10 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
         end_us=pl.max_horizontal("start_us", pl.coalesce("output_us", "end_us")),
     )
     follows = (pl.col("step").diff() == 1) & pl.col("trial").eq_missing(pl.col("trial").shift(1))
-    steps = steps.with_columns(follows=follows.fill_null(value=False))
+    before = spans.with_columns(end_us=steps["start_us"])
+    states = {"gap_us": pl.col("state") == "host_gap", "idle_us": pl.col("state") == "idle"}
+    between = time_within(before, timeline.engine_states, states)
+    steps = steps.with_columns(between[*states], follows=follows.fill_null(value=False))
     return steps.filter(overlap_us(spans, merged(events)) == 0)
 
 
@@ -142,9 +147,7 @@ def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     shared = (timeline.header.pipeline_parallel_size or 1) > 1
     execution = pl.when(pl.col("total_requests") > 0).then(pl.coalesce("execute_us", "busy_us"))
-    before = steps.select(begin_us=pl.coalesce(pl.col("start_us").shift(1), "start_us"), end_us="start_us")
-    gap = time_within(before, timeline.engine_states, {"us": pl.col("state") == "host_gap"})["us"]
-    columns = steps.with_columns(gap_us=gap).select(
+    columns = steps.select(
         (nothing if shared or in_lockstep else execution).alias(EXECUTION),
         pl.col("schedule_us").alias(SCHEDULE),
         pl.col("update_us").alias(UPDATE),
@@ -261,6 +264,7 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     if timeline.begins:
         uses = timeline.steps.filter(first & (pl.col("total_requests") > 0))["step"]
         yield Feature("first_use", steps["step"].is_in(uses.implode()).cast(pl.Float64).to_numpy())
+    yield Feature("idle", (steps["idle_us"] / 1e6).to_numpy())
     yield Feature("clock", ((start - timeline.begin_us) / 1e6).to_numpy())
     if steps["kv_blocks_free_before"].count():
         used = pl.col("kv_blocks_total") - pl.col("kv_blocks_free_before")

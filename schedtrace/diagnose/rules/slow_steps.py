@@ -81,6 +81,18 @@ TRAIT_WORDS = {
     "lora": "requests that use a LoRA adapter",
 }
 """Requests with each trait, in words."""
+SECONDS = ("clock", "age", "idle")
+"""Features in seconds; the others are counts."""
+MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
+"""Words after ``a minute`` for each feature in seconds."""
+SIDES = {
+    "age": (
+        "whose oldest request is older than {cut:us}",
+        "whose oldest request is younger than {cut:us}",
+    ),
+    "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
+}
+"""Clauses for steps above and below a cut of a feature in seconds."""
 MOST_BY_CHANCE = 0.1
 """Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
@@ -298,7 +310,7 @@ def _per_unit_us(effect: "Effect") -> float:
 def _conditions(explanation: "Explanation") -> list[Condition]:
     conditions = []
     for term in explanation.terms:
-        cut = term.cut if term.feature.kind in ("clock", "age") else float(math.floor(term.cut))
+        cut = term.cut if term.feature.kind in SECONDS else float(math.floor(term.cut))
         side = {"more_than": cut} if term.above else {"at_most": cut}
         conditions.append(Condition(feature=term.feature.kind, detail=term.feature.detail, **side))
     return conditions
@@ -353,12 +365,8 @@ def _clause(excess: "PartExcess", term: "Term") -> Message:
     if kind == "clock":
         later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
         return say("{side} step {step:n}", side="from" if term.above else "before", step=int(later[0]))
-    if kind == "age":
-        return say(
-            "whose oldest request is {side} than {age:us}",
-            side="older" if term.above else "younger",
-            age=term.cut * 1e6,
-        )
+    if kind in SIDES:
+        return say(SIDES[kind][not term.above], cut=term.cut * 1e6)
     if at < 1:
         return say("with{out} {what}", out="" if term.above else "out", what=_what(term))
     return say("with {side} {count}", side="more than" if term.above else "at most", count=_count(term, at))
@@ -383,6 +391,8 @@ def _what(term: "Term") -> Message:
             words = say("time")
         case "age":
             words = say("the age of the oldest request")
+        case "idle":
+            words = say("the idle time before a step")
         case _ if kind in FLAGS:
             words = say("steps {which}", which=FLAGS[kind][0])
         case _:
@@ -407,12 +417,8 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
     each_us = _per_unit_us(effect)
     most_us = float(np.quantile(effect.excess_us, 0.98))
     steps = excess.steps["step"]
-    if term.feature.kind in ("clock", "age"):
-        grows = say(
-            "grows by {each:us} a minute{of_age}",
-            each=each_us * 60,
-            of_age=" of the oldest request's age" if term.feature.kind == "age" else "",
-        )
+    if term.feature.kind in SECONDS:
+        grows = say("grows by {each:us} a minute{whose}", each=each_us * 60, whose=MINUTES[term.feature.kind])
     else:
         grows = say("grows by {each:us} for each {noun}", each=each_us, noun=_singular(term))
     return say(

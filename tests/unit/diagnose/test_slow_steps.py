@@ -190,6 +190,23 @@ def test_the_first_use_of_a_batch_size(found, recorded_words):
     recorded_words(finding.title, finding.advice)
 
 
+def test_steps_after_idle_time(found, recorded_words):
+    """Steps with an arrival after 5 s without requests take three times as long, and no others."""
+    lines = decodes([4] * 240, lambda _, number: 3 if number % 8 == 0 else 1)
+    for number, line in enumerate(lines):
+        shift, name = number // 8 * 5_000_000, f"r{number // 4}"
+        line.start_us, line.output_us = line.start_us + shift, line.output_us + shift
+        line.requests = [ScheduledRequest(name, 0, 1)]
+        line.total_requests = line.num_running_before = line.num_running_after = 1
+        line.arrived = [arrival(name, line.start_us)] if number % 4 == 0 else []
+        line.finished = [finish(name, finished_us=line.output_us)] if number % 4 == 3 else []
+    [finding] = found(CODE, *lines)
+    ((feature, _, more_than, at_most),) = conditions(finding)
+    assert (feature, at_most, finding.count) == ("idle", None, 29)
+    assert 0.1 < more_than < 5
+    recorded_words(finding.title, finding.verdict)
+
+
 def skips(count=240, *, each_us=5_000, every=4):
     """Steps of 20 ms whose schedule() takes so much longer for each request that a connector defers."""
     lines = decodes([1 + number % 8 for number in range(count)])
