@@ -400,7 +400,29 @@ def _named(
         is_new = tie.feature_families not in named and tie.weakest_role < CORRELATE
         if is_new and not (is_trait and _names_request(tie)):
             also.append(tie)
-    return replace(best, also=tuple(also[:3]))
+    return _as_range(features, replace(best, also=tuple(also[:3])))
+
+
+def _as_range(features: Sequence[Feature], explanation: Explanation) -> Explanation:
+    """Return a pair with the clock as a range of the clock if it holds for consecutive steps.
+
+    The second condition then only marks one end of the range.
+    """
+    kinds = {term.feature.kind for term in explanation.terms}
+    if "clock" not in kinds or kinds == {"clock"}:
+        return explanation
+    measure = explanation.effect_units([term.feature.values for term in explanation.terms])
+    inside = np.flatnonzero(measure > 0)
+    first, last = int(inside[0]), int(inside[-1])
+    if last - first + 1 > len(inside):
+        return explanation
+    clock = next(feature for feature in features if feature.kind == "clock")
+    ends = [
+        Term(clock, float(clock.values[at - 1 : at + 1].mean()), above)
+        for at, above in ((first, True), (last + 1, False))
+        if 0 < at < len(clock.values)
+    ]
+    return replace(explanation, terms=tuple(ends))
 
 
 def _explained_frac(explanation: Explanation) -> float:
@@ -408,7 +430,7 @@ def _explained_frac(explanation: Explanation) -> float:
 
 
 def _names_request(explanation: Explanation) -> bool:
-    return any(term.feature.kind == "request" for term in explanation.terms)
+    return any(term.feature.kind in ("request", "length") for term in explanation.terms)
 
 
 def _order(explanation: Explanation) -> tuple[int, int, bool, bool, int, float]:

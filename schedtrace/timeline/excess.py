@@ -14,7 +14,7 @@ import polars as pl
 from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.events import ASLEEP, CALLED, HUNG, PAUSED, STALLED
 from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_within
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, context_tokens
 
 Array = Any
 """NumPy array with a number or a flag for each step."""
@@ -37,6 +37,8 @@ TRAITS = {
 """Options of a request that add work to a step beyond the forward pass of its tokens."""
 MOST_ADAPTERS = 20
 """Most LoRA adapters with a feature each: the adapters with the most requests."""
+MOST_LENGTHS = 3
+"""Most requests whose length is a feature: the requests with the most steps."""
 
 MOST_BENDS, STEPS_OF_BEND = 10, 12
 """Most bends in the cost of prefill tokens, and fewest steps per bend."""
@@ -82,11 +84,13 @@ KINDS = {
     "padding": FeatureKind(CAUSE, "padding"),
     "request": FeatureKind(CAUSE, "request"),
     "first_use": FeatureKind(CAUSE, "first_use"),
+    "idle": FeatureKind(CAUSE, "idle"),
     "kv_used": FeatureKind(WORK, "kv"),
     "clock": FeatureKind(CORRELATE, "clock"),
     "waiting": FeatureKind(CORRELATE, "waiting", "num_waiting_before"),
     "not_ready": FeatureKind(CORRELATE, "not_ready", "num_not_ready_after"),
     "age": FeatureKind(CORRELATE, "age"),
+    "length": FeatureKind(CORRELATE, "length"),
 }
 """Kinds of features. The report names the first kind of a family that explains as much."""
 NOTHING_HAPPENS = ("queue_empty",)
@@ -122,7 +126,8 @@ class Feature:
 def judged_steps(timeline: Timeline) -> pl.DataFrame:
     """Return the steps to examine in order of time, without starved and interrupted steps.
 
-    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own.
+    Starved processors, pauses, sleep, calls to the workers, stalls and hangs have a cause of their own. The
+    columns ``gap_us`` and ``idle_us`` are the host's time and the idle time since the previous step's start.
     """
     steps = unstarved(timeline, timeline.starved_steps, timeline.steps).sort("start_us")
     events = timeline.events.filter(pl.col("kind").is_in([PAUSED, ASLEEP, CALLED, HUNG, STALLED]))
@@ -131,7 +136,10 @@ def judged_steps(timeline: Timeline) -> pl.DataFrame:
         end_us=pl.max_horizontal("start_us", pl.coalesce("output_us", "end_us")),
     )
     follows = (pl.col("step").diff() == 1) & pl.col("trial").eq_missing(pl.col("trial").shift(1))
-    steps = steps.with_columns(follows=follows.fill_null(value=False))
+    before = spans.with_columns(end_us=steps["start_us"])
+    states = {"gap_us": pl.col("state") == "host_gap", "idle_us": pl.col("state") == "idle"}
+    between = time_within(before, timeline.engine_states, states)
+    steps = steps.with_columns(between[*states], follows=follows.fill_null(value=False))
     return steps.filter(overlap_us(spans, merged(events)) == 0)
 
 
@@ -141,9 +149,7 @@ def part_times(timeline: Timeline, steps: pl.DataFrame) -> dict[str, Array]:
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     shared = (timeline.header.pipeline_parallel_size or 1) > 1
     execution = pl.when(pl.col("total_requests") > 0).then(pl.coalesce("execute_us", "busy_us"))
-    before = steps.select(begin_us=pl.coalesce(pl.col("start_us").shift(1), "start_us"), end_us="start_us")
-    gap = time_within(before, timeline.engine_states, {"us": pl.col("state") == "host_gap"})["us"]
-    columns = steps.with_columns(gap_us=gap).select(
+    columns = steps.select(
         (nothing if shared or in_lockstep else execution).alias(EXECUTION),
         pl.col("schedule_us").alias(SCHEDULE),
         pl.col("update_us").alias(UPDATE),
@@ -238,6 +244,7 @@ def features(timeline: Timeline, steps: pl.DataFrame, requests: list[str]) -> li
         *_computed(timeline, steps),
         *_listed(timeline, steps),
         *_members(timeline, steps, requests),
+        *_lengths(timeline, steps),
     ]
     order = {kind: place for place, kind in enumerate(KINDS)}
     varying = [feature for feature in candidates if np.ptp(feature.values) > 0]
@@ -259,6 +266,7 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     if timeline.begins:
         uses = timeline.steps.filter(first & (pl.col("total_requests") > 0))["step"]
         yield Feature("first_use", steps["step"].is_in(uses.implode()).cast(pl.Float64).to_numpy())
+    yield Feature("idle", (steps["idle_us"] / 1e6).to_numpy())
     yield Feature("clock", ((start - timeline.begin_us) / 1e6).to_numpy())
     if steps["kv_blocks_free_before"].count():
         used = pl.col("kv_blocks_total") - pl.col("kv_blocks_free_before")
@@ -303,6 +311,23 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     for kind, rows in lists.items():
         if "step" in rows.columns and rows.height:
             yield Feature(kind, _counts(steps, rows, pl.len()))
+
+
+def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
+    """Yield the output tokens so far of each of the requests with the most steps; 0 in steps without it.
+
+    The cost of one request may grow with its length: a model of the work knows the sum over the batch only.
+    """
+    number = (pl.col("last_step") - pl.col("step") + 1).sum().alias("number")
+    by_steps = timeline.stretches.group_by("request_id").agg(number)
+    by_steps = by_steps.sort("number", "request_id", descending=[True, False]).head(MOST_LENGTHS)
+    ordered = steps.select("step").with_row_index("place").sort("step")
+    prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()
+    longest = by_steps.collect().join(prompts, on="request_id", maintain_order="left")
+    for name, prompt_tokens in longest.select("request_id", "prompt_tokens").iter_rows():
+        tokens = context_tokens(timeline.stretches.filter(request_id=name), ordered)
+        outputs = (tokens["context_tokens"] - prompt_tokens).clip(0)
+        yield Feature("length", outputs[ordered["place"].arg_sort()].cast(pl.Float64).to_numpy(), name)
 
 
 def _counts(steps: pl.DataFrame, rows: pl.DataFrame, count: pl.Expr) -> Array:

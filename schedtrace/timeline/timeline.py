@@ -270,7 +270,7 @@ def make_timeline(
             busy_us=device_busy_us(),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
-        .join(_context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
+        .join(context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(_waiting_cause(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
@@ -363,7 +363,7 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
     ).drop("spent")
 
 
-def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return ``step`` and ``context_tokens``: tokens of its requests that were computed before it."""
     # In step n a request has computed_tokens + (n - step) * scheduled_tokens.
     grows = pl.when(pl.col("last_step") > pl.col("step")).then("scheduled_tokens").otherwise(0)

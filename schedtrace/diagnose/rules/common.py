@@ -171,6 +171,7 @@ class Figures(TypedDict, total=False):
     cost_ms: float | None
     cost_frac: float | None
     cost_of: str
+    tail: Message
     cost_error_frac: float | None
 
 

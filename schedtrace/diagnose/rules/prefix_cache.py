@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.cache_use import cache_use, resumptions, shared_beginnings
+from schedtrace.diagnose.latencies import request_latencies
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import (
@@ -15,6 +16,7 @@ from schedtrace.diagnose.rules.common import (
     step_finding,
 )
 from schedtrace.diagnose.setting_origins import RETENTION, has_windows, keeps_windows
+from schedtrace.diagnose.tail import TIMES_MEDIAN
 from schedtrace.model.kv_need import kv_need
 from schedtrace.model.message import NOTHING, Message, Setting, joined
 from schedtrace.model.report import Advice, Evidence
@@ -22,6 +24,8 @@ from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
+FEWEST_COMPARED = 3
+"""Fewest requests that found their shared beginning, and that missed it, whose latencies are compared."""
 MISSED_FRAC = 0.05
 """Least share of all prompt tokens that makes a change worthwhile."""
 FEWEST_REQUESTS = 10
@@ -100,8 +104,19 @@ class PrefixCache(Evidence, kw_only=True):
     """Tokens of these that they found again."""
     evicted_tokens: int
     """Tokens of full blocks that they did not find again."""
+    missed_ttft_ms: float | None
+    """Median time to first token of new requests that computed a part of a shared beginning again; None: too
+    few of these or of those that found it, or not known."""
+    reused_ttft_ms: float | None
+    """Median time to first token of new requests that found all of it."""
     examples: list[Found]
     """Requests that computed most again."""
+
+    @property
+    def makes_tail(self) -> bool:
+        """True if requests that miss their beginning wait far longer for their first token."""
+        missed, reused = self.missed_ttft_ms, self.reused_ttft_ms
+        return missed is not None and reused is not None and missed >= TIMES_MEDIAN * reused
 
     @property
     def too_many(self) -> bool | None:
@@ -167,6 +182,7 @@ def _find(timeline: Timeline) -> Findings:
         advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
         example="{request_id:id} found {found_tokens:n} of "
         "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
+        tail=_tail(evidence) if missed else NOTHING,
         cost=prefill_cost(timeline, again),
     )
 
@@ -244,6 +260,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
     group_lost = of_a_group.select((pl.col("had") - pl.col("cached_tokens")).clip(0).sum()).item()
     shared, end_blocks = _shared_blocks(timeline)
     free = timeline.steps["kv_blocks_free_after"].min()
+    missed_ttft, reused_ttft = _first_token_ms(timeline, use)
     total = timeline.header.kv_blocks_total
     return PrefixCache(
         requests=use.height,
@@ -267,8 +284,23 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         lost_tokens=int(back["lost_tokens"].sum()),
         found_tokens=int(back["found_tokens"].sum()),
         evicted_tokens=int(back["evicted_tokens"].sum()),
+        missed_ttft_ms=missed_ttft,
+        reused_ttft_ms=reused_ttft,
         examples=Found.first(_examples(use, back)),
     )
+
+
+def _first_token_ms(timeline: Timeline, use: pl.DataFrame) -> tuple[float | None, float | None]:
+    """Return the median times to first token of requests that missed and found their shared beginning."""
+    sharing = use.filter(pl.col("shareable_tokens") > 0).select(
+        "request_id", missed=pl.col("missed_tokens") > 0
+    )
+    latencies = request_latencies(timeline).select("request_id", "ttft_us").drop_nulls()
+    times = sharing.join(latencies, on="request_id")
+    missed, reused = (times.filter(missed=is_missed)["ttft_us"] / 1e3 for is_missed in (True, False))
+    if min(missed.len(), reused.len()) < FEWEST_COMPARED:
+        return None, None
+    return float(missed.median()), float(reused.median())  # type: ignore[arg-type]  # not empty
 
 
 def _shared_blocks(timeline: Timeline) -> tuple[int | None, int | None]:
@@ -377,9 +409,21 @@ def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing:
                 evidence,
             )
         )
+    sentences.append(say("[{tail}.]", tail=_tail(evidence)))
     if missed or nothing:
         sentences += _reasons(evidence, block_size)
     return sentences
+
+
+def _tail(evidence: PrefixCache) -> Message:
+    """State how much longer requests that miss their beginning wait for their first token, if far longer."""
+    if not evidence.makes_tail:
+        return NOTHING
+    return say(
+        "Requests that missed tokens waited {missed_ttft_ms:ms} (median) for their first token, requests "
+        "that found all of them {reused_ttft_ms:ms}",
+        evidence,
+    )
 
 
 def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:

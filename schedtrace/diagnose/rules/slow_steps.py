@@ -81,6 +81,20 @@ TRAIT_WORDS = {
     "lora": "requests that use a LoRA adapter",
 }
 """Requests with each trait, in words."""
+SECONDS = ("clock", "age", "idle")
+"""Features in seconds; the others are counts."""
+MINUTES = {"clock": "", "age": " of the oldest request's age", "idle": " without work before a step"}
+"""Words after ``a minute`` for each feature in seconds."""
+SIDES = {
+    "age": (
+        "whose oldest request is older than {cut:us}",
+        "whose oldest request is younger than {cut:us}",
+    ),
+    "idle": ("after more than {cut:us} without work", "after less than {cut:us} without work"),
+}
+"""Clauses for steps above and below a cut of a feature in seconds."""
+MOST_BY_CHANCE = 0.1
+"""Largest chance that requests start and end at the two ends of a range of steps by coincidence."""
 PROFILE = "Profile one of these steps: the trace does not see inside {part}."
 
 
@@ -149,6 +163,10 @@ class SlowSteps(Evidence, kw_only=True):
     """Size in tokens of the largest captured CUDA graph, if only larger decode steps are slow; else None."""
     request_ids: list[str]
     """Requests that the slow steps share, if a request is a condition."""
+    starting: list[str]
+    """Requests whose first step is the first of a range of slow steps; empty: no range, or a coincidence."""
+    ending: list[str]
+    """Requests whose last step is the last of this range."""
     examples: list[SlowStep]
     """Steps with the largest excess."""
 
@@ -232,6 +250,7 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
         pl.col("took_us") - pl.col("expected_us"), descending=True, maintain_order=True
     )
     unexplained_frac = excess.unexplained_us / excess.excess_us if excess.excess_us else 0.0
+    starting, ending = _at_the_ends(timeline, excess, effect)
     return SlowSteps(
         part=excess.part,
         conditions=_conditions(explanation),
@@ -251,9 +270,32 @@ def _evidence(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> Slo
         model_error_frac=excess.error_frac,
         batch_size=_cliff(explanation),
         captured_tokens=captured_tokens(timeline, excess, effect),
-        request_ids=[term.feature.detail for term in explanation.terms if term.feature.kind == "request"],
+        request_ids=[
+            term.feature.detail for term in explanation.terms if term.feature.kind in ("request", "length")
+        ],
+        starting=starting,
+        ending=ending,
         examples=SlowStep.first(worst),
     )
+
+
+def _at_the_ends(timeline: Timeline, excess: "PartExcess", effect: "Effect") -> tuple[list[str], list[str]]:
+    """Return the requests that start with the first and end with the last of a range of slow steps.
+
+    Both are empty if the slow steps are no range, the range has an open end, or so many steps start and end
+    requests that both may be a coincidence.
+    """
+    terms = effect.explanation.terms
+    has_ends = {term.above for term in terms if term.feature.kind == "clock"} == {True, False}
+    if excess.is_sample or not has_ends:
+        return [], []
+    inside = excess.steps["step"].filter(pl.Series(effect.inside))
+    ends = [pl.col("step").min(), pl.col("last_step").max()]
+    lives = timeline.stretches.group_by("request_id").agg(*ends).sort("request_id").collect()
+    starting = lives.filter(step=int(inside[0]))["request_id"].to_list()
+    ending = lives.filter(last_step=int(inside[-1]))["request_id"].to_list()
+    chance = lives["step"].n_unique() * lives["last_step"].n_unique() / excess.all_steps**2
+    return (starting, ending) if starting and ending and chance <= MOST_BY_CHANCE else ([], [])
 
 
 def _per_unit_us(effect: "Effect") -> float:
@@ -268,7 +310,7 @@ def _per_unit_us(effect: "Effect") -> float:
 def _conditions(explanation: "Explanation") -> list[Condition]:
     conditions = []
     for term in explanation.terms:
-        cut = term.cut if term.feature.kind in ("clock", "age") else float(math.floor(term.cut))
+        cut = term.cut if term.feature.kind in SECONDS else float(math.floor(term.cut))
         side = {"more_than": cut} if term.above else {"at_most": cut}
         conditions.append(Condition(feature=term.feature.kind, detail=term.feature.detail, **side))
     return conditions
@@ -323,12 +365,8 @@ def _clause(excess: "PartExcess", term: "Term") -> Message:
     if kind == "clock":
         later = excess.steps.filter(pl.Series(term.feature.values > term.cut))["step"]
         return say("{side} step {step:n}", side="from" if term.above else "before", step=int(later[0]))
-    if kind == "age":
-        return say(
-            "whose oldest request is {side} than {age:us}",
-            side="older" if term.above else "younger",
-            age=term.cut * 1e6,
-        )
+    if kind in SIDES:
+        return say(SIDES[kind][not term.above], cut=term.cut * 1e6)
     if at < 1:
         return say("with{out} {what}", out="" if term.above else "out", what=_what(term))
     return say("with {side} {count}", side="more than" if term.above else "at most", count=_count(term, at))
@@ -343,6 +381,8 @@ def _what(term: "Term") -> Message:
             words = say("{loop} requests passed over for {cause}", loop=loop, cause=CauseWord(cause))
         case "request":
             words = say("{request}", request=Request(detail))
+        case "length":
+            words = say("output tokens of {request}", request=Request(detail))
         case "trait":
             words = say(TRAIT_WORDS[detail])
         case "lora":
@@ -351,6 +391,8 @@ def _what(term: "Term") -> Message:
             words = say("time")
         case "age":
             words = say("the age of the oldest request")
+        case "idle":
+            words = say("the idle time before a step")
         case _ if kind in FLAGS:
             words = say("steps {which}", which=FLAGS[kind][0])
         case _:
@@ -361,7 +403,7 @@ def _what(term: "Term") -> Message:
 
 def _count(term: "Term", count: int) -> Message:
     kind = term.feature.kind
-    if kind == "exits":
+    if kind in ("exits", "length"):
         return say("{count:n} {what}", count=count, what=_what(term))
     noun, plural = NOUNS[kind]
     return say("{count}", count=Count(count, noun, plural))
@@ -375,12 +417,8 @@ def _trend(excess: "PartExcess", effect: "Effect", share: float) -> Message:
     each_us = _per_unit_us(effect)
     most_us = float(np.quantile(effect.excess_us, 0.98))
     steps = excess.steps["step"]
-    if term.feature.kind in ("clock", "age"):
-        grows = say(
-            "grows by {each:us} a minute{of_age}",
-            each=each_us * 60,
-            of_age=" of the oldest request's age" if term.feature.kind == "age" else "",
-        )
+    if term.feature.kind in SECONDS:
+        grows = say("grows by {each:us} a minute{whose}", each=each_us * 60, whose=MINUTES[term.feature.kind])
     else:
         grows = say("grows by {each:us} for each {noun}", each=each_us, noun=_singular(term))
     return say(
@@ -399,14 +437,25 @@ def _singular(term: "Term") -> Message:
     if kind == "exits":
         cause, _, loop = detail.rpartition(" ")
         return say("{loop} request passed over for {cause}", loop=loop, cause=CauseWord(cause))
+    if kind == "length":
+        return say("output token of {request}", request=Request(detail))
     if kind in ("trait", "lora"):
         return say("request of the {what}", what=_what(term))
     return say(NOUNS[kind][0])
 
 
 def _holder(excess: "PartExcess", effect: "Effect", evidence: SlowSteps) -> Message:
-    """Name the captured graphs and the explanations that explain as much."""
+    """Name the captured graphs, the requests at the ends and the explanations that explain as much."""
     parts = []
+    if evidence.starting:
+        parts.append(
+            say(
+                "The first of these steps is the first step of {starting}, and the last is the last step of "
+                "{ending}.",
+                starting=listed([say("{request}", request=Request(name)) for name in evidence.starting]),
+                ending=listed([say("{request}", request=Request(name)) for name in evidence.ending]),
+            )
+        )
     if evidence.captured_tokens is not None:
         parts.append(
             say(
@@ -475,9 +524,13 @@ def _advice(
             "the scheduler changes it."
         )
         return [advise(look, name=str(connector), where=PARTS[excess.part])], None
-    if kinds & {"request", "trait", "lora"}:
+    if kinds & {"request", "length", "trait", "lora"}:
         members = [
-            _what(term) for term in explanation.terms if term.feature.kind in ("request", "trait", "lora")
+            say("{request}", request=Request(term.feature.detail))
+            if term.feature.kind == "length"
+            else _what(term)
+            for term in explanation.terms
+            if term.feature.kind in ("request", "length", "trait", "lora")
         ]
         without = "Run the same load without {requests} and compare the two with {diff:code}."
         return [advise(without, requests=listed(members), diff="schedtrace diff")], None
@@ -487,7 +540,15 @@ def _advice(
             "({warmup:setting} of {run:code})."
         )
         return [advise(warm, warmup="--warmup", run="schedtrace run")], None
-    return [profile], None
+    advice = [profile]
+    if evidence.starting:
+        names = [say("{request}", request=Request(name)) for name in evidence.starting + evidence.ending]
+        compare = (
+            "Compare what {requests} ask for with what other requests ask for: the trace does not record "
+            "every sampling option."
+        )
+        advice.insert(0, advise(compare, requests=listed(names)))
+    return advice, None
 
 
 def _batch_advice(

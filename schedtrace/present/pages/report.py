@@ -209,7 +209,9 @@ def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[RootCaus
     The first root cause may weigh less than later ones. Those that weigh more than a described one are
     described, too, in short form if there is no room.
     """
-    worth = [root for root in roots if root.leads or root.weight >= SHOWN_FROM_FRAC][:MOST_CAUSES]
+    worth = [root for root in roots if root.leads or root.tail or root.weight >= SHOWN_FROM_FRAC][
+        :MOST_CAUSES
+    ]
     sections = [_cause(place, root, engines) for place, root in enumerate(worth, 1)]
     wanted = sum(root is worth[0] or root.weight > worth[0].weight for root in worth)
     if wanted > 1:
@@ -278,7 +280,7 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
     """Yield the findings too small to be described; only codes of those that do not fit."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
-    parts = [say("{title} ({code}[, {gain}])", root, gain=_gain(root)) for root in named]
+    parts = [say("{title} ({code}[, {gain}])[: {tail}]", root, gain=_gain(root)) for root in named]
     rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
         codes = ", ".join(dict.fromkeys(root.code for root in named[most:]))

@@ -87,6 +87,20 @@ def test_prompts_that_begin_alike_and_found_nothing(found, recorded_words):
     recorded_words(finding.holder, finding.message)
 
 
+@pytest.mark.parametrize(("back_us", "makes_tail"), [(7_000, True), (5_000, False)])
+def test_requests_that_lose_their_beginning_make_a_tail(found, recorded_words, back_us, makes_tail):
+    """r2, r5 and r8 find nothing, and have their first token after 7 ms; r1, r3 and others after 2 ms."""
+    lines = [admits_alike(n, f"r{n}", 0 if n % 3 == 2 else 30, "abc") for n in range(9)]
+    for number, line in enumerate(lines):
+        line.arrived[0].arrived_us = line.start_us
+        line.output_us = line.start_us + (back_us if number % 3 == 2 else 2_000)
+    [finding] = found(CODE, *lines)
+    evidence = finding.evidence
+    assert (evidence.missed_ttft_ms, evidence.reused_ttft_ms) == (back_us / 1e3, 2)
+    assert (evidence.makes_tail, bool(finding.tail)) == (makes_tail, makes_tail)
+    recorded_words(finding.message)
+
+
 @pytest.mark.parametrize(("hashes", "tokens"), [("abc", 270), ("ab", 180), ("", None)])
 def test_prefix_caching_is_off_although_prompts_begin_alike(found, hashes, tokens, recorded_words):
     """Nine of ten begin with the blocks of the first one."""

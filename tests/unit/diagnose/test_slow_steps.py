@@ -126,6 +126,22 @@ def test_a_machine_that_is_slow_for_a_while_is_no_request(found, slow_from, slow
     assert finding.count == slow_until - slow_from
 
 
+@pytest.mark.parametrize(("member_until", "starting"), [(120, ["p"]), (125, [])])
+def test_a_range_of_slow_steps_and_the_requests_at_its_ends(found, recorded_words, member_until, starting):
+    """Steps 10 to 119 are slow: p is there in the first of them, then r. Batches are small before."""
+    sizes = [1 + number % 3 for number in range(10)] + [4 + number % 5 for number in range(150)]
+    lines = decodes(sizes, lambda _, number: 4 if 10 <= number < 120 else 1)
+    for line in lines[10:70]:
+        line.requests.append(ScheduledRequest("p", 0, 1))
+    for line in lines[60:member_until]:
+        line.requests.append(ScheduledRequest("r", 0, 1))
+    [finding] = found(CODE, *lines)
+    assert [feature for feature, *_ in conditions(finding)] == ["clock", "clock"]
+    assert (finding.count, finding.steps[0]) == (110, 10)
+    assert (finding.evidence.starting[-1:], finding.evidence.ending) == (starting, ["r"] if starting else [])
+    recorded_words(finding.title, finding.verdict, finding.holder, finding.advice)
+
+
 @pytest.mark.parametrize(
     ("trait", "asked"),
     [
@@ -174,6 +190,23 @@ def test_the_first_use_of_a_batch_size(found, recorded_words):
     recorded_words(finding.title, finding.advice)
 
 
+def test_steps_after_idle_time(found, recorded_words):
+    """Steps with an arrival after 5 s without requests take three times as long, and no others."""
+    lines = decodes([4] * 240, lambda _, number: 3 if number % 8 == 0 else 1)
+    for number, line in enumerate(lines):
+        shift, name = number // 8 * 5_000_000, f"r{number // 4}"
+        line.start_us, line.output_us = line.start_us + shift, line.output_us + shift
+        line.requests = [ScheduledRequest(name, 0, 1)]
+        line.total_requests = line.num_running_before = line.num_running_after = 1
+        line.arrived = [arrival(name, line.start_us)] if number % 4 == 0 else []
+        line.finished = [finish(name, finished_us=line.output_us)] if number % 4 == 3 else []
+    [finding] = found(CODE, *lines)
+    ((feature, _, more_than, at_most),) = conditions(finding)
+    assert (feature, at_most, finding.count) == ("idle", None, 29)
+    assert 0.1 < more_than < 5
+    recorded_words(finding.title, finding.verdict)
+
+
 def skips(count=240, *, each_us=5_000, every=4):
     """Steps of 20 ms whose schedule() takes so much longer for each request that a connector defers."""
     lines = decodes([1 + number % 8 for number in range(count)])
@@ -212,6 +245,21 @@ def test_a_trend(found, recorded_words):
     assert [one.feature for one in finding.evidence.conditions] == ["clock"]
     assert finding.evidence.per_unit_us == pytest.approx(2_500, rel=0.02)
     recorded_words(finding.title, finding.verdict)
+
+
+def test_a_request_whose_cost_grows_with_its_output(found, recorded_words):
+    """Each output token of z makes its step 50 us longer; z is there for nearly the whole trace."""
+    lines = decodes([1 + number % 8 for number in range(160)])
+    lines[10].arrived = [arrival("z", 200_000)]
+    for number, line in enumerate(lines[10:], 10):
+        outputs = number - 10
+        line.requests.append(ScheduledRequest("z", 100 + outputs, 1))
+        line.output_us += 50 * outputs
+    [finding] = found(CODE, *lines)
+    assert (conditions(finding), finding.evidence.trend) == ([("length", "z", 0, None)], True)
+    assert finding.evidence.per_unit_us == pytest.approx(50, rel=0.05)
+    assert finding.evidence.request_ids == ["z"]
+    recorded_words(finding.title, finding.verdict, finding.advice)
 
 
 def test_two_conditions_together(found, recorded_words):

@@ -74,6 +74,16 @@ def test_it_fits_on_one_screen(found, parts):
     assert text_of(page(*roots, parts=parts)).count("\n") <= MOST_LINES
 
 
+def test_a_small_root_cause_that_makes_a_tail_is_described_or_named_with_it():
+    small, long = (
+        root(0.02, words=words, code="prefix-cache", tail=say("some wait longer")) for words in (3, 70)
+    )
+    assert "2. KV cache too small" in text_of(page(root(0.5, words=3), small))
+    crowded = " ".join(text_of(page(root(0.5, words=3), long)).split())
+    assert "2. " not in crowded
+    assert "KV cache too small (prefix-cache, 2 % of requests' time): some wait longer." in crowded
+
+
 def test_root_causes_are_described_from_a_twentieth_on_named_from_a_hundredth_on():
     found = [root(0.05, words=3), root(0.049, code="long-prompt"), root(0.009, code="other-limit")]
     lines = text_of(page(*found)).splitlines()

@@ -5,7 +5,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.timeline.timeline import _context_tokens as context_tokens
+from schedtrace.timeline.timeline import context_tokens
 from tests.makers import step
 
 
