@@ -16,9 +16,9 @@ from schedtrace.read.foreign import (
     is_log_line,
     prose_notice,
     quoted_from,
-    text_lines,
 )
 from schedtrace.read.problems import Problems
+from schedtrace.read.text_stream import text_lines
 from schedtrace.read.trace import Trace
 
 RECORD = "vLLM's log with iteration details"

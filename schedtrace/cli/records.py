@@ -1,0 +1,102 @@
+"""The part of ``schedtrace analyze`` for records that are weaker than a trace, and for standard input."""
+
+import stat
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from schedtrace.cli.options import show
+from schedtrace.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from schedtrace.model.records import Record
+    from schedtrace.read.records.record_reader import RecordReader
+
+_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+
+
+def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
+    """Return the paths to read by name; a pipe is written to a temporary file first, as kinds need rereading.
+
+    Args:
+        paths: As on the command line; ``-`` is standard input.
+        stack: Removes the temporary files.
+
+    Raises:
+        UsageError: If standard input is a terminal or is named twice.
+        InputError: If a pipe cannot be read.
+    """
+    from schedtrace.read.text_stream import spooled
+
+    names: dict[Path, str] = {}
+    for path in paths:
+        name = str(path)
+        if name != "-" and not (name.startswith(_PIPES) and _is_pipe(path)):
+            names[path] = name
+            continue
+        if name in names.values():
+            msg = f"{name}: a pipe can be read only once"
+            raise UsageError(msg)
+        if name == "-" and sys.stdin.isatty():
+            msg = "-: standard input is a terminal; pipe a log: kubectl logs POD | schedtrace analyze -"
+            raise UsageError(msg)
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="schedtrace-")))
+        stream = sys.stdin.buffer if name == "-" else stack.enter_context(path.open("rb"))
+        names[spooled(stream, folder)] = name
+    return names
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
+
+
+def analyzed_records(
+    found: "Mapping[Path, RecordReader]", names: Mapping[Path, str], url: str | None
+) -> "list[Record]":
+    """Read records and say what each supports; two files of metrics of one server are a window.
+
+    Raises:
+        InputError: If one cannot be read, or a server does not answer.
+    """
+    from schedtrace.diagnose.records import described, described_metrics, is_window
+    from schedtrace.read.records import metrics
+
+    contents = {path: reader.read(path) for path, reader in found.items()}
+    dumps = [path for path, reader in found.items() if reader is metrics.READER]
+    records = []
+    if len(dumps) == 2 and is_window(joined := [dump for path in dumps for dump in contents[path]]):  # noqa: PLR2004
+        both = " and ".join(names.get(path, str(path)) for path in dumps)
+        records.append(described_metrics(both, joined))
+        contents = {path: content for path, content in contents.items() if path not in dumps}
+    for path, content in contents.items():
+        records += described(names.get(path, str(path)), content)
+    if url is not None:
+        records.append(described_metrics(url, metrics.fetched_metrics(url)))
+    return records
+
+
+def show_records(records: "list[Record]", output_format: str, of_traces: Mapping[str, Any]) -> None:
+    """Print what records support.
+
+    Raises:
+        UsageError: If an option that only traces have is set.
+        InputError: If ``--fail-on`` asks for a judgement.
+    """
+    from schedtrace.model.records import Records
+    from schedtrace.present.pages.records import records_page
+
+    asked = [option for option, value in of_traces.items() if value and option != "--fail-on"]
+    if asked:
+        msg = f"{asked[0]} is about traces: {records[0].path} has no steps ({records[0].kind})"
+        raise UsageError(msg)
+    show(records_page(Records(records=records)), output_format)
+    if level := of_traces.get("--fail-on"):
+        msg = f"--fail-on {level} cannot be judged: {records[0].path} has no steps: record the engine"
+        raise InputError(msg)

@@ -1,0 +1,124 @@
+"""Records weaker than a trace: what each supports, what it cannot tell, and the command that would."""
+
+from collections.abc import Iterator
+
+from schedtrace.model.message import Message, joined
+from schedtrace.model.printable import number, percent
+from schedtrace.model.records import (
+    ConsoleSnapshots,
+    EngineMetrics,
+    Range,
+    Record,
+    Records,
+    ServerStart,
+    Statement,
+)
+from schedtrace.model.say import say
+from schedtrace.present.sections import (
+    Commands,
+    Field,
+    FindingSection,
+    Headline,
+    Note,
+    Page,
+    Section,
+    Style,
+    Styled,
+    Table,
+    figure,
+    table,
+)
+
+CERTAINTIES = {"recorded": Style.INFO, "likely": Style.WARNING, "possible": Style.DIM}
+MOST_ENGINES = 16
+
+
+def records_page(records: Records) -> Page[Records]:
+    """Make the page of all records, one after the other."""
+    return Page(records, _sections)
+
+
+def _sections(records: Records) -> Iterator[Section]:
+    for record in records.records:
+        yield from _record(record)
+
+
+def _record(record: Record) -> Iterator[Section]:
+    source = f", {record.source}" if record.source else ""
+    about = say("  {kind}{source}: weaker than a trace of schedtrace", kind=record.kind, source=source)
+    lines = [] if record.server is None else [line for line in (_server(record.server),) if line.template]
+    yield Headline(say("{path:code}", path=record.path), about, list(lines), list(record.notices))
+    if record.engines:
+        yield _engines_table(record.engines)
+    if record.metrics:
+        yield _metrics_table(record.metrics)
+    for statement in record.statements:
+        yield _statement(statement)
+    yield Note(record.cannot_tell)
+    yield Commands("To know:", record.commands)
+
+
+def _server(server: ServerStart) -> Message:
+    parts = [
+        say("[vLLM {vllm_version}]", server),
+        say("[{model:code}]", server),
+        say("[{setting:setting} {token_budget:n}]", server, setting="max_num_batched_tokens"),
+        say("[{setting:setting} {max_num_seqs:n}]", server, setting="max_num_seqs"),
+        say("[{setting:setting} {max_model_len:n}]", server, setting="max_model_len"),
+        say("[KV cache {kv_cache_tokens:n token}]", server),
+        say("[room for {max_concurrency:n1} requests of the full length]", server),
+    ]
+    return joined([part for part in parts if part.template], ", ")
+
+
+def _statement(statement: Statement) -> FindingSection:
+    engine = "" if statement.engine_rank is None else f"engine {statement.engine_rank}"
+    return FindingSection(
+        Styled(statement.certainty, CERTAINTIES[statement.certainty]),
+        statement.code,
+        engine,
+        [statement.text],
+        statement.advice,
+        engine_rank=statement.engine_rank or 0,
+    )
+
+
+def _engines_table(engines: list[ConsoleSnapshots]) -> Table:
+    fields: list[Field[ConsoleSnapshots]] = [
+        figure("engine", _engine_name),
+        figure("snapshots", lambda engine: f"{engine.snapshots:,}"),
+        figure("running", lambda engine: _extent(engine.running)),
+        figure("waiting", lambda engine: _extent(engine.waiting)),
+        figure("KV usage", lambda engine: _extent(engine.kv_cache_usage_frac, share=True)),
+        figure("prompt\ntok/s", lambda engine: _extent(engine.prompt_tokens_per_s)),
+        figure("output\ntok/s", lambda engine: _extent(engine.generation_tokens_per_s)),
+        figure("hit rate", lambda engine: percent(engine.prefix_cache_hit_frac)),
+    ]
+    if any(engine.acceptance_frac for engine in engines):
+        fields.append(figure("accepted\ndrafts", lambda engine: _extent(engine.acceptance_frac, share=True)))
+    return table(engines, fields, most=MOST_ENGINES)
+
+
+def _engine_name(engine: ConsoleSnapshots) -> str:
+    return f"all {engine.engines}" if engine.engine_rank is None else str(engine.engine_rank)
+
+
+def _extent(extent: Range | None, *, share: bool = False) -> str:
+    if extent is None:
+        return number(None)
+    low, high = (percent(value) if share else f"{value:,.0f}" for value in (extent.low, extent.high))
+    return high if low == high else f"{low} - {high}"
+
+
+def _metrics_table(engines: list[EngineMetrics]) -> Table:
+    fields: list[Field[EngineMetrics]] = [
+        figure("engine", lambda engine: engine.engine),
+        figure("running", lambda engine: number(engine.running)),
+        figure("waiting", lambda engine: number(engine.waiting)),
+        figure("KV usage", lambda engine: percent(engine.kv_cache_usage_frac)),
+        figure("finished", lambda engine: number(engine.totals.finished_requests)),
+        figure("preemptions", lambda engine: number(engine.totals.preemptions)),
+        figure("hit rate", lambda engine: percent(engine.totals.prefix_cache_hit_frac)),
+        figure("tokens\na step", lambda engine: number(engine.totals.tokens_per_step)),
+    ]
+    return table(engines, fields, most=MOST_ENGINES)
