@@ -35,6 +35,7 @@ from schedtrace.model import (
     comparison,
     live,
     manifest,
+    records,
     report,
     statistics,
     story,
@@ -55,6 +56,7 @@ MODULES = {
     "story": story,
     "catalogue": catalogue,
     "what_if": what_if,
+    "records": records,
     "live": live,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
@@ -69,6 +71,7 @@ SCHEMAS = {
     "request": (story.Life, "What schedtrace request --format json prints"),
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
     "queue": (live.EngineQueues, "What schedtrace queue --format json prints"),
+    "records": (records.Records, "What schedtrace analyze --format json prints for weaker records"),
     "what-if": (what_if.Replays, "What schedtrace replay, advise and sweep --format json print"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

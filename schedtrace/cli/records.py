@@ -2,8 +2,8 @@
 
 import stat
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
     from schedtrace.read.text_stream import spooled
 
     names: dict[Path, str] = {}
+    stack.enter_context(_errors_by_name(names))
     for path in paths:
         name = str(path)
         if name != "-" and not (name.startswith(_PIPES) and _is_pipe(path)):
@@ -47,6 +48,18 @@ def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
         stream = sys.stdin.buffer if name == "-" else stack.enter_context(path.open("rb"))
         names[spooled(stream, folder)] = name
     return names
+
+
+@contextmanager
+def _errors_by_name(names: Mapping[Path, str]) -> Iterator[None]:
+    """Name a pipe as on the command line in errors about its temporary file."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        for path, name in names.items():
+            message = message.replace(str(path), name)
+        raise InputError(message, *error.details) from error
 
 
 def _is_pipe(path: Path) -> bool:

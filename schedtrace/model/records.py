@@ -21,7 +21,9 @@ class Range(msgspec.Struct, frozen=True):
     """Smallest and largest of several values."""
 
     low: float
+    """Smallest value."""
     high: float
+    """Largest value."""
 
 
 class ServerStart(msgspec.Struct, kw_only=True):
@@ -82,6 +84,7 @@ class DumpedRequest(msgspec.Struct, kw_only=True):
     """A request of a dumped step."""
 
     request_id: str
+    """Id of the request."""
     scheduled_tokens: int
     """Tokens that the step computes for it."""
     computed_tokens: int | None

@@ -46,18 +46,21 @@ _MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "body", "tex
 class _Unpacked(io.RawIOBase):
     """Bytes from a decompressor; a stream that is cut off or broken ends where it breaks."""
 
-    def __init__(self, stream: BinaryIO, path: Path) -> None:
+    def __init__(self, stream: Any, file: BinaryIO, path: Path) -> None:
         self._stream = stream
+        self._file = file
         self._path = path
         self._read = 0
 
     def readable(self) -> bool:
+        """Return that it can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
+        """Read as many bytes as one call of the decompressor gives."""
         view = memoryview(buffer)
         try:
-            content = self._stream.read(len(view))
+            content = self._stream.read1(len(view))
         except (EOFError, zlib.error, ZstdError, OSError) as error:
             if self._read == 0:
                 raise OSError(errno.EIO, "broken compressed data", str(self._path)) from error
@@ -67,7 +70,9 @@ class _Unpacked(io.RawIOBase):
         return len(content)
 
     def close(self) -> None:
+        """Close the decompressor and the file."""
         self._stream.close()
+        self._file.close()
         super().close()
 
 
@@ -81,13 +86,13 @@ def opened_text(path: Path) -> BinaryIO:
     begin = file.read(4)
     file.seek(0)
     if begin.startswith(GZIP):
-        return io.BufferedReader(_Unpacked(GzipFile(fileobj=file), path), _BLOCK)  # type: ignore[arg-type]
-    if begin == ZSTD:
-        unpacked = ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(
-            file, read_across_frames=True
-        )
-        return io.BufferedReader(_Unpacked(unpacked, path), _BLOCK)
-    return file
+        stream: Any = GzipFile(fileobj=file)
+    elif begin == ZSTD:
+        unpacking = ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+        stream = unpacking.stream_reader(file, read_across_frames=True)
+    else:
+        return file
+    return io.BufferedReader(_Unpacked(stream, file, path), _BLOCK)
 
 
 def spooled(stream: BinaryIO, folder: Path) -> Path:
@@ -155,6 +160,8 @@ def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, 
     with reading(path), opened_text(path) as file:
         number, rest = 1, b""
         while block := file.read(_BLOCK):
+            if len(rest) >= LONGEST_LINE:
+                block = block[block.find(b"\n") :] if b"\n" in block else b""  # the rest of it
             data = rest + block
             end = data.rfind(b"\n") + 1
             rest = data[end:][:LONGEST_LINE]

@@ -186,10 +186,8 @@ def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Ite
     for place in idle:
         later = lines[place + 1].at_s if place + 1 < len(lines) else last_s
         silence = elapsed_s(lines[place].at_s, later)
-        silences.append(
-            silence if silence is not None and interval and silence >= SILENT * interval else None
-        )
-    known = [silence for silence in silences if silence is not None]
+        if silence is not None and silence >= SILENT * interval:
+            silences.append(silence)
     text = say(
         "Running requests got no token at {idle:n} of {snapshots:n snapshot}: {running} in the last of them"
         "[. Then vLLM printed no such line for {silence:s}, as it does while no token is computed]. A prompt "
@@ -197,11 +195,11 @@ def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Ite
         idle=len(idle),
         snapshots=len(lines),
         running=_running([lines[idle[-1]]]),
-        silence=max(known) if known else None,
+        silence=max(silences, default=None),
     )
     yield Statement(
         code="no-tokens",
-        certainty="likely" if known else "possible",
+        certainty="likely" if silences else "possible",
         at=len(idle),
         snapshots=len(lines),
         engine_rank=rank,
@@ -213,10 +211,10 @@ def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Ite
     )
 
 
-def _interval_s(lines: list[Snapshot]) -> float | None:
-    """Return the usual time between lines; vLLM's 10 s where too few have times."""
+def _interval_s(lines: list[Snapshot]) -> float:
+    """Return the least time between lines, which pauses lengthen; vLLM's 10 s where too few have times."""
     steps = [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
-    return median(steps) if steps else 10.0
+    return min(steps, default=10.0)
 
 
 def _counted(lines: list[Snapshot], rank: int | None) -> Iterator[Statement]:

@@ -46,7 +46,7 @@ def queue_statement(
     constant = len(moments) >= LEAST_EQUAL and len({moment.running for moment in moments}) == 1
     limits = Counter(_limit(moment, seats, constant=constant) for moment in moments)
     limit, at = limits.most_common(1)[0]
-    if 2 * at < len(moments):
+    if limit == "unknown" or 2 * at <= len(moments):
         limit, at = "unknown", len(moments)
     running, usage = _range([moment.running for moment in moments]), _usage(moments)
     counted = say(
