@@ -8,7 +8,7 @@ import io
 import re
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from gzip import GzipFile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -165,13 +165,12 @@ def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, 
             data = rest + block
             end = data.rfind(b"\n") + 1
             rest = data[end:][:LONGEST_LINE]
-            yield from _marked_in(data[:end], number, markers)
-            number += data.count(b"\n", 0, end)
+            number = yield from _marked_in(data[:end], number, markers)
         yield from _marked_in(rest, number, markers)
 
 
-def _marked_in(data: bytes, number: int, markers: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the marked lines of whole lines, of which the first has this number."""
+def _marked_in(data: bytes, number: int, markers: Iterable[bytes]) -> Generator[tuple[int, str], None, int]:
+    """Yield the marked lines of whole lines, of which the first has this number; return the next number."""
     places: dict[int, int] = {}
     for marker in markers:
         at = data.find(marker)
@@ -185,6 +184,7 @@ def _marked_in(data: bytes, number: int, markers: Iterable[bytes]) -> Iterator[t
         number += data.count(b"\n", counted, begin)
         counted = begin
         yield number, plain_text(data[begin:end])
+    return number + data.count(b"\n", counted)
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

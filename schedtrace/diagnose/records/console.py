@@ -15,6 +15,8 @@ LEAST_PACES = 2
 """Snapshots with prompts, and without, from which the pace of decodes is compared."""
 SLOWED_FRAC = 0.7
 """Pace of decodes beside prompts, as a share of that without, up to which they count as slowed."""
+STEADY = 2.0
+"""Largest ratio of paces without prompts that still count as steady: noise hides what prompts do."""
 SIMILAR = 1.5
 """Largest ratio of running requests at which paces of decodes can be compared."""
 SILENT = 2.5
@@ -104,8 +106,8 @@ def _queue(
         yield statement
     elif any(line.running for line in lines):
         text = say(
-            "No request waits for capacity at any of {snapshots:n snapshot}[, with {running}]: at these "
-            "moments no limit of the scheduler held a request back.",
+            "No request waits for capacity at any of {snapshots:n snapshot}[, with {running}]: then neither "
+            "seats, KV cache space nor the token budget kept a request in the queue.",
             snapshots=len(lines),
             running=_running(lines),
         )
@@ -138,6 +140,8 @@ def _slowed_decodes(lines: list[Snapshot], rank: int | None) -> Iterator[Stateme
     alone = [line.generation_tokens_per_s / line.running for line in steady if line.prompt_tokens_per_s == 0]
     beside = [line.generation_tokens_per_s / line.running for line in steady if line.prompt_tokens_per_s > 0]
     if min(len(alone), len(beside)) < LEAST_PACES or max(beside) >= min(alone):
+        return
+    if max(alone) > STEADY * min(alone):
         return
     if median(beside) > SLOWED_FRAC * median(alone):
         return

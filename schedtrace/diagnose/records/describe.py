@@ -16,7 +16,6 @@ ATTACH = "schedtrace attach --for 60s"
 RESTART = "SCHEDTRACE_DIR=logs vllm serve ..."
 KEEP = "SCHEDTRACE_KEEP=120s SCHEDTRACE_DIR=logs vllm serve ..."
 _CANNOT = "which request waited for what, for how long, who held it, and what another setting would gain"
-_ORDER = {"recorded": 0, "likely": 0, "possible": 1}
 _FIRST = ("start-failed", "engine-failed", "dumped-step")
 """Codes that come before everything else."""
 
@@ -77,14 +76,14 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> Record:
 
 
 def in_order(statements: list[Statement]) -> list[Statement]:
-    """Return failures first, then by certainty; otherwise in the order of the rules."""
-    return sorted(
-        statements,
-        key=lambda statement: (
-            _FIRST.index(statement.code) if statement.code in _FIRST else len(_FIRST),
-            _ORDER[statement.certainty],
-        ),
-    )
+    """Return failures first, what only may be a stall last, the rest in the order of the rules."""
+
+    def place(statement: Statement) -> int:
+        if statement.code == "no-tokens" and statement.certainty == "possible":
+            return len(_FIRST) + 1
+        return _FIRST.index(statement.code) if statement.code in _FIRST else len(_FIRST)
+
+    return sorted(statements, key=place)
 
 
 def _log_commands(log: ServerLog) -> list[str]:

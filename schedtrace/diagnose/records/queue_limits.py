@@ -16,7 +16,7 @@ HALF_FULL = 0.5
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
 
-Limit = Literal["kv", "seats", "both", "prompts", "unknown"]
+Limit = Literal["kv", "some_kv", "seats", "both", "prompts", "none_run", "unknown"]
 
 
 class Moment(NamedTuple):
@@ -65,11 +65,15 @@ def queue_statement(
         "seats": seats,
         "constant": None if seats is not None else round(running.high),
         "setting": "max_num_seqs",
+        "full": sum((moment.kv_cache_usage_frac or 0) >= NEARLY_FULL for moment in moments),
     }
+    certainty = wording.certainty
+    if limit == "seats" and seats is None and not any(moment.prompts for moment in moments):
+        certainty = "possible"  # nothing shows that one request took the seat of another
     named = {name: value for name, value in values.items() if re.search(rf"\{{{name}\b", wording.template)}
     return Statement(
         code=wording.code,
-        certainty=wording.certainty,
+        certainty=certainty,
         at=at,
         snapshots=len(moments),
         engine_rank=engine_rank,
@@ -79,16 +83,23 @@ def queue_statement(
 
 
 def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
+    """Return what a request likely waits for at a moment.
+
+    vLLM looks for a free seat before it looks for KV blocks: where all known seats are taken, nothing else
+    refuses a request.
+    """
     usage = moment.kv_cache_usage_frac
-    full = usage is not None and usage >= NEARLY_FULL
-    taken = moment.running >= seats if seats is not None else constant
-    if full:
-        return "both" if taken else "kv"
-    if taken and (seats is not None or (usage is not None and usage < HALF_FULL)):
+    if moment.running == 0:
+        return "none_run"
+    if seats is not None and moment.running >= seats:
         return "seats"
-    if moment.prompts and usage is not None and usage < HALF_FULL:
-        return "prompts"
-    return "unknown"
+    if usage is None:
+        return "unknown"
+    if seats is None and constant:
+        return "seats" if usage < HALF_FULL else "both"
+    if usage >= HALF_FULL:
+        return "kv" if usage >= NEARLY_FULL else "some_kv"
+    return "prompts" if moment.prompts else "unknown"
 
 
 class _Wording(NamedTuple):
@@ -111,12 +122,28 @@ _WORDINGS: dict[Limit, _Wording] = {
             dtype="--kv-cache-dtype fp8",
         ),
     ),
+    "some_kv": _Wording(
+        "kv-cache-possible",
+        "possible",
+        "Requests may wait for KV cache space: {counted}; the next request may need more than what is free.",
+    ),
+    "none_run": _Wording(
+        "none-admitted",
+        "likely",
+        "Requests wait although none runs[ {shown}]: {counted}. Likely the first one can never be admitted, "
+        "or the scheduler is paused.",
+        say(
+            "While it lasts, {queue:code} shows what each request waits for.",
+            queue="schedtrace queue",
+        ),
+    ),
     "seats": _Wording(
         "seats-taken",
         "likely",
         "Requests likely wait for a seat: [all {seats:n seat} ({setting:setting}) are taken]"
         "[running requests stay at exactly {constant:n}, as they do under a limit ({setting:setting})]"
-        "[ {shown}]; {counted}.",
+        "[ {shown}]; {counted}"
+        "[. At {full:n} of them the KV cache is nearly full, too: more seats alone would not help].",
         say("Raise {setting:setting}, if a recording confirms it.", setting="--max-num-seqs"),
     ),
     "both": _Wording(

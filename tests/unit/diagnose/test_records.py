@@ -75,10 +75,17 @@ def test_the_public_metrics():
         ([{"running": 5 + at, "waiting": 3, "kv": 95} for at in range(4)], ("kv-cache-full", "likely", 4, 4)),
         ([{"running": 5, "waiting": 3, "kv": 99}], ("kv-cache-full", "likely", 1, 1)),
         # the same number of requests runs throughout, with room in the cache
-        ([{"running": 8, "waiting": 3, "kv": 20}] * 3, ("seats-taken", "likely", 3, 3)),
+        ([{"running": 8, "waiting": 3, "kv": 20, "prompt": 9}] * 3, ("seats-taken", "likely", 3, 3)),
+        # ... which shows less if no request took another one's seat
+        ([{"running": 8, "waiting": 3, "kv": 20}] * 3, ("seats-taken", "possible", 3, 3)),
+        ([{"running": 0, "waiting": 3, "kv": 0, "output": 0}] * 3, ("none-admitted", "likely", 3, 3)),
         # ... but not at two moments only, nor where the cache may be the reason
         ([{"running": 8, "waiting": 3, "kv": 20}] * 2, ("unexplained-queue", "recorded", 2, 2)),
-        ([{"running": 8, "waiting": 3, "kv": 70}] * 3, ("unexplained-queue", "recorded", 3, 3)),
+        ([{"running": 8, "waiting": 3, "kv": 70}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
+        (
+            [{"running": 5 + at, "waiting": 3, "kv": 70} for at in range(3)],
+            ("kv-cache-possible", "possible", 3, 3),
+        ),
         ([{"running": 8, "waiting": 3, "kv": 95}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
         # prompts are being computed, nothing else shows
         (
@@ -91,7 +98,7 @@ def test_the_public_metrics():
         ),
         # half of the moments are not enough for a reason
         (
-            [{"running": 5 + at, "waiting": 3, "kv": 95 if at < 1 else 60} for at in range(4)],
+            [{"running": 5 + at, "waiting": 3, "kv": 95 if at < 2 else 20} for at in range(4)],
             ("unexplained-queue", "recorded", 4, 4),
         ),
         # deferred requests do not wait for capacity
@@ -108,8 +115,8 @@ def test_what_requests_wait_for(record, lines, statement):
     [
         (64, 20, ("seats-taken", "likely", 2, 2)),
         (64, 70, ("seats-taken", "likely", 2, 2)),
-        (63, 70, ("unexplained-queue", "recorded", 2, 2)),
-        (64, 95, ("seats-or-kv-cache", "possible", 2, 2)),
+        (63, 70, ("kv-cache-possible", "possible", 2, 2)),
+        (64, 95, ("seats-taken", "likely", 2, 2)),
         (20, 95, ("kv-cache-full", "likely", 2, 2)),
     ],
 )
@@ -226,7 +233,7 @@ def dump(running=3, waiting=0, usage=0.2, counter=10, created=5, **more):
     [
         ([dump(waiting=2, usage=0.95)], ("kv-cache-full", "likely", 1, 1)),
         ([dump(waiting=2, usage=0.2)], ("seats-or-budget", "likely", 1, 1)),
-        ([dump(waiting=2, usage=0.7)], ("unexplained-queue", "recorded", 1, 1)),
+        ([dump(waiting=2, usage=0.7)], ("kv-cache-possible", "possible", 1, 1)),
         ([dump()], ("no-queue", "recorded", 1, 1)),
         ([dump(waiting=2), dump(waiting=1)], ("seats-or-budget", "likely", 2, 2)),
     ],

@@ -337,7 +337,8 @@ def test_the_public_dump_is_read(logs):
 DUMP = (
     "Dumping scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[], "
     "scheduled_cached_reqs=CachedRequestData(req_ids=['a', 'b'], resumed_from_preemption=[false, true], "
-    "new_token_ids=[[5], [6]], new_block_ids=[null, [[9]]], num_computed_tokens=[10, 20]), num_scheduled_tokens={a: 3, b: 40}, "
+    "new_token_ids=[[5], [6]], new_block_ids=[null, [[9]]], num_computed_tokens=[10, 20]), "
+    "num_scheduled_tokens={a: 3, b: 40}, "
     "total_num_scheduled_tokens=43, scheduled_spec_decode_tokens={a: [7, 8]}, scheduled_encoder_inputs={}, "
     "num_common_prefix_blocks=[1], finished_req_ids=[], free_encoder_input_ids=[])"
 )
