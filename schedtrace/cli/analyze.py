@@ -14,6 +14,7 @@ from schedtrace.cli.options import (
     LastOption,
     ToOption,
     print_line,
+    put,
     read_runs,
     require_vllm,
     show,
@@ -79,7 +80,7 @@ def analyze(  # noqa: C901  # an option after the other
     """
     from importlib.util import find_spec
 
-    from schedtrace.cli.records import analyzed_records, piped, show_records
+    from schedtrace.cli.records import analyzed_records, periodic_lines, piped, show_records
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.diagnose.catalogue import choose, keep, require_judged
@@ -114,6 +115,8 @@ def analyze(  # noqa: C901  # an option after the other
             )
             raise UsageError(msg)
         runs = read_runs(search.runs, cache=cache, window=window)
+        if output_format in {Format.TEXT, Format.MARKDOWN}:
+            records += periodic_lines(runs, names)
         for run in runs:
             run.path = Path(names.get(run.path, str(run.path)))
         doing = "replaying the load with other settings" if predict else "analyzing"
@@ -127,6 +130,7 @@ def analyze(  # noqa: C901  # an option after the other
         replays = not predict and window is None and find_spec("vllm") is not None
         show(report_page(report, full=details, replays=replays), output_format)
         if records:
+            put("\n")
             show_records(records, output_format, {})
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)

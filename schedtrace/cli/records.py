@@ -3,7 +3,7 @@
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from schedtrace.errors import InputError, UsageError
 if TYPE_CHECKING:
     from schedtrace.model.records import Record
     from schedtrace.read.records.record_reader import RecordReader
+    from schedtrace.read.run import Run
 
 _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
@@ -92,6 +93,22 @@ def analyzed_records(
         records += described(names.get(path, str(path)), content)
     if url is not None:
         records.append(described_metrics(url, metrics.fetched_metrics(url)))
+    return records
+
+
+def periodic_lines(runs: "list[Run]", paths: Mapping[Path, str]) -> "list[Record]":
+    """Return what periodic lines in logs of iterations support: they have the queue that iterations lack."""
+    from schedtrace.diagnose.records import described
+    from schedtrace.read import iteration_log
+    from schedtrace.read.records.vllm_log import read_vllm_log
+
+    records = []
+    for run in runs:
+        if run.traces[0].record == iteration_log.RECORD:
+            with suppress(InputError):  # no such lines
+                logs = [log for log in read_vllm_log(run.path) if log.engines]
+                for log in logs:
+                    records += described(paths.get(run.path, str(run.path)), [log])
     return records
 
 

@@ -33,6 +33,7 @@ MARKERS = (
     b"KV cache size: ",
     b"Maximum concurrency for ",
 )
+_MARKED = tuple(marker.decode() for marker in MARKERS)
 _PLAIN = re.compile(r"'([a-z]\w{0,80})': ('[^'\\]{0,500}'|-?\d+(?:\.\d+)?|True|False|None)(?=[,}])")
 LONGEST_VALUE = 200
 """Characters of an argument's value that are kept."""
@@ -53,6 +54,8 @@ class StartLines:
 
     def take(self, line: str) -> bool:
         """Take the facts of a line; return whether it has any."""
+        if not any(marker in line for marker in _MARKED):
+            return False
         facts, before = self.facts, self.lines
         if match := _ENGINE.search(line):
             facts.vllm_version = match["version"]

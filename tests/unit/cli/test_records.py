@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import zstandard
 
-from tests.console_logs import every_10_s
+from tests.console_logs import START, every_10_s
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "tests" / "data" / "files"
@@ -134,3 +134,15 @@ def test_texts_of_strangers_stay_on_their_line(cli, tmp_path):
     )
     code, out, _ = cli("analyze", path)
     assert (code, "\x1b" in out, "\u202e" in out) == (0, False, False)
+
+
+def test_periodic_lines_of_a_log_of_iterations_show_its_queue(cli, tmp_path):
+    path = tmp_path / "x.log"
+    queue = every_10_s({"waiting": 9, "kv": 96, "running": 7}, {"waiting": 8, "kv": 93, "running": 8})
+    path.write_text(START + (FILES / "01-iteration-kv-full.log").read_text() + "\n" + queue)
+    code, out, _ = cli("analyze", path)
+    assert code == 0
+    assert "budget 2,048, max_num_seqs 64, model Qwen/Qwen3-8B, vLLM 0.11.0" in out
+    assert "It shows 76 steps" in out
+    assert "kv-cache-full" in out
+    assert "runs" in json.loads(cli("analyze", path, "--format", "json")[1])
