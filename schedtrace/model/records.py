@@ -166,7 +166,7 @@ class EngineMetrics(msgspec.Struct, kw_only=True):
     """Metrics of one engine of one model."""
 
     engine: str
-    """Value of the label ``engine``."""
+    """Value of the label ``engine``, with those of labels for the server if there are any."""
     model: str | None
     """Value of the label ``model_name``."""
     running: int | None = None

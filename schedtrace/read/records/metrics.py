@@ -58,6 +58,10 @@ _WANTED = frozenset(
         ),
     }
 )
+_NO_IDENTITY = frozenset(
+    {"engine", "model", "model_name", "reason", "finished_reason", "source", "stage", "le", "pid", "version"}
+)
+"""Labels that do not tell engines apart, other than ``engine`` and the model."""
 MOST_ENGINES, MOST_DUMPS = 10_000, 1000
 """Maximum number of engines in a dump, and of dumps in a file."""
 MOST_BYTES = 64 * 2**20
@@ -200,6 +204,18 @@ class _Reading:
         if engines and len(self.dumps) < MOST_DUMPS:
             self.dumps.append(MetricsDump(engines, self._server))
         self._engines, self._server, self._seen = {}, ServerStart(), set()
+
+
+def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
+    """Return name and model of the engine that a metric is about.
+
+    A router or a federation adds labels for the server, which tell engines of the same number apart.
+    """
+    others = [value for name, value in sorted(labels.items()) if name not in _NO_IDENTITY]
+    engine = labels.get("engine", "0")
+    return f"{engine} ({', '.join(others)})" if others else engine, labels.get(
+        "model_name", labels.get("model")
+    )
 
 
 def _take_cache(server: ServerStart, labels: dict[str, str]) -> None:

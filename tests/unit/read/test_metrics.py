@@ -63,6 +63,19 @@ def test_engines_and_models_are_apart_and_reasons_summed():
     ]
 
 
+def test_engines_of_several_servers_are_apart():
+    lines = [
+        f'vllm:{name}{{engine="0",model_name="m",instance="{host}"}} {value}'
+        for host in ("a:8000", "b:8000")
+        for name, value in (("num_requests_running", 2), ("kv_cache_usage_perc", 0.4))
+    ]
+    [dump] = parsed_metrics("x", lines)
+    assert [(each.engine, each.values["kv_cache_usage_perc"]) for each in dump.engines] == [
+        ("0 (a:8000)", 0.4),
+        ("0 (b:8000)", 0.4),
+    ]
+
+
 def test_metrics_without_labels_are_of_the_only_engine():
     assert values("vllm:num_requests_running 2", "vllm:num_requests_waiting 1") == {
         "num_requests_running": 2.0,
