@@ -188,7 +188,7 @@ class _Reading:
         if series in self._seen:
             self.end_dump()
         self._seen.add(series)
-        key = labels.get("engine", "0"), labels.get("model_name")
+        key = _identity(labels)
         if (
             not math.isfinite(value)
             or value < 0
