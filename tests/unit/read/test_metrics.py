@@ -37,7 +37,7 @@ def test_the_public_sample_is_read():
         ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} 1.5e-01', 0.15),
         ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.15 1786929018000', 0.15),
         ('  vllm:kv_cache_usage_perc{engine="0",model_name="m"}   0.15\r', 0.15),
-        ('vllm:kv_cache_usage_perc{model_name="m",engine="0",x="a\\"b,c"} 0.15', 0.15),
+        ('vllm:kv_cache_usage_perc{model_name="m",engine="0",pid="a\\"b,c"} 0.15', 0.15),
         ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} NaN', None),
         ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} +Inf', None),
         ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} -1', None),
