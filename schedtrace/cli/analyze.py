@@ -14,7 +14,6 @@ from schedtrace.cli.options import (
     LastOption,
     ToOption,
     print_line,
-    put,
     read_runs,
     require_vllm,
     show,
@@ -129,9 +128,7 @@ def analyze(  # noqa: C901  # an option after the other
             print_line(f"schedtrace: skipped {folder}: it contains no trace", err=True)
         replays = not predict and window is None and find_spec("vllm") is not None
         show(report_page(report, full=details, replays=replays), output_format)
-        if records:
-            put("\n")
-            show_records(records, output_format, {})
+        show_records(records, output_format, {}, report.runs)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)
     if fail_on is not None:

@@ -2,17 +2,18 @@
 
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from schedtrace.cli.options import show
+from schedtrace.cli.options import put, show
 from schedtrace.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from schedtrace.model.records import Record
+    from schedtrace.model.report import RunReport
     from schedtrace.read.records.record_reader import RecordReader
     from schedtrace.read.run import Run
 
@@ -112,21 +113,38 @@ def periodic_lines(runs: "list[Run]", paths: Mapping[Path, str]) -> "list[Record
     return records
 
 
-def show_records(records: "list[Record]", output_format: str, of_traces: Mapping[str, Any]) -> None:
-    """Print what records support.
+def show_records(
+    records: "list[Record]",
+    output_format: str,
+    of_traces: Mapping[str, Any],
+    runs: "Sequence[RunReport]" = (),
+) -> None:
+    """Print what records support, below the reports of runs if there are any.
+
+    Args:
+        records: What is shown; without any, nothing is printed.
+        output_format: Name of the format.
+        of_traces: Options that only traces have, as on the command line.
+        runs: Reports that are shown already.
 
     Raises:
         UsageError: If an option that only traces have is set.
         InputError: If ``--fail-on`` asks for a judgement.
     """
+    from schedtrace.diagnose.records import compare_with_trace
     from schedtrace.model.records import Records
     from schedtrace.present.pages.records import records_page
 
     asked = [option for option, value in of_traces.items() if value and option != "--fail-on"]
-    if asked:
+    if records and asked:
         msg = f"{asked[0]} is about traces: {records[0].path} has no steps ({records[0].kind})"
         raise UsageError(msg)
-    show(records_page(Records(records=records)), output_format)
-    if level := of_traces.get("--fail-on"):
+    if records and runs:
+        put("\n")
+        for record in records:
+            compare_with_trace(record, runs)
+    if records:
+        show(records_page(Records(records=records)), output_format)
+    if records and (level := of_traces.get("--fail-on")):
         msg = f"--fail-on {level} cannot be judged: {records[0].path} has no steps: record the engine"
         raise InputError(msg)

@@ -183,6 +183,23 @@ class EngineMetrics(msgspec.Struct, kw_only=True):
     """Between two dumps; null: there is only one, or the server restarted in between."""
 
 
+class ClientLatency(msgspec.Struct, kw_only=True):
+    """A latency as a benchmark's client measured it."""
+
+    metric: Literal["ttft", "tpot", "e2e"]
+    """Time to first token, time per output token after it, or end-to-end latency."""
+    mean_ms: float | None = None
+    """Mean."""
+    p50_ms: float | None = None
+    """Median."""
+    p99_ms: float | None = None
+    """99th percentile."""
+    engine_p50_ms: float | None = None
+    """Median in the engine's trace of as many requests; null: there is none."""
+    engine_p99_ms: float | None = None
+    """99th percentile in the engine's trace."""
+
+
 class Statement(msgspec.Struct, kw_only=True):
     """Something that a record supports."""
 
@@ -221,6 +238,10 @@ class Record(msgspec.Struct, kw_only=True):
     """End of the server; null: the record shows none."""
     metrics: list[EngineMetrics] = []
     """Metrics, one entry per engine."""
+    requests: int | None = None
+    """Requests that a benchmark's client counted as finished; null: not a benchmark's result."""
+    latencies: list[ClientLatency] = []
+    """Latencies that a benchmark's client measured."""
     statements: list[Statement] = []
     """What the record supports, the most useful first."""
     cannot_tell: Message

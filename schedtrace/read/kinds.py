@@ -18,7 +18,7 @@ from schedtrace.read.file_sample import FileSample, first_sample, later_samples
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
 from schedtrace.read.lines import reading
 from schedtrace.read.loguru_log import has_records, read_loguru_log
-from schedtrace.read.records import READERS
+from schedtrace.read.records import READERS, benchmark_result, metrics, vllm_log
 from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.text_stream import GZIP, ZSTD
 from schedtrace.read.trace import Trace
@@ -141,11 +141,13 @@ KINDS: tuple[FileKind, ...] = (
         "a result of vllm bench serve",
         _fields("model_id", "completed", "total_input_tokens", "request_throughput"),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
     FileKind(
         "a serving benchmark's result",
         _fields("completed", "total_input_tokens", "request_throughput"),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
     FileKind(
         "a result of vllm bench throughput",
@@ -160,17 +162,27 @@ KINDS: tuple[FileKind, ...] = (
     FileKind(
         "a result of AIPerf",
         lambda sample: (
-            sample.has("input_config", "request_latency")
-            or sample.has("input_config", "request_throughput")
-            or (sample.has("metadata", "metrics") and isinstance(sample.row["metrics"], dict))
+            sample.has("input_config", "request_latency") or sample.has("input_config", "request_throughput")
         ),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
-    FileKind("a result of GuideLLM", _is_guidellm, f"it has latencies and no steps; {TO_RECORD}"),
+    FileKind(
+        "a result of AIPerf",
+        lambda sample: sample.has("metadata", "metrics") and isinstance(sample.row["metrics"], dict),
+        f"it has latencies of single requests and no steps; {TO_RECORD}",
+    ),
+    FileKind(
+        "a result of GuideLLM",
+        _is_guidellm,
+        f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
+    ),
     FileKind(
         "a result of inference-perf",
         _fields("load_summary", "successes"),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
     FileKind(
         "a benchmark's summary",
@@ -253,7 +265,8 @@ KINDS: tuple[FileKind, ...] = (
         lambda sample: sample.has("resourceSpans") or sample.has("trace_id", "span_id"),
         f"vLLM's spans have latencies and no steps; {TO_RECORD}",
     ),
-    *(FileKind(reader.name, reader.matches, record=reader) for reader in READERS),
+    FileKind(vllm_log.NAME, vllm_log.READER.matches, record=vllm_log.READER),
+    FileKind(metrics.NAME, metrics.READER.matches, record=metrics.READER),
     FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) \w+ ", least=2), TO_RECORD),
     FileKind(
         "vLLM's log without iteration lines",
@@ -343,6 +356,6 @@ def refusal(kind: FileKind | None) -> str:
     """Return the reason why a file is not read, and advice."""
     if kind is None or kind is EMPTY:
         return f"{look_of(kind)}; {EXPECTED}"
-    if kind.record is not None:
-        return f"{look_of(kind)}, which has no steps: only schedtrace analyze reads it"
+    if kind.record is not None and not kind.advice:
+        return f"{look_of(kind)}: it has no steps, only schedtrace analyze reads it"
     return f"{look_of(kind)}: {kind.advice}"

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from schedtrace.diagnose.records.benchmarks import described_benchmark
 from schedtrace.diagnose.records.console import console_statements, summary
 from schedtrace.diagnose.records.failures import failure_statements
 from schedtrace.diagnose.records.metrics import engine_metrics, metrics_statements
 from schedtrace.model.records import Record, ServerStart, Statement
 from schedtrace.model.say import say
+from schedtrace.read.records.benchmark_result import BenchmarkResult
 from schedtrace.read.records.metrics import NAME as METRICS
 from schedtrace.read.records.metrics import MetricsDump
 from schedtrace.read.records.vllm_log import NAME as LOG
@@ -20,10 +22,13 @@ _FIRST = ("start-failed", "engine-failed", "dumped-step")
 """Codes that come before everything else."""
 
 
-def described(path: str, contents: Sequence[ServerLog | MetricsDump]) -> list[Record]:
+def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkResult]) -> list[Record]:
     """Return what the contents of a file support; all dumps of metrics in it are one record."""
     dumps = [content for content in contents if isinstance(content, MetricsDump)]
     records = [described_log(path, content) for content in contents if isinstance(content, ServerLog)]
+    records += [
+        described_benchmark(path, content) for content in contents if isinstance(content, BenchmarkResult)
+    ]
     return records + ([described_metrics(path, dumps)] if dumps else [])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from schedtrace.model.message import Message, joined
 from schedtrace.model.printable import number, percent
 from schedtrace.model.records import (
+    ClientLatency,
     ConsoleSnapshots,
     EngineMetrics,
     Range,
@@ -52,10 +53,13 @@ def _record(record: Record) -> Iterator[Section]:
         yield _engines_table(record.engines)
     if record.metrics:
         yield _metrics_table(record.metrics)
+    if record.latencies:
+        yield _latencies_table(record.latencies)
     for statement in record.statements:
         yield _statement(statement)
-    yield Note(record.cannot_tell)
-    yield Commands("To know:", record.commands)
+    if record.commands:
+        yield Note(record.cannot_tell)
+        yield Commands("To know:", record.commands)
 
 
 def _server(server: ServerStart) -> Message:
@@ -108,6 +112,21 @@ def _extent(extent: Range | None, *, share: bool = False) -> str:
         return number(None)
     low, high = (percent(value) if share else f"{value:,.0f}" for value in (extent.low, extent.high))
     return high if low == high else f"{low} - {high}"
+
+
+def _latencies_table(latencies: list[ClientLatency]) -> Table:
+    fields: list[Field[ClientLatency]] = [
+        Field("latency, ms", lambda latency: latency.metric.upper()),
+        figure("client\nmean", lambda latency: number(latency.mean_ms)),
+        figure("client\np50", lambda latency: number(latency.p50_ms)),
+        figure("client\np99", lambda latency: number(latency.p99_ms)),
+    ]
+    if any(latency.engine_p50_ms is not None for latency in latencies):
+        fields += [
+            figure("engine\np50", lambda latency: number(latency.engine_p50_ms)),
+            figure("engine\np99", lambda latency: number(latency.engine_p99_ms)),
+        ]
+    return table(latencies, fields)
 
 
 def _metrics_table(engines: list[EngineMetrics]) -> Table:

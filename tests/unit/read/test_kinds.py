@@ -233,13 +233,13 @@ def test_a_text_that_quotes_a_few_lines_says_so(file):
 
 def test_the_other_files_of_a_folder_are_named_with_what_they_look_like(tmp_path, cli):
     for number in range(5):
-        (tmp_path / f"b{number}.json").write_text(json.dumps(SERVE))
+        (tmp_path / f"b{number}.json").write_text('{"successful_requests": 5, "duration_s": 1.0}')
     (tmp_path / "notes.md").write_text("hello\n")
     (tmp_path / "vllm.log").write_text(ITERATION.format(0))
     found = look_for_runs([tmp_path])
     assert [path.name for path in found.runs] == ["vllm.log"]
     assert skipped_lines(found.skipped) == [
-        "skipped b0.json, b1.json, b2.json and 2 more: looks like a result of vllm bench serve",
+        "skipped b0.json, b1.json, b2.json and 2 more: looks like a benchmark's summary",
         "skipped notes.md: not understood",
     ]
     code, _, err = cli("analyze", tmp_path)
@@ -260,4 +260,4 @@ def test_every_reader_of_a_record_has_samples_that_only_it_claims(reader):
 def test_only_analyze_reads_a_record_without_steps(cli):
     code, out, err = cli("step", FILES / "12-console-v1.log", "0")
     assert (code, out) == (3, "")
-    assert "looks like vLLM's console log, which has no steps: only schedtrace analyze reads it" in err
+    assert "looks like vLLM's console log: it has no steps, only schedtrace analyze reads it" in err
