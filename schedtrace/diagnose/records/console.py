@@ -25,6 +25,8 @@ UNEVEN = 1.5
 """Ratio of the mean numbers of running requests from which ranks count as uneven."""
 LEAST_UNEVEN = 4
 """Least difference of these means."""
+VLLM_INTERVAL_S = 10.0
+"""Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
 YEAR_S = 366 * 86_400.0
 
 
@@ -185,7 +187,7 @@ def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Ite
     ]
     if not idle:
         return
-    interval = _interval_s(lines)
+    interval = interval_s(lines) or VLLM_INTERVAL_S
     silences = []
     for place in idle:
         later = lines[place + 1].at_s if place + 1 < len(lines) else last_s
@@ -215,10 +217,10 @@ def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Ite
     )
 
 
-def _interval_s(lines: list[Snapshot]) -> float:
-    """Return the least time between lines, which pauses lengthen; vLLM's 10 s where too few have times."""
+def interval_s(lines: Sequence[Snapshot]) -> float | None:
+    """Return the least time between lines, which pauses lengthen; None if too few have times."""
     steps = [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
-    return min(steps, default=10.0)
+    return min(steps, default=None)
 
 
 def _counted(lines: list[Snapshot], rank: int | None) -> Iterator[Statement]:

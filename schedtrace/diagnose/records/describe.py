@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from schedtrace.diagnose.records.benchmarks import described_benchmark
-from schedtrace.diagnose.records.console import console_statements, summary
+from schedtrace.diagnose.records.console import console_statements, interval_s, summary
 from schedtrace.diagnose.records.failures import failure_statements
 from schedtrace.diagnose.records.metrics import engine_metrics, metrics_statements
 from schedtrace.model.records import Record, ServerStart, Statement
@@ -36,7 +36,12 @@ def described_log(path: str, log: ServerLog) -> Record:
     """Return what the log of one server supports."""
     statements = [*failure_statements(log), *console_statements(log)]
     engines = [summary(engine) for engine in log.engines]
-    lacks = say("Periodic lines are moments, 10 s apart: they cannot tell {facts}.", facts=_CANNOT)
+    intervals = [interval_s(list(engine.snapshots)) for engine in log.engines]
+    lacks = say(
+        "Periodic lines are moments[, {interval:s} apart]: they cannot tell {facts}.",
+        interval=min(filter(None, intervals), default=None),
+        facts=_CANNOT,
+    )
     return Record(
         path=path,
         kind=LOG,

@@ -49,8 +49,10 @@ class StartLines:
 
     def begins(self, line: str) -> bool:
         """Return whether a line is one of the first of a start."""
+        if _VERSION.search(line) or _ARGUMENTS.search(line):
+            return True
         engine = _ENGINE.search(line)
-        return _VERSION.search(line) is not None or (engine is not None and engine["deed"][0] == "I")
+        return engine is not None and engine["deed"].startswith("Initializing")
 
     def take(self, line: str) -> bool:
         """Take the facts of a line; return whether it has any."""

@@ -206,6 +206,12 @@ def test_a_later_start_is_another_server(logs):
     assert [log.engines[0].snapshots[0].running for log in (first, second)] == [1, 2]
 
 
+def test_arguments_of_a_later_start_are_its_own(logs):
+    newer = START.split("\n", 1)[1]  # newer releases print a logo in place of the first line
+    first, second = logs(newer + every_10_s({}) + newer.replace("'max_num_seqs': 64", "'max_num_seqs': 8"))
+    assert [log.start.max_num_seqs for log in (first, second)] == [64, 8]
+
+
 def test_ranks_are_apart(logs):
     lines = [
         periodic(10 * (place // 2), running=place, engine=f"Engine 00{place % 2}: ") for place in range(4)
