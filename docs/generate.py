@@ -36,6 +36,7 @@ from schedtrace.model import (
     comparison,
     live,
     manifest,
+    records,
     report,
     statistics,
     story,
@@ -56,6 +57,7 @@ MODULES = {
     "story": story,
     "catalogue": catalogue,
     "what_if": what_if,
+    "records": records,
     "live": live,
     "checkup": checkup,
 }
@@ -72,6 +74,7 @@ SCHEMAS = {
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
     "queue": (live.EngineQueues, "What schedtrace queue --format json prints"),
     "doctor": (checkup.Checkup, "What schedtrace doctor --format json prints"),
+    "records": (records.Records, "What schedtrace analyze --format json prints for weaker records"),
     "what-if": (what_if.Replays, "What schedtrace replay, advise and sweep --format json print"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

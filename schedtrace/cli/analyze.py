@@ -1,5 +1,6 @@
 """``schedtrace analyze``: what happened in a run, and why."""
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
     from schedtrace.whatif.search import Progress
 
 
-def analyze(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, a folder of runs, or trace files.")],
+def analyze(  # noqa: C901  # an option after the other
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders, folders of runs, traces, vLLM's logs or saved metrics; - is standard input."
+        ),
+    ] = None,
     output_format: FormatOption = Format.TEXT,
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with 1 at this severity or above: info, warning, critical.")
@@ -60,13 +66,20 @@ def analyze(
     ] = None,
     concurrency: ConcurrencyOption = None,
     cache: Annotated[bool, typer.Option(help="Cache a large trace for the next command.")] = True,
-) -> None:
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Read the metrics of this running vLLM server twice, 5 s apart."
+        ),
+    ] = None,
+) -> None:  # one option after the other
     """Show why token budget went unused, and what to try.
 
     Reports which limit refused which requests, where time went, and every finding with its cost.
     """
     from importlib.util import find_spec
 
+    from schedtrace.cli.records import analyzed_records, periodic_lines, piped, show_records
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.diagnose.catalogue import choose, keep, require_judged
@@ -74,24 +87,48 @@ def analyze(
     from schedtrace.present.progress import CountBar
     from schedtrace.read.run import look_for_runs, runs_without_trace, skipped_lines
 
+    if not paths and url is None:
+        msg = "name a run, a log or - (standard input), or give --url"
+        raise UsageError(msg)
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
     for option, value in {"--objective": objective, "--concurrency": concurrency}.items():
         if value is not None and not predict:
             msg = f"{option} is about the replays of --predict: give both"
             raise UsageError(msg)
-    search = look_for_runs(paths)
-    for line in skipped_lines(search.skipped):
-        print_line(f"schedtrace: {line}", err=True)
-    runs = read_runs(search.runs, cache=cache, window=window)
-    doing = "replaying the load with other settings" if predict else "analyzing"
-    with CountBar(stderr_console(), doing, counted=predict) as bar:
-        test = partial(_replay, objective=objective, clients=concurrency, progress=bar) if predict else None
-        report = keep(analyze_runs(runs, window, test), codes)
-    for folder in runs_without_trace(paths):
-        print_line(f"schedtrace: skipped {folder}: it contains no trace", err=True)
-    replays = not predict and window is None and find_spec("vllm") is not None
-    show(report_page(report, full=details, replays=replays), output_format)
+    of_traces = {"--from": begin, "--to": end, "--last": last, "--only": only, "--ignore": ignore}
+    with ExitStack() as stack:
+        names = piped(paths or [], stack)
+        search = look_for_runs(list(names))
+        for line in skipped_lines(search.skipped):
+            print_line(f"schedtrace: {line}", err=True)
+        records = analyzed_records(search.records, names, url)
+        if not search.runs:
+            show_records(
+                records, output_format, of_traces | {"--predict": predict or None, "--fail-on": fail_on}
+            )
+            return
+        if records and output_format not in {Format.TEXT, Format.MARKDOWN}:
+            msg = (
+                f"--format {output_format}: {records[0].path} has no steps; analyze it apart from the traces"
+            )
+            raise UsageError(msg)
+        runs = read_runs(search.runs, cache=cache, window=window)
+        if output_format in {Format.TEXT, Format.MARKDOWN}:
+            records += periodic_lines(runs, names)
+        for run in runs:
+            run.path = Path(names.get(run.path, str(run.path)))
+        doing = "replaying the load with other settings" if predict else "analyzing"
+        with CountBar(stderr_console(), doing, counted=predict) as bar:
+            test = (
+                partial(_replay, objective=objective, clients=concurrency, progress=bar) if predict else None
+            )
+            report = keep(analyze_runs(runs, window, test), codes)
+        for folder in runs_without_trace(list(names)):
+            print_line(f"schedtrace: skipped {folder}: it contains no trace", err=True)
+        replays = not predict and window is None and find_spec("vllm") is not None
+        show(report_page(report, full=details, replays=replays), output_format)
+        show_records(records, output_format, {}, report.runs)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)
     if fail_on is not None:

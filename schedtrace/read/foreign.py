@@ -1,24 +1,19 @@
-"""Shared parts of the readers of foreign logs: lines, and a trace with nulls for missing facts."""
+"""Shared parts of the readers of foreign logs: a trace with nulls for missing facts."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from schedtrace.model.printable import without_colours
-from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header
 from schedtrace.model.trace_facts import Fact
-from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import FLAT, ORDINARY, STRETCH_SCHEMA, STRETCHES, Tables, schema_of
 from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"
-LONGEST_LINE = 16 * 2**20
-"""Maximum bytes of a line; longer lines are cut off. A record of 1,024 requests has about 90 KB."""
 LARGEST = 2**40
 """Largest count of tokens or requests that is believed; no recorder writes a larger one."""
 EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
@@ -57,21 +52,6 @@ def prose_notice(kind: str, read: int, prose: int) -> list[str]:
         "a log, give the log itself"
     )
     return [notice]
-
-
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number (from 1) and the text of every line, without terminal colours.
-
-    Raises:
-        InputError: If the file cannot be read.
-    """
-    number = 0
-    with reading(path), opened(path) as file:
-        while line := file.readline(LONGEST_LINE):
-            number += 1
-            yield number, without_colours(line.decode(errors="replace").rstrip("\r\n"))
-            while not line.endswith(b"\n") and (line := file.readline(LONGEST_LINE)):
-                pass
 
 
 class StepRows:

@@ -16,9 +16,10 @@ from schedtrace.read.foreign import (
     is_log_line,
     prose_notice,
     quoted_from,
-    text_lines,
 )
 from schedtrace.read.problems import Problems
+from schedtrace.read.records.start_lines import StartLines
+from schedtrace.read.text_stream import text_lines
 from schedtrace.read.trace import Trace
 
 RECORD = "vLLM's log with iteration details"
@@ -32,9 +33,6 @@ ITERATION = re.compile(
 )
 _PROCESS = re.compile(r"EngineCore_DP(\d{1,6})\b")
 """Prefix of the lines of a data-parallel engine's process in newer vLLM."""
-_STARTED = re.compile(
-    r"LLM engine \(v(?P<version>[\w.+-]{1,60})\) with config: model='(?P<model>[^']{1,500})'"
-)
 _LOOKS_LIKE = "Iteration("
 MARKERS = (_LOOKS_LIKE.encode(),)
 """Byte strings, one of which is in every such line."""
@@ -58,7 +56,7 @@ def read_iteration_log(path: Path) -> list[Trace]:
     """
     problems = Problems()
     engines: dict[int, _Engine] = {}
-    about: dict[str, str] = {}
+    start = StartLines()
     iterations = prose = 0
     for number, line in text_lines(path):
         iteration = iteration_in(line)
@@ -66,8 +64,8 @@ def read_iteration_log(path: Path) -> list[Trace]:
             prose += not is_log_line(line)
             if _LOOKS_LIKE in line[: quoted_from(line)]:
                 problems.garbled_lines.append(number)
-            elif not about and (started := _STARTED.search(line)):
-                about = {"vllm_version": started["version"], "model": started["model"]}
+            else:
+                start.take(line[: quoted_from(line)])
             continue
         if int(iteration["context_tokens"]) + int(iteration["generation_tokens"]) > LARGEST:
             problems.garbled_lines.append(number)
@@ -90,8 +88,11 @@ def read_iteration_log(path: Path) -> list[Trace]:
             notices=engine.notices(rank, several=len(engines) > 1)
             + (prose_notice("iterations", iterations, prose) if at == 0 else []),
             engine_rank=rank,
-            model=about.get("model", UNKNOWN),
-            vllm_version=about.get("vllm_version", UNKNOWN),
+            model=start.facts.model or UNKNOWN,
+            vllm_version=start.facts.vllm_version or UNKNOWN,
+            token_budget=start.facts.token_budget,
+            max_num_running_reqs=start.facts.max_num_seqs,
+            max_model_len=start.facts.max_model_len,
             first_step=engine.first_index,
         )
         for at, (rank, engine) in enumerate(sorted(engines.items()))

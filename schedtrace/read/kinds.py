@@ -1,151 +1,27 @@
 """Kinds of files that people pass to schedtrace: one table, by content that only a file of that kind has.
 
-A file of a kind with a reader is read. Files of other kinds are refused with their name and advice. To read
-another kind, add a reader to its row. Files are identified by a sample: the first block as text, JSON and
-CSV, or a later block with a marker.
+A kind with a reader is read as a trace; one with a ``record`` is read as something weaker; the others are
+refused by name, with what to do instead. What tells them apart is a sample of the file: its first block as
+text, JSON and CSV, or a later block with a marker.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import is_in_parts
-from schedtrace.model.printable import without_colours
 from schedtrace.model.safe_files import opened
 from schedtrace.read import iteration_log, loguru_log
+from schedtrace.read.file_sample import FileSample, first_sample, later_samples
 from schedtrace.read.iteration_log import iteration_in, read_iteration_log
 from schedtrace.read.lines import reading
 from schedtrace.read.loguru_log import has_records, read_loguru_log
+from schedtrace.read.records import READERS, benchmark_result, metrics, vllm_log
+from schedtrace.read.records.record_reader import RecordReader
+from schedtrace.read.text_stream import GZIP, ZSTD
 from schedtrace.read.trace import Trace
-
-HEAD = 2**20
-"""Bytes of a block from which the kind of a file is recognized."""
-MOST_ROWS = 20
-"""Maximum number of JSON objects that are examined."""
-_BINARY = 4096
-"""Number of bytes of a text within which there is no 0 byte."""
-_STEP = json.JSONDecoder()
-_TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
-
-
-@dataclass(frozen=True)
-class FileSample:
-    """A block of a file, by default its first."""
-
-    content: bytes
-    whole: bool = True
-    """Whether the block is the whole file."""
-
-    @cached_property
-    def is_binary(self) -> bool:
-        """Return whether the block is not text."""
-        return b"\0" in self.content[:_BINARY]
-
-    @cached_property
-    def text(self) -> str:
-        """Text without terminal colours."""
-        return without_colours(self.content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
-
-    @cached_property
-    def lines(self) -> list[str]:
-        """The text's lines."""
-        return self.text.split("\n")
-
-    @cached_property
-    def first_line(self) -> str:
-        """The first line that is not blank."""
-        return next((line.strip() for line in self.lines if line.strip()), "")
-
-    @property
-    def is_json(self) -> bool:
-        """Return whether it begins like a JSON object or a list of objects."""
-        return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
-
-    @cached_property
-    def columns(self) -> frozenset[str]:
-        """Cells of the first line, read as CSV."""
-        return frozenset(cell.strip().strip('"') for cell in self.first_line.split(","))
-
-    @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """The first JSON objects, one per line, in a list or one after the other; empty if it is not JSON.
-
-        An object longer than the block has only the fields within it, of which the last may be None.
-        """
-        if not self.is_json:
-            return []
-        objects: list[dict[str, Any]] = []
-        text = self.text
-        at = re.match(r"\s*(?:\[\s*)?", text).end()  # type: ignore[union-attr]  # it matches everything
-        while len(objects) < MOST_ROWS and at < len(text) and text[at] == "{":
-            try:
-                row, at = _STEP.raw_decode(text, at)
-            except (ValueError, RecursionError):
-                objects.append(_fields_so_far(text, at))
-                break
-            objects.append(row)
-            at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]  # likewise
-        return objects
-
-    @property
-    def is_list(self) -> bool:
-        """Return whether it begins like a JSON list."""
-        return self.text.lstrip().startswith("[")
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """The first JSON object."""
-        return self.rows[0] if self.rows else {}
-
-    def has(self, *names: str) -> bool:
-        """Return whether the first JSON object has all these fields."""
-        return bool(names) and self.row.keys() >= set(names)
-
-
-def _fields_so_far(text: str, at: int) -> dict[str, Any]:
-    """Return the readable fields of a cut or broken object."""
-    fields: dict[str, Any] = {}
-    at += 1
-    while key := _TRUNCATED_KEY.match(text, at):
-        fields[key[1]] = None
-        try:
-            fields[key[1]], at = _STEP.raw_decode(text, key.end())
-        except (ValueError, RecursionError):
-            break
-    return fields
-
-
-def first_sample(path: Path) -> FileSample:
-    """Return a file's first block.
-
-    Raises:
-        InputError: If the file cannot be read.
-    """
-    with reading(path), opened(path) as file:
-        content = file.read(HEAD)
-        return FileSample(content, whole=not file.read(1))
-
-
-def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample]:
-    """Yield the later blocks that contain one of the markers; each begins and ends with a whole line.
-
-    Raises:
-        InputError: If the file cannot be read.
-    """
-    with reading(path), opened(path) as file:
-        rest = file.read(HEAD)
-        while block := file.read(HEAD):
-            rest = rest[rest.rfind(b"\n") + 1 :][-HEAD:]
-            whole = rest + block
-            if any(marker in whole for marker in markers):
-                yield FileSample(whole)
-            rest = block
-
 
 Reader = Callable[[Path], list[Trace]]
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -167,6 +43,8 @@ class FileKind:
     reader: Reader | None = None
     is_workload: bool = False
     """Whether ``schedtrace.workloads`` reads it."""
+    record: RecordReader | None = None
+    """Reader of a record that is weaker than a trace."""
 
 
 TO_RECORD = "record with schedtrace, or restart vLLM with --enable-logging-iteration-details"
@@ -233,7 +111,7 @@ KINDS: tuple[FileKind, ...] = (
     FileKind("an empty file", _is_empty),
     FileKind(
         "a compressed file",
-        _begins(b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh"),
+        _begins(GZIP, ZSTD, b"\xfd7zXZ", b"PK\x03\x04", b"BZh"),
         TO_UNPACK,
     ),
     FileKind("a Parquet file", _begins(b"PAR1"), "name the run folder that it was exported from"),
@@ -263,11 +141,13 @@ KINDS: tuple[FileKind, ...] = (
         "a result of vllm bench serve",
         _fields("model_id", "completed", "total_input_tokens", "request_throughput"),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
     FileKind(
         "a serving benchmark's result",
         _fields("completed", "total_input_tokens", "request_throughput"),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
     FileKind(
         "a result of vllm bench throughput",
@@ -282,17 +162,27 @@ KINDS: tuple[FileKind, ...] = (
     FileKind(
         "a result of AIPerf",
         lambda sample: (
-            sample.has("input_config", "request_latency")
-            or sample.has("input_config", "request_throughput")
-            or (sample.has("metadata", "metrics") and isinstance(sample.row["metrics"], dict))
+            sample.has("input_config", "request_latency") or sample.has("input_config", "request_throughput")
         ),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
-    FileKind("a result of GuideLLM", _is_guidellm, f"it has latencies and no steps; {TO_RECORD}"),
+    FileKind(
+        "a result of AIPerf",
+        lambda sample: sample.has("metadata", "metrics") and isinstance(sample.row["metrics"], dict),
+        f"it has latencies of single requests and no steps; {TO_RECORD}",
+    ),
+    FileKind(
+        "a result of GuideLLM",
+        _is_guidellm,
+        f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
+    ),
     FileKind(
         "a result of inference-perf",
         _fields("load_summary", "successes"),
         f"it has latencies and no steps; {TO_RECORD}",
+        record=benchmark_result.READER,
     ),
     FileKind(
         "a benchmark's summary",
@@ -303,6 +193,13 @@ KINDS: tuple[FileKind, ...] = (
         "what vllm bench serve prints",
         _text(r"={3,} Serving Benchmark Result ={3,}"),
         f"it has latencies and no steps; {TO_RECORD}",
+    ),
+    FileKind(
+        "a profile of PyTorch",
+        lambda sample: (
+            sample.has("schemaVersion", "deviceProperties") or sample.has("schemaVersion", "traceEvents")
+        ),
+        "open it in ui.perfetto.dev; it has kernels and no scheduler steps",
     ),
     FileKind(
         "a trace for a viewer (Trace Event Format)",
@@ -370,21 +267,23 @@ KINDS: tuple[FileKind, ...] = (
         reader=read_iteration_log,
     ),
     FileKind(
-        "vLLM's dump of a SchedulerOutput",
-        _text(r"SchedulerOutput\(scheduled_new_reqs="),
-        f"it has a single step and no reasons; {TO_RECORD}",
+        "a log of vLLM's V0 engine",
+        _text(r"Running: \d+ reqs, Swapped: \d+ reqs, Pending: \d+ reqs"),
+        "schedtrace knows the V1 scheduler only: upgrade vLLM",
     ),
     FileKind(
-        "a dump of vLLM's metrics",
-        _text(r"^(?:# (?:HELP|TYPE) )?vllm:\w+(?:\{[^\n]*\})? ", least=3),
-        f"it has sums and no steps; {TO_RECORD}",
+        "stacks dumped by py-spy",
+        _text(r"^Process \d+: [^\n]*\n(?:Python v[\d.]+[^\n]*\n)?\s*Thread (?:0x)?[0-9A-Fa-f]+ \("),
+        "it has stacks and no steps; see what the engine waits for with schedtrace queue",
     ),
+    FileKind(
+        "OpenTelemetry spans",
+        lambda sample: sample.has("resourceSpans") or sample.has("trace_id", "span_id"),
+        f"vLLM's spans have latencies and no steps; {TO_RECORD}",
+    ),
+    FileKind(vllm_log.NAME, vllm_log.READER.matches, record=vllm_log.READER),
+    FileKind(metrics.NAME, metrics.READER.matches, record=metrics.READER),
     FileKind("a dump of Prometheus metrics", _text(r"^# (?:HELP|TYPE) \w+ ", least=2), TO_RECORD),
-    FileKind(
-        "vLLM's log with its periodic lines only",
-        _text(r"Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: "),
-        f"it has a line every 10 s and no steps; {TO_RECORD}",
-    ),
     FileKind(
         "vLLM's log without iteration lines",
         _text(
@@ -398,19 +297,24 @@ TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
 OTHER_JSON = KINDS[-1]
 EXPECTED = (
-    "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
-    "({'token_budget': ..., 'requests': [...]}), or vLLM's log with --enable-logging-iteration-details"
+    "expected a trace of schedtrace (engine-<rank>.jsonl), vLLM's log (with 'Avg prompt throughput' or "
+    "Iteration(N) lines), its /metrics, or a log of a patched schedule() "
+    "({'token_budget': ..., 'requests': [...]})"
 )
+PACKED = next(kind for kind in KINDS if kind.name == "a compressed file")
 READ = tuple(kind for kind in KINDS if kind.reader)
+RECORDS = tuple(kind for kind in KINDS if kind.record)
 _LOGS = KINDS[KINDS.index(READ[-1]) + 1 :]
 """Kinds of logs in which lines that are read may come later."""
 _MARKERS = (*loguru_log.MARKERS, *iteration_log.MARKERS)
+_RECORD_MARKERS = tuple(marker for reader in READERS for marker in reader.markers)
 
 
 def kind_of(path: Path) -> FileKind | None:
     """Return the kind of a file; None if it is unknown.
 
-    A log is searched to its end, because vLLM may log for hours before the first such line.
+    Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records. Steps
+    count for more than a weaker record in the same file.
 
     Raises:
         InputError: If the file cannot be read, or matches two kinds that are read.
@@ -419,11 +323,24 @@ def kind_of(path: Path) -> FileKind | None:
         return TRACE
     sample = first_sample(path)
     kind = _kind_of_sample(path, sample)
+    if kind is TRACE and _is_packed(path):
+        return PACKED  # parts of a trace are packed, but are no whole trace
     may_be_log = not sample.is_binary and (kind is None or kind in _LOGS)
-    if may_be_log and not sample.whole:
-        later = (_kind_of_sample(path, block, READ) for block in later_samples(path, _MARKERS))
-        return next(filter(None, later), kind)
+    if not may_be_log or sample.whole:
+        return kind
+    is_record = kind in RECORDS
+    for block in later_samples(path, _MARKERS if is_record else _MARKERS + _RECORD_MARKERS):
+        later = _kind_of_sample(path, block, READ if is_record else READ + RECORDS)
+        if later in READ:
+            return later
+        if later is not None:
+            kind, is_record = later, True
     return kind
+
+
+def _is_packed(path: Path) -> bool:
+    with reading(path), opened(path) as file:
+        return file.read(4).startswith((GZIP, ZSTD))
 
 
 def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = KINDS) -> FileKind | None:
@@ -456,4 +373,6 @@ def refusal(kind: FileKind | None) -> str:
     """Return the reason why a file is not read, and advice."""
     if kind is None or kind is EMPTY:
         return f"{look_of(kind)}; {EXPECTED}"
+    if kind.record is not None and not kind.advice:
+        return f"{look_of(kind)}: it has no steps, only schedtrace analyze reads it"
     return f"{look_of(kind)}: {kind.advice}"

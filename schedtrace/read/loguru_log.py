@@ -17,21 +17,20 @@ import msgspec
 from schedtrace.model.trace_facts import Fact
 from schedtrace.read.foreign import (
     LARGEST,
-    LONGEST_LINE,
     StepRows,
     foreign_trace,
     is_log_line,
     prose_notice,
     quoted_from,
-    text_lines,
 )
 from schedtrace.read.problems import Problems
+from schedtrace.read.text_stream import LONGEST_LINE, text_lines
 from schedtrace.read.trace import Trace
 
 KEYS = ("token_budget", "remaining_budget", "total_requests", "requests", "max_num_running_reqs")
 BEGINS = re.compile(rf"""\{{\s*['"](?:{"|".join(KEYS)})['"]\s*:""")
 _KEY = re.compile(rf"""['"](?:{"|".join(KEYS)})['"]""")
-MARKERS = tuple(key.encode() for key in KEYS)
+MARKERS = tuple(f"{quote}{key}".encode() for key in KEYS for quote in "'\"")
 """Byte strings, one of which is in every record."""
 _OPENS = re.compile(r"\{\s*(?:#.*)?$")
 """Pattern of a line that ends with an opening brace: a wrapped record, whose first key is on the next

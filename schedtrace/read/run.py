@@ -40,6 +40,7 @@ from schedtrace.read.lines import (
     decode_line,
     read_header,
 )
+from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.trace import Trace, read_trace
 
 
@@ -305,7 +306,9 @@ class FoundRuns:
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    """Files in a folder of runs that are no runs."""
+    """Other files in a folder of runs."""
+    records: dict[Path, RecordReader] = field(default_factory=dict)
+    """Records that are weaker than a trace, which only ``analyze`` reads."""
 
 
 def look_for_runs(paths: list[Path]) -> FoundRuns:
@@ -321,25 +324,41 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
             msg = f"{path}: {'save the input to a file first' if str(path) == '-' else missing}"
             raise InputError(msg)
         if path.is_file() or is_in_parts(path) or _is_run(path):
-            runs_found.runs.append(path)
+            if (record := _record_reader(path)) is not None:
+                runs_found.records[path] = record
+            else:
+                runs_found.runs.append(path)
             continue
         if not path.is_dir():
             msg = f"{path}: neither a regular file nor a folder"
             raise InputError(msg)
         inside = _inside(path)
-        if not inside.runs:
+        if not inside.runs and not inside.records:
             msg = f"{path}: no traces in it; expected {PLAIN}, folders that have them, or logs"
             raise InputError(msg, *skipped_lines(inside.skipped))
         runs_found.runs += inside.runs
         runs_found.skipped += inside.skipped
+        runs_found.records |= inside.records
     several = Counter(trace_of(path) for path in runs_found.runs)
     runs = [trace_of(path) if several[trace_of(path)] > 1 else path for path in runs_found.runs]
-    return FoundRuns(list(dict.fromkeys(runs)), runs_found.skipped)
+    return FoundRuns(list(dict.fromkeys(runs)), runs_found.skipped, runs_found.records)
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """Return the result of ``look_for_runs`` without the skipped files."""
-    return look_for_runs(paths).runs
+    """Return what ``look_for_runs`` finds, without the files that it skips.
+
+    Records without steps are among them: reading them says why they are refused.
+    """
+    found_runs = look_for_runs(paths)
+    return found_runs.runs + list(found_runs.records)
+
+
+def _record_reader(path: Path) -> RecordReader | None:
+    """Return the reader of a record that is weaker than a trace; None for anything else."""
+    if not path.is_file() or is_trace(path):
+        return None
+    kind = kind_of(path)
+    return None if kind is None else kind.record
 
 
 def _inside(folder: Path) -> FoundRuns:
@@ -350,19 +369,23 @@ def _inside(folder: Path) -> FoundRuns:
             contents.runs += [child] if traces_in(child) else []
             continue
         why = _why_skipped(child)
-        if why is None:
+        if isinstance(why, RecordReader):
+            contents.records[child] = why
+        elif why is None:
             contents.runs.append(child)
         else:
             contents.skipped.append(Skipped(child, why))
     return contents
 
 
-def _why_skipped(file: Path) -> str | None:
-    """Return the reason why a file in a folder of runs is not a run; None if it is one."""
+def _why_skipped(file: Path) -> str | RecordReader | None:
+    """Return the reason why a file in a folder of runs is not a run, or its reader; None if it is a run."""
     try:
         kind = kind_of(file)
     except (InputError, OSError) as error:
         return str(error).removeprefix(f"{file}: ")
+    if kind is not None and kind.record is not None:
+        return kind.record
     return None if kind is not None and kind.reader is not None else look_of(kind)
 
 

@@ -32,12 +32,12 @@ import msgspec
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
+from schedtrace.read.file_sample import FileSample
 from schedtrace.read.kinds import (
     AZURE_COLUMNS,
     BURSTGPT_COLUMNS,
     EMPTY,
     OTHER_JSON,
-    FileSample,
     kind_of,
     look_of,
 )

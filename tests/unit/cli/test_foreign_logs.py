@@ -27,7 +27,7 @@ def test_an_iteration_log_tells_its_figures_and_no_findings(cli):
     code, out, err = cli("analyze", ITERATIONS)
     assert (code, err) == (0, "")
     said = " ".join(out.split())
-    assert "budget unknown, max_num_seqs unknown, model examples/tiny-qwen3, vLLM 0.32.0" in said
+    assert "budget 2,048, max_num_seqs unknown, model examples/tiny-qwen3, vLLM 0.32.0" in said
     assert "all 6 1 / 300 - - - - - -" in said
     assert "highest KV cache usage 7 %" in said
     assert "mean 6.79, p50 1.43" in said

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError
-from schedtrace.read import kinds
+from schedtrace.read import file_sample
+from schedtrace.read.file_sample import first_sample
 from schedtrace.read.kinds import KINDS, kind_of
+from schedtrace.read.records import READERS
 from schedtrace.read.run import find_runs, look_for_runs, read_record, skipped_lines
 from tests.makers import manifest, run_folder, step
 
@@ -20,6 +22,15 @@ RECORD = (
     "2025-07-28 10:25:09.014 | DEBUG | vllm.v1.core.sched.scheduler:schedule:562 - {'token_budget': 100, "
     "'remaining_budget': 90, 'requests': [{'request_id': '0', 'computed_tokens': 0, "
     "'scheduled_tokens': 10}]}\n"
+)
+V0_LINE = (
+    "INFO 08-22 20:52:46 metrics.py:406] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 "
+    "tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 0 reqs, GPU KV cache usage: 0.0%, CPU KV cache "
+    "usage: 0.0%.\n"
+)
+PY_SPY = (
+    "Process 42: python3 -m vllm\nPython v3.12.3 (/usr/bin/python3.12)\n\n"
+    'Thread 42 (idle): "MainThread"\n    wait (threading.py:327)\n'
 )
 SERVE = {
     "date": "20261101-101010",
@@ -62,9 +73,9 @@ def name_of(path):
         ("08-vllm-custom.jsonl", "a workload in JSON Lines"),
         ("10-burstgpt-failed-row.csv", "a trace of BurstGPT"),
         ("11-azure-20-rows.csv", "a trace of Azure's LLM inference"),
-        ("12-console-v1.log", "vLLM's log with its periodic lines only"),
-        ("14-scheduler-dump-k8s.log", "vLLM's dump of a SchedulerOutput"),
-        ("16-metrics.txt", "a dump of vLLM's metrics"),
+        ("12-console-v1.log", "vLLM's console log"),
+        ("14-scheduler-dump-k8s.log", "vLLM's console log"),
+        ("16-metrics.txt", "vLLM's metrics"),
         ("18-mooncake-float-lengths.jsonl", "a timed trace (Mooncake, Qwen-Bailian or vLLM's timed_trace)"),
         ("23-iteration-with-logged-prompt.log", "vLLM's log with iteration details"),
     ],
@@ -114,7 +125,11 @@ def test_a_public_sample_is_recognized(name, kind):
             "(APIServer pid=1) INFO 11-25 12:27:00 [api_server.py:9] Started\n",
             "vLLM's log without iteration lines",
         ),
-        (b"\x1f\x8b\x08\x00", "a compressed file"),
+        (b"BZh91AY", "a compressed file"),
+        (V0_LINE, "a log of vLLM's V0 engine"),
+        (PY_SPY, "stacks dumped by py-spy"),
+        ('{"resourceSpans": [{"scopeSpans": []}]}', "OpenTelemetry spans"),
+        ('{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}', "a profile of PyTorch"),
         (b"PAR1\x15", "a Parquet file"),
         (b"\xef\xbb\xbf \r\n", "an empty file"),
         (b"\x00\x01", None),
@@ -136,7 +151,9 @@ def test_a_file_of_another_program_is_recognized_and_never_read(file, content, k
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.reader], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if not (kind.reader or kind.record)], ids=lambda kind: kind.name
+)
 def test_a_kind_that_is_not_read_says_what_to_do(kind):
     assert kind.advice or kind.name in {"an empty file", "a trace of schedtrace"}
 
@@ -176,7 +193,7 @@ def test_a_prompt_that_quotes_a_log_is_no_log(file):
 
 
 def test_lines_behind_the_first_block_are_found(file, monkeypatch):
-    monkeypatch.setattr(kinds, "HEAD", 1000)
+    monkeypatch.setattr(file_sample, "HEAD", 1000)
     other = "INFO 11-25 12:00:00 [api_server.py:9] GET /health\n" * 100
     [trace] = read_record(file("a.log", other + ITERATION.format(0) + other + ITERATION.format(1)))
     assert trace.steps.height == 2
@@ -216,13 +233,13 @@ def test_a_text_that_quotes_a_few_lines_says_so(file):
 
 def test_the_other_files_of_a_folder_are_named_with_what_they_look_like(tmp_path, cli):
     for number in range(5):
-        (tmp_path / f"b{number}.json").write_text(json.dumps(SERVE))
+        (tmp_path / f"b{number}.json").write_text('{"successful_requests": 5, "duration_s": 1.0}')
     (tmp_path / "notes.md").write_text("hello\n")
     (tmp_path / "vllm.log").write_text(ITERATION.format(0))
     found = look_for_runs([tmp_path])
     assert [path.name for path in found.runs] == ["vllm.log"]
     assert skipped_lines(found.skipped) == [
-        "skipped b0.json, b1.json, b2.json and 2 more: looks like a result of vllm bench serve",
+        "skipped b0.json, b1.json, b2.json and 2 more: looks like a benchmark's summary",
         "skipped notes.md: not understood",
     ]
     code, _, err = cli("analyze", tmp_path)
@@ -233,6 +250,14 @@ def test_the_other_files_of_a_folder_are_named_with_what_they_look_like(tmp_path
     assert refused.value.details[1] == "skipped notes.md: not understood"
 
 
-def test_standard_input_is_refused_with_what_to_do(cli):
-    code, _, err = cli("analyze", "-")
-    assert (code, err) == (3, "schedtrace: -: save the input to a file first\n")
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_every_reader_of_a_record_has_samples_that_only_it_claims(reader):
+    for name in reader.samples:
+        sample = first_sample(FILES / name)
+        assert [other.name for other in READERS if other.matches(sample)] == [reader.name]
+
+
+def test_only_analyze_reads_a_record_without_steps(cli):
+    code, out, err = cli("step", FILES / "12-console-v1.log", "0")
+    assert (code, out) == (3, "")
+    assert "looks like vLLM's console log: it has no steps, only schedtrace analyze reads it" in err

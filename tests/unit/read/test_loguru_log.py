@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from schedtrace.model.trace_facts import Fact
-from schedtrace.read.foreign import text_lines
 from schedtrace.read.loguru_log import parse_record, read_loguru_log, records
+from schedtrace.read.text_stream import text_lines
 
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
 PREFIX = "2025-07-28 10:25:09.{:03} | DEBUG | vllm.v1.core.sched.scheduler:schedule:562 - "
@@ -240,7 +240,7 @@ def test_a_long_line_takes_no_more_than_its_length(tmp_path, line):
 
 
 def test_a_line_without_end_is_read_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("schedtrace.read.foreign.LONGEST_LINE", 1000)
+    monkeypatch.setattr("schedtrace.read.text_stream.LONGEST_LINE", 1000)
     path = tmp_path / "x.log"
     path.write_text("x" * 5000 + f"{record(a=(0, 5))}\n" + PREFIX.format(0) + f"{record(a=(0, 5))}\n")
     [trace] = read_loguru_log(path)

@@ -1,0 +1,150 @@
+"""The part of ``schedtrace analyze`` for records that are weaker than a trace, and for standard input."""
+
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from schedtrace.cli.options import put, show
+from schedtrace.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from schedtrace.model.records import Record
+    from schedtrace.model.report import RunReport
+    from schedtrace.read.records.record_reader import RecordReader
+    from schedtrace.read.run import Run
+
+_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+
+
+def piped(paths: list[Path], stack: ExitStack) -> dict[Path, str]:
+    """Return the paths to read by name; a pipe is written to a temporary file first, as kinds need rereading.
+
+    Args:
+        paths: As on the command line; ``-`` is standard input.
+        stack: Removes the temporary files.
+
+    Raises:
+        UsageError: If standard input is a terminal or is named twice.
+        InputError: If a pipe cannot be read.
+    """
+    from schedtrace.read.text_stream import spooled
+
+    names: dict[Path, str] = {}
+    stack.enter_context(_errors_by_name(names))
+    for path in paths:
+        name = str(path)
+        if name != "-" and not (name.startswith(_PIPES) and _is_pipe(path)):
+            names[path] = name
+            continue
+        if name in names.values():
+            msg = f"{name}: a pipe can be read only once"
+            raise UsageError(msg)
+        if name == "-" and sys.stdin.isatty():
+            msg = "-: standard input is a terminal; pipe a log: kubectl logs POD | schedtrace analyze -"
+            raise UsageError(msg)
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="schedtrace-")))
+        stream = sys.stdin.buffer if name == "-" else stack.enter_context(path.open("rb"))
+        names[spooled(stream, folder)] = name
+    return names
+
+
+@contextmanager
+def _errors_by_name(names: Mapping[Path, str]) -> Iterator[None]:
+    """Name a pipe as on the command line in errors about its temporary file."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        for path, name in names.items():
+            message = message.replace(str(path), name)
+        raise InputError(message, *error.details) from error
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
+
+
+def analyzed_records(
+    found: "Mapping[Path, RecordReader]", names: Mapping[Path, str], url: str | None
+) -> "list[Record]":
+    """Read records and say what each supports; two files of metrics of one server are a window.
+
+    Raises:
+        InputError: If one cannot be read, or a server does not answer.
+    """
+    from schedtrace.diagnose.records import described, described_metrics, is_window
+    from schedtrace.read.records import metrics
+
+    contents = {path: reader.read(path) for path, reader in found.items()}
+    dumps = [path for path, reader in found.items() if reader is metrics.READER]
+    records = []
+    if len(dumps) == 2 and is_window(joined := [dump for path in dumps for dump in contents[path]]):  # noqa: PLR2004
+        both = " and ".join(names.get(path, str(path)) for path in dumps)
+        records.append(described_metrics(both, joined))
+        contents = {path: content for path, content in contents.items() if path not in dumps}
+    for path, content in contents.items():
+        records += described(names.get(path, str(path)), content)
+    if url is not None:
+        records.append(described_metrics(url, metrics.fetched_metrics(url)))
+    return records
+
+
+def periodic_lines(runs: "list[Run]", paths: Mapping[Path, str]) -> "list[Record]":
+    """Return what periodic lines in logs of iterations support: they have the queue that iterations lack."""
+    from schedtrace.diagnose.records import described
+    from schedtrace.read import iteration_log
+    from schedtrace.read.records.vllm_log import read_vllm_log
+
+    records = []
+    for run in runs:
+        if run.traces[0].record == iteration_log.RECORD:
+            with suppress(InputError):  # no such lines
+                logs = [log for log in read_vllm_log(run.path) if log.engines]
+                for log in logs:
+                    records += described(paths.get(run.path, str(run.path)), [log])
+    return records
+
+
+def show_records(
+    records: "list[Record]",
+    output_format: str,
+    of_traces: Mapping[str, Any],
+    runs: "Sequence[RunReport]" = (),
+) -> None:
+    """Print what records support, below the reports of runs if there are any.
+
+    Args:
+        records: What is shown; without any, nothing is printed.
+        output_format: Name of the format.
+        of_traces: Options that only traces have, as on the command line.
+        runs: Reports that are shown already.
+
+    Raises:
+        UsageError: If an option that only traces have is set.
+        InputError: If ``--fail-on`` asks for a judgement.
+    """
+    from schedtrace.diagnose.records import compare_with_trace
+    from schedtrace.model.records import Records
+    from schedtrace.present.pages.records import records_page
+
+    asked = [option for option, value in of_traces.items() if value and option != "--fail-on"]
+    if records and asked:
+        msg = f"{asked[0]} is about traces: {records[0].path} has no steps ({records[0].kind})"
+        raise UsageError(msg)
+    if records and runs:
+        put("\n")
+        for record in records:
+            compare_with_trace(record, runs)
+    if records:
+        show(records_page(Records(records=records)), output_format)
+    if records and (level := of_traces.get("--fail-on")):
+        msg = f"--fail-on {level} cannot be judged: {records[0].path} has no steps: record the engine"
+        raise InputError(msg)

@@ -1,0 +1,285 @@
+"""Statements on vLLM's periodic console lines."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import mean, median
+
+from schedtrace.diagnose.records.queue_limits import Moment, queue_statement
+from schedtrace.model.message import Message
+from schedtrace.model.records import ConsoleSnapshots, Range, ServerStart, Statement
+from schedtrace.model.say import say
+from schedtrace.read.records.console_lines import EngineLines, Snapshot
+from schedtrace.read.records.vllm_log import ServerLog
+
+LEAST_PACES = 2
+"""Snapshots with prompts, and without, from which the pace of decodes is compared."""
+SLOWED_FRAC = 0.7
+"""Pace of decodes beside prompts, as a share of that without, up to which they count as slowed."""
+STEADY = 2.0
+"""Largest ratio of paces without prompts that still count as steady: noise hides what prompts do."""
+SIMILAR = 1.5
+"""Largest ratio of running requests at which paces of decodes can be compared."""
+SILENT = 2.5
+"""Silence, in intervals between lines, that counts as a stop of the lines."""
+UNEVEN = 1.5
+"""Ratio of the mean numbers of running requests from which ranks count as uneven."""
+LEAST_UNEVEN = 4
+"""Least difference of these means."""
+VLLM_INTERVAL_S = 10.0
+"""Time between periodic lines unless ``VLLM_LOG_STATS_INTERVAL`` sets another one."""
+YEAR_S = 366 * 86_400.0
+
+
+def summary(engine: EngineLines) -> ConsoleSnapshots:
+    """Summarize the lines of one engine."""
+    lines = list(engine.snapshots)
+    deferred = [line.deferred for line in lines if line.deferred is not None]
+    usages = [line.kv_cache_usage_frac for line in lines if line.kv_cache_usage_frac is not None]
+    preemptions = [line.preemptions for line in lines if line.preemptions is not None]
+    return ConsoleSnapshots(
+        engine_rank=engine.engine_rank,
+        engines=engine.engines,
+        snapshots=len(lines),
+        span_s=span_s(lines),
+        running=extent([line.running for line in lines]),
+        waiting=extent([line.waiting for line in lines]),
+        deferred=extent(deferred) if deferred else None,
+        kv_cache_usage_frac=extent(usages) if usages else None,
+        prompt_tokens_per_s=extent([line.prompt_tokens_per_s for line in lines]),
+        generation_tokens_per_s=extent([line.generation_tokens_per_s for line in lines]),
+        prefix_cache_hit_frac=lines[-1].prefix_cache_hit_frac,
+        external_hit_frac=lines[-1].external_hit_frac,
+        preemptions=sum(preemptions) if preemptions else None,
+        acceptance_frac=extent(engine.acceptance_fracs) if engine.acceptance_fracs else None,
+    )
+
+
+def extent(values: Sequence[float]) -> Range:
+    """Return the smallest and the largest value."""
+    return Range(min(values), max(values))
+
+
+def span_s(lines: Sequence[Snapshot]) -> float | None:
+    """Return the time from the first line to the last; None if one has no time or time goes back."""
+    times = [line.at_s for line in lines]
+    if len(times) < 2 or None in times:  # noqa: PLR2004  # for a span
+        return None
+    steps = [elapsed_s(before, after) for before, after in pairwise(times)]
+    return None if None in steps else sum(step or 0.0 for step in steps)
+
+
+def elapsed_s(before: float | None, after: float | None) -> float | None:
+    """Return the time between two lines, across the end of a year; None if unknown or backwards."""
+    if before is None or after is None:
+        return None
+    elapsed = after - before
+    if elapsed < -YEAR_S / 2:
+        elapsed += YEAR_S
+    return elapsed if elapsed >= 0 else None
+
+
+def console_statements(log: ServerLog) -> Iterator[Statement]:
+    """Yield what the periodic lines support, engine by engine, then what their comparison does."""
+    several = len(log.engines) > 1
+    for engine in log.engines:
+        rank = engine.engine_rank if several else None
+        lines = list(engine.snapshots)
+        yield from _stall(lines, rank, log.last_s)
+        yield from _queue(engine, lines, rank, log.start)
+        yield from _slowed_decodes(lines, rank)
+        yield from _counted(lines, rank)
+    if several:
+        yield from _uneven_ranks(log.engines)
+
+
+def _queue(
+    engine: EngineLines, lines: list[Snapshot], rank: int | None, start: ServerStart
+) -> Iterator[Statement]:
+    seats = None if start.max_num_seqs is None else start.max_num_seqs * engine.engines
+    moments = [
+        Moment(
+            line.running, line.waiting_for_capacity, line.kv_cache_usage_frac, line.prompt_tokens_per_s > 0
+        )
+        for line in lines
+        if line.waiting_for_capacity > 0
+    ]
+    statement = queue_statement(moments, seats=seats, engine_rank=rank, of=len(lines))
+    if statement is not None:
+        yield statement
+    elif any(line.running for line in lines):
+        text = say(
+            "No request waits for capacity at any of {snapshots:n snapshot}[, with {running}]: then neither "
+            "seats, KV cache space nor the token budget kept a request in the queue.",
+            snapshots=len(lines),
+            running=_running(lines),
+        )
+        yield Statement(
+            code="no-queue",
+            certainty="recorded",
+            at=len(lines),
+            snapshots=len(lines),
+            engine_rank=rank,
+            text=text,
+        )
+
+
+def _running(lines: list[Snapshot]) -> Message:
+    running = extent([line.running for line in lines])
+    low = int(running.low) if running.low < running.high else None
+    return say("[{low:n} to ]{high:n request} running", low=low, high=int(running.high))
+
+
+def _slowed_decodes(lines: list[Snapshot], rank: int | None) -> Iterator[Statement]:
+    """Compare output tokens a second per running request between snapshots with and without prompts.
+
+    Lines with far fewer or more running requests are left out: the size of the batch changes the pace, too.
+    """
+    steady = [line for line in lines if line.running > 0 and line.generation_tokens_per_s > 0]
+    if not steady:
+        return
+    usual = median(line.running for line in steady)
+    steady = [line for line in steady if usual / SIMILAR <= line.running <= usual * SIMILAR]
+    alone = [line.generation_tokens_per_s / line.running for line in steady if line.prompt_tokens_per_s == 0]
+    beside = [line.generation_tokens_per_s / line.running for line in steady if line.prompt_tokens_per_s > 0]
+    if min(len(alone), len(beside)) < LEAST_PACES or max(beside) >= min(alone):
+        return
+    if max(alone) > STEADY * min(alone):
+        return
+    if median(beside) > SLOWED_FRAC * median(alone):
+        return
+    text = say(
+        "Prefills likely slow down decodes: a running request gets {beside_low:n} to {beside_high:n} output "
+        "tokens/s at {with_prompts:n snapshot} with prompts, {alone_low:n} to {alone_high:n} at {without:n} "
+        "without.",
+        beside_low=min(beside),
+        beside_high=max(beside),
+        with_prompts=len(beside),
+        alone_low=min(alone),
+        alone_high=max(alone),
+        without=len(alone),
+    )
+    yield Statement(
+        code="decodes-slowed-by-prefills",
+        certainty="likely",
+        at=len(beside),
+        snapshots=len(beside) + len(alone),
+        engine_rank=rank,
+        text=text,
+        advice=say(
+            "A smaller {budget:setting} shortens the steps that contain prompts, at the cost of the time to "
+            "first token.",
+            budget="--max-num-batched-tokens",
+        ),
+    )
+
+
+def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Iterator[Statement]:
+    """Report running requests without a token in an interval.
+
+    vLLM stops printing these lines after the second idle interval, whether or not requests run: silence
+    after such a line is the sign of a stall. A prompt that takes longer than an interval looks alike: its
+    tokens are counted when the last one is computed.
+    """
+    idle = [
+        place
+        for place, line in enumerate(lines)
+        if line.running and not line.prompt_tokens_per_s and not line.generation_tokens_per_s
+    ]
+    if not idle:
+        return
+    interval = interval_s(lines) or VLLM_INTERVAL_S
+    silences = []
+    for place in idle:
+        later = lines[place + 1].at_s if place + 1 < len(lines) else last_s
+        silence = elapsed_s(lines[place].at_s, later)
+        if silence is not None and silence >= SILENT * interval:
+            silences.append(silence)
+    text = say(
+        "Running requests got no token at {idle:n} of {snapshots:n snapshot}: {running} in the last of them"
+        "[. Then vLLM printed no such line for {silence:s}, as it does while no token is computed]. A prompt "
+        "that takes longer than the interval looks alike: vLLM counts its tokens at its end.",
+        idle=len(idle),
+        snapshots=len(lines),
+        running=_running([lines[idle[-1]]]),
+        silence=max(silences, default=None),
+    )
+    yield Statement(
+        code="no-tokens",
+        certainty="likely" if silences else "possible",
+        at=len(idle),
+        snapshots=len(lines),
+        engine_rank=rank,
+        text=text,
+        advice=say(
+            "While it lasts, {queue:code} shows what the engine does and what each request waits for.",
+            queue="schedtrace queue",
+        ),
+    )
+
+
+def interval_s(lines: Sequence[Snapshot]) -> float | None:
+    """Return the least time between lines, which pauses lengthen; None if too few have times."""
+    steps = [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
+    return min(steps, default=None)
+
+
+def _counted(lines: list[Snapshot], rank: int | None) -> Iterator[Statement]:
+    """Report what lines count themselves: preemptions and deferred requests."""
+    preempting = [line.preemptions for line in lines if line.preemptions]
+    if preempting:
+        yield Statement(
+            code="preemptions",
+            certainty="recorded",
+            at=len(preempting),
+            snapshots=len(lines),
+            engine_rank=rank,
+            text=say(
+                "{preemptions:n preemption} in {at:n} of {snapshots:n interval}.",
+                preemptions=sum(preempting),
+                at=len(preempting),
+                snapshots=len(lines),
+            ),
+        )
+    deferred = [line.deferred for line in lines if line.deferred]
+    if deferred:
+        yield Statement(
+            code="deferred",
+            certainty="recorded",
+            at=len(deferred),
+            snapshots=len(lines),
+            engine_rank=rank,
+            text=say(
+                "Up to {most:n request} {verb} for something other than capacity at {at:n} of "
+                "{snapshots:n snapshot}: a KV transfer, a grammar or a limit on LoRA adapters.",
+                most=max(deferred),
+                verb="waits" if max(deferred) == 1 else "wait",
+                at=len(deferred),
+                snapshots=len(lines),
+            ),
+        )
+
+
+def _uneven_ranks(engines: list[EngineLines]) -> Iterator[Statement]:
+    """Compare the mean load of engines that have equally many lines, which one front end prints together."""
+    ranks = [engine for engine in engines if engine.engine_rank is not None]
+    counts = {engine.lines for engine in ranks}
+    if len(ranks) < 2 or max(counts) > 1.1 * min(counts):  # noqa: PLR2004  # two to compare, of the same times
+        return
+    loads = {engine.engine_rank: mean(line.running for line in engine.snapshots) for engine in ranks}
+    queues = {
+        engine.engine_rank: mean(line.waiting_for_capacity for line in engine.snapshots) for engine in ranks
+    }
+    fullest, emptiest = max(loads, key=loads.__getitem__), min(loads, key=loads.__getitem__)
+    if loads[fullest] < UNEVEN * loads[emptiest] or loads[fullest] - loads[emptiest] < LEAST_UNEVEN:
+        return
+    text = say(
+        "Ranks are unevenly loaded: engine {fullest} has {most:n1} running requests on average"
+        "[ and {queued:n1} waiting], engine {emptiest} {least:n1}[ and {queued_least:n1} waiting].",
+        fullest=str(fullest),
+        most=loads[fullest],
+        queued=queues[fullest],
+        emptiest=str(emptiest),
+        least=loads[emptiest],
+        queued_least=queues[emptiest],
+    )
+    yield Statement(code="uneven-ranks", certainty="recorded", snapshots=min(counts), text=text)

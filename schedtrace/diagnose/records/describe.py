@@ -1,0 +1,103 @@
+"""Records as documents: what was read, what it supports, what it cannot tell, and what would."""
+
+from collections.abc import Sequence
+
+from schedtrace.diagnose.records.benchmarks import described_benchmark
+from schedtrace.diagnose.records.console import console_statements, interval_s, summary
+from schedtrace.diagnose.records.failures import failure_statements
+from schedtrace.diagnose.records.metrics import engine_metrics, metrics_statements
+from schedtrace.model.records import Record, ServerStart, Statement
+from schedtrace.model.say import say
+from schedtrace.read.records.benchmark_result import BenchmarkResult
+from schedtrace.read.records.metrics import NAME as METRICS
+from schedtrace.read.records.metrics import MetricsDump
+from schedtrace.read.records.vllm_log import NAME as LOG
+from schedtrace.read.records.vllm_log import ServerLog
+
+ATTACH = "schedtrace attach --for 60s"
+RESTART = "SCHEDTRACE_DIR=logs vllm serve ..."
+KEEP = "SCHEDTRACE_KEEP=120s SCHEDTRACE_DIR=logs vllm serve ..."
+_CANNOT = "which request waited for what, for how long, who held it, and what another setting would gain"
+_FIRST = ("start-failed", "engine-failed", "dumped-step")
+"""Codes that come before everything else."""
+
+
+def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkResult]) -> list[Record]:
+    """Return what the contents of a file support; all dumps of metrics in it are one record."""
+    dumps = [content for content in contents if isinstance(content, MetricsDump)]
+    records = [described_log(path, content) for content in contents if isinstance(content, ServerLog)]
+    records += [
+        described_benchmark(path, content) for content in contents if isinstance(content, BenchmarkResult)
+    ]
+    return records + ([described_metrics(path, dumps)] if dumps else [])
+
+
+def described_log(path: str, log: ServerLog) -> Record:
+    """Return what the log of one server supports."""
+    statements = [*failure_statements(log), *console_statements(log)]
+    engines = [summary(engine) for engine in log.engines]
+    intervals = [interval_s(list(engine.snapshots)) for engine in log.engines]
+    lacks = say(
+        "Periodic lines are moments[, {interval:s} apart]: they cannot tell {facts}.",
+        interval=min(filter(None, intervals), default=None),
+        facts=_CANNOT,
+    )
+    return Record(
+        path=path,
+        kind=LOG,
+        source=log.source,
+        server=log.start if log.start != ServerStart() else None,
+        engines=engines,
+        step=log.step,
+        failure=log.failure,
+        statements=in_order(statements),
+        cannot_tell=lacks if engines else say("This log cannot tell {facts}.", facts=_CANNOT),
+        commands=_log_commands(log),
+        notices=[say("{notice}", notice=notice) for notice in log.notices],
+    )
+
+
+def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> Record:
+    """Return what one or several dumps of metrics support."""
+    engines = engine_metrics(dumps)
+    broken = sum(dump.broken for dump in dumps)
+    notices = [say("{broken:n line} of vLLM's metrics are not understood", broken=broken)] if broken else []
+    if len(dumps) > 1 and any(engine.window is None for engine in engines):
+        notices.append(
+            say(
+                "no window between the dumps: they are of different starts, of different engines, or in the "
+                "wrong order"
+            )
+        )
+    return Record(
+        path=path,
+        kind=METRICS,
+        server=dumps[-1].server if dumps[-1].server != ServerStart() else None,
+        metrics=engines,
+        statements=in_order(list(metrics_statements(dumps, engines))),
+        cannot_tell=say(
+            "Metrics are a moment and sums[{single:?} since the start], so they cannot tell {facts}.",
+            single=len(dumps) == 1,
+            facts=_CANNOT,
+        ),
+        commands=[ATTACH, RESTART],
+        notices=notices,
+    )
+
+
+def in_order(statements: list[Statement]) -> list[Statement]:
+    """Return failures first, what only may be a stall last, the rest in the order of the rules."""
+
+    def place(statement: Statement) -> int:
+        if statement.code == "no-tokens" and statement.certainty == "possible":
+            return len(_FIRST) + 1
+        return _FIRST.index(statement.code) if statement.code in _FIRST else len(_FIRST)
+
+    return sorted(statements, key=place)
+
+
+def _log_commands(log: ServerLog) -> list[str]:
+    """Return how to record what the log does not show: a failed server keeps its last minutes next time."""
+    if log.failure is not None and log.failure.stage == "start":
+        return [RESTART]
+    return [KEEP] if log.failure is not None else [ATTACH, RESTART]

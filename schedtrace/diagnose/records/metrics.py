@@ -1,0 +1,205 @@
+"""Statements on vLLM's Prometheus metrics: of a moment, since the start, and of the time between dumps."""
+
+from collections.abc import Iterator, Sequence
+
+from schedtrace.diagnose.records.queue_limits import Moment, queue_statement
+from schedtrace.model.message import Message
+from schedtrace.model.records import EngineMetrics, MetricsWindow, Statement
+from schedtrace.model.say import say
+from schedtrace.read.records.metrics import EngineValues, MetricsDump
+
+QUEUE_FRAC = 0.1
+"""Share of the requests' time in the queue from which it is worth a word that they waited."""
+
+Values = dict[str, float]
+
+
+def engine_metrics(dumps: Sequence[MetricsDump]) -> list[EngineMetrics]:
+    """Return the metrics of each engine of the latest dump, with the window since the first one."""
+    first, last = dumps[0], dumps[-1]
+    before = {(engine.engine, engine.model): engine for engine in first.engines} if first is not last else {}
+    elapsed_s = None if first.at_s is None or last.at_s is None or first is last else last.at_s - first.at_s
+    return [
+        _metrics(engine, before.get((engine.engine, engine.model)), elapsed_s)
+        for engine in sorted(
+            last.engines, key=lambda engine: (engine.model or "", len(engine.engine), engine.engine)
+        )
+    ]
+
+
+def is_window(dumps: Sequence[MetricsDump]) -> bool:
+    """Return whether the dumps show the same engines of the same start, in the order of time."""
+    first, last = (
+        {(each.engine, each.model): each.values for each in dump.engines} for dump in (dumps[0], dumps[-1])
+    )
+    return first.keys() == last.keys() and not any(_restarted(first[key], last[key]) for key in first)
+
+
+def metrics_statements(dumps: Sequence[MetricsDump], engines: Sequence[EngineMetrics]) -> Iterator[Statement]:
+    """Yield what the metrics support, engine by engine."""
+    for engine in engines:
+        rank = int(engine.engine) if len(engines) > 1 and engine.engine.isdecimal() else None
+        yield from _queue(dumps, engine, rank)
+        yield from _latencies(engine, rank)
+        preemptions = engine.totals.preemptions
+        if preemptions is not None:
+            yield Statement(
+                code="preemptions",
+                certainty="recorded",
+                engine_rank=rank,
+                text=say(
+                    "{preemptions} since the server started[, {lately:n} of them between the dumps].",
+                    preemptions=say("{count:n preemption}", count=preemptions)
+                    if preemptions
+                    else "No preemption",
+                    lately=engine.window.preemptions if engine.window is not None else None,
+                ),
+            )
+
+
+def _metrics(engine: EngineValues, before: EngineValues | None, elapsed_s: float | None) -> EngineMetrics:
+    values = engine.values
+    usage = values.get("kv_cache_usage_perc", values.get("gpu_cache_usage_perc"))
+    window = None
+    if before is not None and not _restarted(before.values, values):
+        window = _window(
+            {name: value - before.values.get(name, 0.0) for name, value in values.items()}, elapsed_s
+        )
+    return EngineMetrics(
+        engine=engine.engine,
+        model=engine.model,
+        running=_whole(values.get("num_requests_running")),
+        waiting=_whole(values.get("num_requests_waiting")),
+        waiting_for_capacity=_whole(values.get("waiting_capacity")),
+        kv_cache_usage_frac=usage if usage is not None and usage <= 1 else None,
+        totals=_window(values, None),
+        window=window,
+    )
+
+
+def _restarted(before: Values, after: Values) -> bool:
+    """Return whether dumps are of different starts: by the counters' creation, or if one went back."""
+    if before.get("prompt_tokens_created") != after.get("prompt_tokens_created"):
+        return True
+    counters = [name for name in before if name.endswith(("_total", "_count", "_sum"))]
+    return any(after.get(name, 0.0) < before[name] for name in counters)
+
+
+def _window(values: Values, window_s: float | None) -> MetricsWindow:
+    """Return counts and means; a mean of nothing is unknown."""
+
+    def mean(name: str, factor: float = 1e3) -> float | None:
+        count, total = values.get(f"{name}_count", 0.0), values.get(f"{name}_sum")
+        return None if not count or total is None else factor * total / count
+
+    hits, queries = (
+        values.get(f"prefix_cache_{what}_total", values.get(f"gpu_prefix_cache_{what}_total"))
+        for what in ("hits", "queries")
+    )
+    latency, queue = (
+        values.get("e2e_request_latency_seconds_sum"),
+        values.get("request_queue_time_seconds_sum"),
+    )
+    return MetricsWindow(
+        finished_requests=_whole(values.get("e2e_request_latency_seconds_count")),
+        preemptions=_whole(values.get("num_preemptions_total")),
+        prompt_tokens=_whole(values.get("prompt_tokens_total")),
+        generation_tokens=_whole(values.get("generation_tokens_total")),
+        ttft_mean_ms=mean("time_to_first_token_seconds"),
+        tpot_mean_ms=mean("request_time_per_output_token_seconds"),
+        e2e_mean_ms=mean("e2e_request_latency_seconds"),
+        queue_mean_ms=mean("request_queue_time_seconds"),
+        queue_frac=None if not latency or queue is None else queue / latency,
+        prefill_mean_ms=mean("request_prefill_time_seconds"),
+        decode_mean_ms=mean("request_decode_time_seconds"),
+        prefix_cache_hit_frac=None if not queries or hits is None else hits / queries,
+        tokens_per_step=mean("iteration_tokens_total", 1.0),
+        window_s=window_s,
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
+    """Report what requests wait for at the moments of the dumps.
+
+    A single moment shows no constant number of running requests: that the KV cache has room then suggests
+    another limit, but not which.
+    """
+    moments, seen = [], 0
+    for dump in dumps:
+        for values in (
+            each.values for each in dump.engines if (each.engine, each.model) == (engine.engine, engine.model)
+        ):
+            seen += 1
+            waiting = values.get("waiting_capacity", values.get("num_requests_waiting"))
+            usage = values.get("kv_cache_usage_perc", values.get("gpu_cache_usage_perc"))
+            if waiting:
+                moments.append(
+                    Moment(round(values["num_requests_running"]), round(waiting), usage, prompts=False)
+                )
+    statement = queue_statement(moments, seats=None, engine_rank=rank, of=seen, noun="dump")
+    if statement is None:
+        if engine.running:
+            text = say(
+                "No request waits for capacity at the time of {dumps}.",
+                dumps="the dump" if seen == 1 else "the dumps",
+            )
+            yield Statement(
+                code="no-queue", certainty="recorded", engine_rank=rank, at=seen, snapshots=seen, text=text
+            )
+        return
+    usages = [moment.kv_cache_usage_frac for moment in moments]
+    if statement.code == "unexplained-queue" and all(usage is not None and usage < 0.5 for usage in usages):  # noqa: PLR2004
+        statement.code, statement.certainty = "seats-or-budget", "likely"
+        statement.text = say(
+            "{waiting:n request} {verb} for capacity while {running:n} run, and the KV cache has room (usage "
+            "{usage:%}): likely for a seat ({seats:setting}) or, while prompts are computed, for the token "
+            "budget.",
+            waiting=moments[-1].waiting,
+            verb="waits" if moments[-1].waiting == 1 else "wait",
+            running=moments[-1].running,
+            usage=usages[-1],
+            seats="max_num_seqs",
+        )
+        statement.advice = say(
+            "Compare {seats:setting} with the number of running requests; a second dump under load shows "
+            "whether that number stays the same.",
+            seats="--max-num-seqs",
+        )
+    yield statement
+
+
+def _latencies(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
+    """Report where finished requests spent their time, as vLLM sums it up."""
+    window = engine.window or engine.totals
+    if not window.finished_requests:
+        return
+    share = window.queue_frac
+    text = say(
+        "{when} {requests:n request} finished[: {e2e:ms} end to end on average][, of which {queue:ms}]"
+        "[ ({share:%})][{queued:?} in the queue][, {prefill:ms} prefill][, {decode:ms} decode]. "
+        "[On average, TTFT is {ttft:ms}[ and TPOT {tpot:ms}].]",
+        when=_when(window, lately=engine.window is not None),
+        requests=window.finished_requests,
+        e2e=window.e2e_mean_ms,
+        queue=window.queue_mean_ms,
+        share=share,
+        queued=window.queue_mean_ms is not None,
+        prefill=window.prefill_mean_ms,
+        decode=window.decode_mean_ms,
+        ttft=window.ttft_mean_ms,
+        tpot=window.tpot_mean_ms,
+    )
+    code = "time-in-queue" if share is not None and share >= QUEUE_FRAC else "time-computing"
+    yield Statement(code=code, certainty="recorded", engine_rank=rank, text=text)
+
+
+def _when(window: MetricsWindow, *, lately: bool) -> Message | str:
+    if not lately:
+        return "Since the server started,"
+    if window.window_s is None:
+        return "Between the dumps,"
+    return say("Within {window:s},", window=window.window_s)

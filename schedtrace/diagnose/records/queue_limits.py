@@ -1,0 +1,187 @@
+"""What requests wait for at moments at which vLLM reports a queue: likely the KV cache, seats, or unknown."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from schedtrace.model.message import NOTHING, Message, Worded
+from schedtrace.model.records import Certainty, Range, Statement
+from schedtrace.model.say import say
+
+NEARLY_FULL = 0.9
+"""KV cache usage from which the next request is likely refused for want of blocks."""
+HALF_FULL = 0.5
+"""KV cache usage up to which it is no likely reason: even a large request would find room."""
+LEAST_EQUAL = 3
+"""Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
+
+Limit = Literal["kv", "some_kv", "seats", "both", "prompts", "none_run", "unknown"]
+
+
+class Moment(NamedTuple):
+    """A moment at which requests wait for capacity."""
+
+    running: int
+    waiting: int
+    kv_cache_usage_frac: float | None
+    prompts: bool
+    """Whether prompts were computed about then."""
+
+
+def queue_statement(
+    moments: Sequence[Moment], *, seats: int | None, engine_rank: int | None, of: int, noun: str = "snapshot"
+) -> Statement | None:
+    """Return what the requests waited for at these moments; None if no request waited.
+
+    Args:
+        moments: Those with waiting requests.
+        seats: Limit on running requests, where the record has it.
+        engine_rank: Engine that the statement names.
+        of: Number of all moments, with a queue or without.
+        noun: What a moment is.
+    """
+    if not moments:
+        return None
+    constant = len(moments) >= LEAST_EQUAL and len({moment.running for moment in moments}) == 1
+    limits = Counter(_limit(moment, seats, constant=constant) for moment in moments)
+    limit, at = limits.most_common(1)[0]
+    if limit == "unknown" or 2 * at <= len(moments):
+        limit, at = "unknown", len(moments)
+    running, usage = _range([moment.running for moment in moments]), _usage(moments)
+    counted = say(
+        "{waiting} wait at {queued:n} of {of:n} {noun}[, {running} run][, KV cache usage is {usage}]",
+        waiting=_amount(_range([moment.waiting for moment in moments]), "request"),
+        queued=len(moments),
+        of=of,
+        noun=noun if of == 1 else f"{noun}s",
+        running=_amount(running, ""),
+        usage=None if usage is None else _share(usage),
+    )
+    wording = _WORDINGS[limit]
+    values: dict[str, Worded] = {
+        "counted": counted,
+        "shown": say("at {at:n} of these {all:n}", at=at, all=len(moments)) if len(moments) > 1 else None,
+        "seats": seats,
+        "constant": None if seats is not None else round(running.high),
+        "setting": "max_num_seqs",
+        "full": sum((moment.kv_cache_usage_frac or 0) >= NEARLY_FULL for moment in moments),
+    }
+    certainty = wording.certainty
+    if limit == "seats" and seats is None and not any(moment.prompts for moment in moments):
+        certainty = "possible"  # nothing shows that one request took the seat of another
+    named = {name: value for name, value in values.items() if re.search(rf"\{{{name}\b", wording.template)}
+    return Statement(
+        code=wording.code,
+        certainty=certainty,
+        at=at,
+        snapshots=len(moments),
+        engine_rank=engine_rank,
+        text=say(wording.template, **named),
+        advice=wording.advice,
+    )
+
+
+def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
+    """Return what a request likely waits for at a moment.
+
+    vLLM looks for a free seat before it looks for KV blocks: where all known seats are taken, nothing else
+    refuses a request.
+    """
+    usage = moment.kv_cache_usage_frac
+    if moment.running == 0:
+        return "none_run"
+    if seats is not None and moment.running >= seats:
+        return "seats"
+    if usage is None:
+        return "unknown"
+    if seats is None and constant:
+        return "seats" if usage < HALF_FULL else "both"
+    if usage >= HALF_FULL:
+        return "kv" if usage >= NEARLY_FULL else "some_kv"
+    return "prompts" if moment.prompts else "unknown"
+
+
+class _Wording(NamedTuple):
+    """Words for what requests waited for."""
+
+    code: str
+    certainty: Certainty
+    template: str
+    advice: Message = NOTHING
+
+
+_WORDINGS: dict[Limit, _Wording] = {
+    "kv": _Wording(
+        "kv-cache-full",
+        "likely",
+        "Requests likely wait for KV cache space: {counted}[, 90 % or more {shown}].",
+        say(
+            "{memory:setting} or {dtype:setting} give the KV cache more room, if a recording confirms it.",
+            memory="--gpu-memory-utilization",
+            dtype="--kv-cache-dtype fp8",
+        ),
+    ),
+    "some_kv": _Wording(
+        "kv-cache-possible",
+        "possible",
+        "Requests may wait for KV cache space: {counted}; the next request may need more than what is free.",
+    ),
+    "none_run": _Wording(
+        "none-admitted",
+        "likely",
+        "Requests wait although none runs[ {shown}]: {counted}. Likely the first one can never be admitted, "
+        "or the scheduler is paused.",
+        say(
+            "While it lasts, {queue:code} shows what each request waits for.",
+            queue="schedtrace queue",
+        ),
+    ),
+    "seats": _Wording(
+        "seats-taken",
+        "likely",
+        "Requests likely wait for a seat: [all {seats:n seat} ({setting:setting}) are taken]"
+        "[running requests stay at exactly {constant:n}, as they do under a limit ({setting:setting})]"
+        "[ {shown}]; {counted}"
+        "[. At {full:n} of them the KV cache is nearly full, too: more seats alone would not help].",
+        say("Raise {setting:setting}, if a recording confirms it.", setting="--max-num-seqs"),
+    ),
+    "both": _Wording(
+        "seats-or-kv-cache",
+        "possible",
+        "Requests wait for a seat or for KV cache space, which this record cannot tell apart: {counted}"
+        "[; both limits are reached {shown}].",
+    ),
+    "prompts": _Wording(
+        "prompts-pending",
+        "possible",
+        "Prompts may wait for earlier prompts, that is for the token budget: {counted}; prompts are "
+        "being computed[ {shown}], and nothing suggests another limit.",
+    ),
+    "unknown": _Wording(
+        "unexplained-queue",
+        "recorded",
+        "Requests wait, and this record cannot tell for what: {counted}.",
+    ),
+}
+
+
+def _range(values: Sequence[float]) -> Range:
+    return Range(min(values), max(values))
+
+
+def _usage(moments: Sequence[Moment]) -> Range | None:
+    usages = [moment.kv_cache_usage_frac for moment in moments if moment.kv_cache_usage_frac is not None]
+    return _range(usages) if usages else None
+
+
+def _amount(amount: Range, noun: str) -> Message:
+    low = int(amount.low) if amount.low < amount.high else None
+    if noun:
+        return say("[{low:n} to ]{high:n request}", low=low, high=int(amount.high))
+    return say("[{low:n} to ]{high:n}", low=low, high=int(amount.high))
+
+
+def _share(share: Range) -> Message:
+    low = share.low if share.low < share.high else None
+    return say("[{low:%} to ]{high:%}", low=low, high=share.high)

@@ -1,0 +1,261 @@
+"""What ``schedtrace analyze`` says about records weaker than a trace: vLLM's console log and its metrics.
+
+Such a record has moments and totals, no steps. Its statements therefore name the moments that they rest on
+and how certain they are; they never contain shares of time or gains. A fact that the record lacks is null.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from schedtrace.model.message import NOTHING, Message
+
+RECORDS_SCHEMA_VERSION = 1
+
+Certainty = Literal["recorded", "likely", "possible"]
+"""How far a statement can be trusted: the record says so itself, nothing in it speaks against it, or
+something else would look the same."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Smallest and largest of several values."""
+
+    low: float
+    """Smallest value."""
+    high: float
+    """Largest value."""
+
+
+class ServerStart(msgspec.Struct, kw_only=True):
+    """Facts that a server printed while it started, or exports with its metrics."""
+
+    vllm_version: str | None = None
+    """Release of vLLM."""
+    model: str | None = None
+    """Name of the model."""
+    arguments: dict[str, str] = {}
+    """Arguments that differ from vLLM's defaults, as printed, secrets hidden."""
+    max_num_seqs: int | None = None
+    """Limit on running requests; null where it is vLLM's default, which the log does not name."""
+    token_budget: int | None = None
+    """``max_num_batched_tokens``."""
+    max_model_len: int | None = None
+    """Largest number of tokens of a request."""
+    kv_cache_tokens: int | None = None
+    """Size of the KV cache in tokens."""
+    max_concurrency: float | None = None
+    """Requests of ``max_model_len`` tokens that fit into the KV cache."""
+
+
+class ConsoleSnapshots(msgspec.Struct, kw_only=True):
+    """Summary of the periodic lines of one engine."""
+
+    engine_rank: int | None
+    """Rank of the engine; null: the lines sum up all engines."""
+    engines: int = 1
+    """Number of engines that each line sums up."""
+    snapshots: int
+    """Number of lines."""
+    span_s: float | None = None
+    """Time from the first line to the last; null: the lines have no times."""
+    running: Range
+    """Running requests."""
+    waiting: Range
+    """Waiting requests, including deferred ones."""
+    deferred: Range | None = None
+    """Waiting requests that capacity would not help; null: no line has them."""
+    kv_cache_usage_frac: Range | None = None
+    """KV cache usage."""
+    prompt_tokens_per_s: Range
+    """Prompt tokens a second. vLLM counts a prompt when its last token is computed."""
+    generation_tokens_per_s: Range
+    """Output tokens a second."""
+    prefix_cache_hit_frac: float | None = None
+    """Share of prompt tokens that the prefix cache had, in the last line: of the latest 1,000 requests."""
+    external_hit_frac: float | None = None
+    """The same of an external cache."""
+    preemptions: int | None = None
+    """Sum of the preemptions that lines name; null: none does, which is no proof that there were none."""
+    acceptance_frac: Range | None = None
+    """Share of draft tokens that were accepted."""
+
+
+class DumpedRequest(msgspec.Struct, kw_only=True):
+    """A request of a dumped step."""
+
+    request_id: str
+    """Id of the request."""
+    scheduled_tokens: int
+    """Tokens that the step computes for it."""
+    computed_tokens: int | None
+    """Tokens computed before the step."""
+    prompt_tokens: int | None
+    """Length of the prompt; null: the dump has it for new requests only."""
+    draft_tokens: int
+    """Draft tokens among those scheduled."""
+    is_new: bool
+    """Whether the request is scheduled for the first time."""
+    is_resumed: bool
+    """Whether the request was preempted before and continues in this step."""
+
+
+class DumpedStep(msgspec.Struct, kw_only=True):
+    """The step that vLLM dumped when it failed: its ``SchedulerOutput`` and ``SchedulerStats``."""
+
+    scheduled_tokens: int
+    """Tokens of the step."""
+    requests: list[DumpedRequest]
+    """Requests of the step; empty where their tokens do not add up to ``scheduled_tokens``."""
+    preempted_requests: list[str] | None = None
+    """Requests that the step preempted; null: this release does not dump them."""
+    running: int | None = None
+    """Running requests."""
+    waiting: int | None = None
+    """Waiting requests."""
+    kv_cache_usage_frac: float | None = None
+    """KV cache usage."""
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """End of a server, or of its start."""
+
+    stage: Literal["start", "serving"]
+    """Whether the server failed while it started or while it served."""
+    reason: str
+    """First error that the log contains, secrets hidden."""
+    line: int
+    """Number of its line."""
+    worker_died: str | None = None
+    """Worker process whose end the log names; null: none."""
+
+
+class MetricsWindow(msgspec.Struct, kw_only=True):
+    """Requests and tokens of one engine since its start, or between two dumps."""
+
+    finished_requests: int | None = None
+    """Requests that finished."""
+    preemptions: int | None = None
+    """Preemptions."""
+    prompt_tokens: int | None = None
+    """Prompt tokens, whether computed or cached."""
+    generation_tokens: int | None = None
+    """Output tokens."""
+    ttft_mean_ms: float | None = None
+    """Mean time to first token."""
+    tpot_mean_ms: float | None = None
+    """Mean time per output token after the first."""
+    e2e_mean_ms: float | None = None
+    """Mean end-to-end latency of finished requests."""
+    queue_mean_ms: float | None = None
+    """Mean time that finished requests waited before they were first scheduled."""
+    queue_frac: float | None = None
+    """Time in the queue as a share of the finished requests' end-to-end latencies, both summed up by vLLM."""
+    prefill_mean_ms: float | None = None
+    """Mean time from the first scheduling to the first token."""
+    decode_mean_ms: float | None = None
+    """Mean time from the first token to the last."""
+    prefix_cache_hit_frac: float | None = None
+    """Share of prompt tokens that the prefix cache had."""
+    tokens_per_step: float | None = None
+    """Mean number of tokens in a step that computed any."""
+    window_s: float | None = None
+    """Length of the window; null: since the start, or between files, which have no times."""
+
+
+class EngineMetrics(msgspec.Struct, kw_only=True):
+    """Metrics of one engine of one model."""
+
+    engine: str
+    """Value of the label ``engine``, with those of labels for the server if there are any."""
+    model: str | None
+    """Value of the label ``model_name``."""
+    running: int | None = None
+    """Running requests at the latest dump."""
+    waiting: int | None = None
+    """Waiting requests at the latest dump, including deferred ones."""
+    waiting_for_capacity: int | None = None
+    """Waiting requests that need capacity; null: older releases do not export them."""
+    kv_cache_usage_frac: float | None = None
+    """KV cache usage at the latest dump."""
+    totals: MetricsWindow
+    """Since the engine's start."""
+    window: MetricsWindow | None = None
+    """Between two dumps; null: there is only one, or the server restarted in between."""
+
+
+class ClientLatency(msgspec.Struct, kw_only=True):
+    """A latency as a benchmark's client measured it."""
+
+    metric: Literal["ttft", "tpot", "e2e"]
+    """Time to first token, time per output token after it, or end-to-end latency."""
+    mean_ms: float | None = None
+    """Mean."""
+    p50_ms: float | None = None
+    """Median."""
+    p99_ms: float | None = None
+    """99th percentile."""
+    engine_p50_ms: float | None = None
+    """Median in the engine's trace of as many requests; null: there is none."""
+    engine_p99_ms: float | None = None
+    """99th percentile in the engine's trace."""
+
+
+class Statement(msgspec.Struct, kw_only=True):
+    """Something that a record supports."""
+
+    code: str
+    """Kind of statement."""
+    certainty: Certainty
+    """How far it can be trusted."""
+    at: int | None = None
+    """Number of snapshots that show it; null: it does not rest on snapshots."""
+    snapshots: int | None = None
+    """Number of snapshots in which it could have shown."""
+    engine_rank: int | None = None
+    """Engine that it is about; null: all, or the only one."""
+    text: Message
+    """The statement with its evidence."""
+    advice: Message = NOTHING
+    """What to do about it."""
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A record weaker than a trace, with everything that it supports."""
+
+    path: str
+    """File, ``-`` for standard input, or address of a server."""
+    kind: str
+    """Kind of record."""
+    source: str | None = None
+    """Container or pod whose lines these are; null: the file has a single source."""
+    server: ServerStart | None = None
+    """Facts about the server; null: the record has none."""
+    engines: list[ConsoleSnapshots] = []
+    """Periodic lines of a console log, one entry per engine."""
+    step: DumpedStep | None = None
+    """Dumped step; null: none."""
+    failure: Failure | None = None
+    """End of the server; null: the record shows none."""
+    metrics: list[EngineMetrics] = []
+    """Metrics, one entry per engine."""
+    requests: int | None = None
+    """Requests that a benchmark's client counted as finished; null: not a benchmark's result."""
+    latencies: list[ClientLatency] = []
+    """Latencies that a benchmark's client measured."""
+    statements: list[Statement] = []
+    """What the record supports, the most useful first."""
+    cannot_tell: Message
+    """What such a record never shows."""
+    commands: list[str]
+    """Commands that would show the rest."""
+    notices: list[Message] = []
+    """Caveats about the file."""
+
+
+class Records(msgspec.Struct, kw_only=True):
+    """Records weaker than a trace: the answer of ``analyze`` to files that are no traces."""
+
+    schema_version: int = RECORDS_SCHEMA_VERSION
+    """Version of this format; 1."""
+    records: list[Record]
+    """The records, in the order of the command line."""

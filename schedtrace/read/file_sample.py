@@ -1,0 +1,136 @@
+"""Samples of a file: its first block as text, JSON and CSV, or a later block with a marker."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from schedtrace.model.printable import without_colours
+from schedtrace.read.lines import reading
+from schedtrace.read.text_stream import opened_text
+
+HEAD = 2**20
+"""Bytes of a block from which the kind of a file is recognized."""
+MOST_ROWS = 20
+"""Maximum number of JSON objects that are examined."""
+_BINARY = 4096
+"""Number of bytes among which a text has no 0."""
+_STEP = json.JSONDecoder()
+_TRUNCATED_KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.){1,200})"\s*:\s*')
+
+
+@dataclass(frozen=True)
+class FileSample:
+    """A block of a file, by default its first."""
+
+    content: bytes
+    whole: bool = True
+    """Whether the block is the whole file."""
+
+    @cached_property
+    def is_binary(self) -> bool:
+        """Return whether the block is not text."""
+        return b"\0" in self.content[:_BINARY]
+
+    @cached_property
+    def text(self) -> str:
+        """Text without terminal colours."""
+        return without_colours(self.content.removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text's lines."""
+        return self.text.split("\n")
+
+    @cached_property
+    def first_line(self) -> str:
+        """The first line that is not blank."""
+        return next((line.strip() for line in self.lines if line.strip()), "")
+
+    @property
+    def is_json(self) -> bool:
+        """Return whether it begins like a JSON object or a list of objects."""
+        return bool(re.match(r'\s*(?:\[\s*)?\{\s*["}]', self.text))
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """Cells of the first line, read as CSV."""
+        return frozenset(cell.strip().strip('"') for cell in self.first_line.split(","))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The first JSON objects, one per line, in a list or one after the other; empty if it is not JSON.
+
+        An object longer than the block has only the fields within it, of which the last may be None.
+        """
+        if not self.is_json:
+            return []
+        objects: list[dict[str, Any]] = []
+        text = self.text
+        at = re.match(r"\s*(?:\[\s*)?", text).end()  # type: ignore[union-attr]  # it matches everything
+        while len(objects) < MOST_ROWS and at < len(text) and text[at] == "{":
+            try:
+                row, at = _STEP.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                objects.append(_fields_so_far(text, at))
+                break
+            objects.append(row)
+            at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]  # likewise
+        return objects
+
+    @property
+    def is_list(self) -> bool:
+        """Return whether it begins like a JSON list."""
+        return self.text.lstrip().startswith("[")
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The first JSON object."""
+        return self.rows[0] if self.rows else {}
+
+    def has(self, *names: str) -> bool:
+        """Return whether the first JSON object has all these fields."""
+        return bool(names) and self.row.keys() >= set(names)
+
+
+def _fields_so_far(text: str, at: int) -> dict[str, Any]:
+    """Return the readable fields of a cut or broken object."""
+    fields: dict[str, Any] = {}
+    at += 1
+    while key := _TRUNCATED_KEY.match(text, at):
+        fields[key[1]] = None
+        try:
+            fields[key[1]], at = _STEP.raw_decode(text, key.end())
+        except (ValueError, RecursionError):
+            break
+    return fields
+
+
+def first_sample(path: Path) -> FileSample:
+    """Return a file's first block.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    with reading(path), opened_text(path) as file:
+        content = file.read(HEAD)
+        return FileSample(content, whole=not file.read(1))
+
+
+def later_samples(path: Path, markers: tuple[bytes, ...]) -> Iterator[FileSample]:
+    """Yield the later blocks that contain one of the markers; each begins and ends with a whole line.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
+    with reading(path), opened_text(path) as file:
+        rest = file.read(HEAD)
+        while block := file.read(HEAD):
+            rest = rest[rest.rfind(b"\n") + 1 :][-HEAD:]
+            whole = rest + block
+            if any(marker in whole for marker in markers):
+                yield FileSample(whole)
+            rest = block

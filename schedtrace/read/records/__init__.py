@@ -1,0 +1,10 @@
+"""Readers of records that are weaker than a trace, one module per kind.
+
+A new kind is a module with a ``READER``, an entry here, rules in ``diagnose/records`` for what it reads, and
+samples with a test.
+"""
+
+from schedtrace.read.records import benchmark_result, metrics, vllm_log
+from schedtrace.read.records.record_reader import RecordReader
+
+READERS: tuple[RecordReader, ...] = (vllm_log.READER, metrics.READER, benchmark_result.READER)

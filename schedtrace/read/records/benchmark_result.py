@@ -1,0 +1,172 @@
+"""Results of benchmarks: the latencies that a client measured.
+
+``vllm bench serve --save-result`` (milliseconds, flat), AIPerf's ``profile_export_aiperf.json`` (a unit
+beside each metric), GuideLLM (``successful`` below each metric) and inference-perf (seconds).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schedtrace.errors import InputError
+from schedtrace.model.records import ClientLatency
+from schedtrace.read.file_sample import FileSample
+from schedtrace.read.lines import reading
+from schedtrace.read.records.record_reader import RecordReader
+from schedtrace.read.text_stream import opened_text
+
+LARGEST = 2**28
+"""Maximum bytes of a result, which is read at once: lists of every token's latency are large."""
+LARGEST_VALUE = 1e9
+"""Largest latency that is believed, in its own unit."""
+Fields = Mapping[str, Any]
+
+
+@dataclass
+class BenchmarkResult:
+    """What a benchmark's client measured."""
+
+    program: str
+    requests: int | None
+    """Finished requests."""
+    latencies: list[ClientLatency] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def read_benchmark_result(path: Path) -> list[BenchmarkResult]:
+    """Read a result.
+
+    Raises:
+        InputError: If it cannot be read, is cut off or too large.
+    """
+    with reading(path), opened_text(path) as file:
+        content = file.read(LARGEST)
+    try:
+        fields = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        msg = f"{path}: the benchmark's result is cut off or broken ({error})"
+        raise InputError(msg) from error
+    if not isinstance(fields, dict):
+        msg = f"{path}: expected one result of a benchmark"
+        raise InputError(msg)
+    return [next(read(fields) for matches, read in _PROGRAMS if matches(fields))]
+
+
+def _bench_serve(fields: Fields) -> BenchmarkResult:
+    latencies = [
+        _latency(metric, fields, mean=f"mean_{name}_ms", p50=f"median_{name}_ms", p99=f"p99_{name}_ms")
+        for metric, name in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
+    ]
+    return BenchmarkResult("vllm bench serve", _count(fields.get("completed")), _known(latencies))
+
+
+def _inference_perf(fields: Fields) -> BenchmarkResult:
+    successes = _fields(fields.get("successes"))
+    latency = _fields(successes.get("latency"))
+    names = {"ttft": "time_to_first_token", "tpot": "time_per_output_token", "e2e": "request_latency"}
+    latencies = [
+        _latency(metric, _fields(latency.get(name)), mean="mean", p50="median", p99="p99", to_ms=1e3)
+        for metric, name in names.items()
+    ]
+    return BenchmarkResult("inference-perf", _count(successes.get("count")), _known(latencies))
+
+
+def _aiperf(fields: Fields) -> BenchmarkResult:
+    names = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
+    latencies = []
+    for metric, name in names.items():
+        statistics = _fields(fields.get(name))
+        to_ms = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3}.get(str(statistics.get("unit")))
+        if to_ms is not None:
+            latencies.append(_latency(metric, statistics, mean="avg", p50="p50", p99="p99", to_ms=to_ms))
+    return BenchmarkResult(
+        "AIPerf", _count(_fields(fields.get("request_count")).get("avg")), _known(latencies)
+    )
+
+
+def _guidellm(fields: Fields) -> BenchmarkResult:
+    runs = [run for run in fields["benchmarks"] if isinstance(run, dict)]
+    if len(runs) != 1:
+        notice = (
+            f"it holds {len(runs):,} benchmarks, of which a trace shows one: their latencies are left out"
+        )
+        return BenchmarkResult("GuideLLM", None, notices=[notice])
+    metrics = _fields(runs[0].get("metrics"))
+    names = {
+        "ttft": ("time_to_first_token_ms", 1.0),
+        "tpot": ("inter_token_latency_ms", 1.0),
+        "e2e": ("request_latency", 1e3),
+    }
+    latencies = []
+    for metric, (name, to_ms) in names.items():
+        successful = _fields(_fields(metrics.get(name)).get("successful"))
+        statistics = {**successful, "p99": _fields(successful.get("percentiles")).get("p99")}
+        latencies.append(_latency(metric, statistics, mean="mean", p50="median", p99="p99", to_ms=to_ms))
+    totals = _fields(metrics.get("request_totals"))
+    return BenchmarkResult("GuideLLM", _count(totals.get("successful")), _known(latencies))
+
+
+_PROGRAMS: tuple[tuple[Callable[[Fields], bool], Callable[[Fields], BenchmarkResult]], ...] = (
+    (lambda fields: fields.keys() >= {"completed", "total_input_tokens", "request_throughput"}, _bench_serve),
+    (lambda fields: fields.keys() >= {"load_summary", "successes"}, _inference_perf),
+    (lambda fields: isinstance(fields.get("benchmarks"), list), _guidellm),
+    (lambda _: True, _aiperf),
+)
+"""By the fields that only one program writes; the kinds of ``read/kinds.py`` admit no other file."""
+
+
+def _latency(
+    metric: str, fields: Fields, *, mean: str, p50: str, p99: str, to_ms: float = 1.0
+) -> ClientLatency:
+    values = [_milliseconds(fields.get(name), to_ms) for name in (mean, p50, p99)]
+    return ClientLatency(metric=metric, mean_ms=values[0], p50_ms=values[1], p99_ms=values[2])  # type: ignore[arg-type]
+
+
+def _known(latencies: list[ClientLatency]) -> list[ClientLatency]:
+    """Return latencies of which any statistic is known: a client that does not stream measures some only."""
+    return [
+        latency for latency in latencies if (latency.mean_ms, latency.p50_ms, latency.p99_ms) != (None,) * 3
+    ]
+
+
+def _milliseconds(value: object, to_ms: float) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST_VALUE:
+        return value * to_ms
+    return None
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST_VALUE:
+        return int(value)
+    return None
+
+
+def _fields(value: object) -> Fields:
+    return value if isinstance(value, dict) else {}
+
+
+def is_benchmark_result(sample: FileSample) -> bool:
+    """Return whether a block begins a result of one of these programs."""
+    row = sample.row
+    runs = row.get("benchmarks")
+    return (
+        sample.has("completed", "total_input_tokens", "request_throughput")
+        or sample.has("load_summary", "successes")
+        or (
+            sample.has("input_config")
+            and not row.keys().isdisjoint({"request_latency", "request_throughput"})
+        )
+        or (isinstance(runs, list) and any(isinstance(run, dict) and "metrics" in run for run in runs))
+    )
+
+
+READER = RecordReader(
+    name="a result of a benchmark",
+    reads="JSON of vllm bench serve, AIPerf, GuideLLM or inference-perf with latencies",
+    matches=is_benchmark_result,
+    read=read_benchmark_result,
+    samples=("05-inference-perf-one-line.json",),
+)

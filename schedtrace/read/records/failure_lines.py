@@ -1,0 +1,88 @@
+"""Lines with which vLLM fails: the first error of a start that failed, or of an engine that died."""
+
+import re
+
+from schedtrace.model.printable import hide_in_text, shortened
+from schedtrace.model.records import Failure
+
+MARKERS = (
+    b"failed to start.",
+    b"Engine core initialization failed",
+    b"encountered a fatal error",
+    b"hit an exception.",
+    b"died unexpectedly",
+    b"EngineDeadError",
+    b"Error: ",
+    b"Exception: ",
+)
+_START_FAILED = re.compile(r"(?:EngineCore|WorkerProc) failed to start\.|Engine core initialization failed")
+_SERVING_FAILED = re.compile(
+    r"EngineCore encountered a fatal error|WorkerProc hit an exception\.|\bEngineDeadError\b"
+)
+_WORKER_DIED = re.compile(
+    r"Worker proc (?P<name>[\w-]{1,100}) died unexpectedly(?P<code> \(exit code: [^)]{1,20}\))?"
+)
+_ERROR = re.compile(r"(?:^|[\])] |\s)(?P<error>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S.*)$")
+_CONSEQUENCE = re.compile(
+    r"Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|See stack trace"
+)
+"""Errors that another one caused."""
+LONGEST_REASON = 400
+NEAR = 2000
+"""Lines within which an error belongs to the failure: several workers write their tracebacks at once."""
+
+
+class FailureLines:
+    """The first error after vLLM says that it fails, else the last one before."""
+
+    def __init__(self) -> None:
+        self._stage: str | None = None
+        self._stage_line = 0
+        self._error: tuple[int, str] | None = None
+        """Last error before the failure is announced, or the first after."""
+        self._is_first_after = False
+        self._worker: str | None = None
+
+    def take(self, number: int, line: str) -> None:
+        """Take what a line says about a failure."""
+        if worker := _WORKER_DIED.search(line):
+            self._worker = self._worker or worker["name"] + (worker["code"] or "")
+            self._announce("serving", number)
+        elif _START_FAILED.search(line):
+            self._announce("start", number)
+        elif _SERVING_FAILED.search(line):
+            self._announce("serving", number)
+        error = _ERROR.search(line)
+        if error is None or _CONSEQUENCE.search(error["error"]) or self._is_first_after:
+            return
+        if self._stage is not None and number - self._stage_line > NEAR:
+            return
+        self._error = number, shortened(hide_in_text(error["error"]), LONGEST_REASON)
+        self._is_first_after = self._stage is not None
+
+    @property
+    def announced(self) -> bool:
+        """Whether a line says that the server fails."""
+        return self._stage is not None
+
+    def _announce(self, stage: str, number: int) -> None:
+        if self._stage is None:
+            self._stage, self._stage_line = stage, number
+            if self._error is not None and number - self._error[0] > NEAR:
+                self._error = None
+
+    def failure(self) -> Failure | None:
+        """Return the failure; None if the lines announce none."""
+        if self._stage is None:
+            return None
+        line, reason = self._error or (self._stage_line, "")
+        if not reason:
+            reason = (
+                f"worker process {self._worker} died" if self._worker else "the log does not name the error"
+            )
+        return Failure(
+            stage="start" if self._stage == "start" else "serving",
+            reason=reason,
+            line=line,
+            worker_died=self._worker,
+        )

@@ -1,0 +1,243 @@
+"""vLLM's Prometheus metrics: a saved ``/metrics``, or that of a running server.
+
+Gauges are of the moment, everything else has been summed up since the server started. The names are those of
+all V1 releases; older ones export ``gpu_cache_usage_perc`` and ``time_per_output_token_seconds``.
+"""
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from schedtrace.errors import InputError
+from schedtrace.model.records import ServerStart
+from schedtrace.read.file_sample import FileSample
+from schedtrace.read.records.record_reader import RecordReader
+from schedtrace.read.text_stream import text_lines
+
+NAME = "vLLM's metrics"
+_SAMPLE = re.compile(
+    r"\s*vllm:(?P<name>\w{1,200})(?:\{(?P<labels>.{0,20000})\})?\s+"
+    r"(?P<value>[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|Inf|NaN))(?:\s+\d{1,20})?\s*"
+)
+_LABEL = re.compile(r'(\w{1,200})="((?:[^"\\]|\\.){0,2000})"')
+_V0 = frozenset({"num_requests_swapped", "cpu_cache_usage_perc"})
+"""Metrics that only V0 exports."""
+_WANTED = frozenset(
+    {
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "gpu_cache_usage_perc",
+        "num_preemptions_total",
+        "prompt_tokens_total",
+        "prompt_tokens_created",
+        "generation_tokens_total",
+        *(
+            f"{cache}_{what}_total"
+            for cache in ("prefix_cache", "gpu_prefix_cache")
+            for what in ("queries", "hits")
+        ),
+        *(
+            f"{name}_{part}"
+            for name in (
+                "time_to_first_token_seconds",
+                "request_time_per_output_token_seconds",
+                "e2e_request_latency_seconds",
+                "request_queue_time_seconds",
+                "request_prefill_time_seconds",
+                "request_decode_time_seconds",
+                "iteration_tokens_total",
+            )
+            for part in ("sum", "count")
+        ),
+    }
+)
+_NO_IDENTITY = frozenset(
+    {"engine", "model", "model_name", "reason", "finished_reason", "source", "stage", "le", "pid", "version"}
+)
+"""Labels that do not tell engines apart, other than ``engine`` and the model."""
+MOST_ENGINES, MOST_DUMPS = 10_000, 1000
+"""Maximum number of engines in a dump, and of dumps in a file."""
+MOST_BYTES = 64 * 2**20
+"""Maximum bytes of an answer of a server."""
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class EngineValues:
+    """Metrics of one engine of one model at one moment."""
+
+    engine: str
+    model: str | None
+    values: dict[str, float] = field(default_factory=dict)
+    """Value by name without ``vllm:``; of waiting requests also by reason (``waiting_capacity``)."""
+
+
+@dataclass
+class MetricsDump:
+    """All engines of a dump."""
+
+    engines: list[EngineValues]
+    server: ServerStart
+    at_s: float | None = None
+    """Time at which a server answered; None: a file, which does not say."""
+    broken: int = 0
+    """Number of lines of vLLM's metrics that are not understood."""
+
+
+def read_metrics(path: Path) -> list[MetricsDump]:
+    """Read the dumps in a file; a metric that occurs again begins the next one.
+
+    Raises:
+        InputError: If it cannot be read, or has nothing of a V1 engine.
+    """
+    return parsed_metrics(str(path), (line for _, line in text_lines(path)))
+
+
+def fetched_metrics(url: str, reads: int = 2, pause_s: float = 5.0) -> list[MetricsDump]:
+    """Read the metrics of a running server this many times.
+
+    Args:
+        url: Address of the server, or of its ``/metrics``.
+        reads: How often.
+        pause_s: Seconds between two reads.
+
+    Raises:
+        InputError: If the server does not answer with metrics.
+    """
+    address = url if "://" in url else f"http://{url}"
+    parts = urlsplit(address)
+    if parts.scheme not in {"http", "https"} or not parts.netloc:
+        msg = f"--url {url}: expected the address of a server, such as http://127.0.0.1:8000"
+        raise InputError(msg)
+    if not parts.path.rstrip("/").endswith("/metrics"):
+        address = parts._replace(path=parts.path.rstrip("/") + "/metrics").geturl()
+    dumps = []
+    for turn in range(reads):
+        if turn:
+            time.sleep(pause_s)
+        try:
+            with urlopen(Request(address), timeout=TIMEOUT_S) as answer:  # noqa: S310  # http(s) only
+                content = answer.read(MOST_BYTES)
+        except (URLError, OSError, ValueError) as error:
+            msg = f"--url {url}: {address} does not answer ({getattr(error, 'reason', error)})"
+            raise InputError(msg) from error
+        at_s = time.monotonic()
+        dump = parsed_metrics(address, content.decode(errors="replace").split("\n"))[-1]
+        dump.at_s = at_s
+        dumps.append(dump)
+    return dumps
+
+
+def parsed_metrics(name: str, lines: Iterable[str]) -> list[MetricsDump]:
+    """Return the dumps in lines of Prometheus' text format.
+
+    Raises:
+        InputError: If they have nothing of a V1 engine.
+    """
+    reading = _Reading()
+    for line in lines:
+        if "vllm:" in line and not line.lstrip().startswith("#"):
+            reading.take(line)
+    reading.end_dump()
+    if reading.has_v0:
+        msg = f"{name}: metrics of vLLM's V0 engine, which schedtrace does not read; upgrade vLLM"
+        raise InputError(msg)
+    if not reading.dumps:
+        msg = f"{name}: no metrics of an engine in it (vllm:num_requests_running)"
+        raise InputError(msg)
+    reading.dumps[-1].broken = reading.broken
+    return reading.dumps
+
+
+class _Reading:
+    """Dumps that are being read."""
+
+    def __init__(self) -> None:
+        self.dumps: list[MetricsDump] = []
+        self.broken = 0
+        self.has_v0 = False
+        self._engines: dict[tuple[str, str | None], EngineValues] = {}
+        self._server = ServerStart()
+        self._seen: set[str] = set()
+
+    def take(self, line: str) -> None:
+        """Take a line of a metric of vLLM's."""
+        sample = _SAMPLE.fullmatch(line)
+        if sample is None:
+            self.broken += 1
+            return
+        name, labels = sample["name"], dict(_LABEL.findall(sample["labels"] or ""))
+        self.has_v0 |= name in _V0
+        if name == "cache_config_info":
+            _take_cache(self._server, labels)
+        elif name == "num_requests_waiting_by_reason":
+            self._store(line, f"waiting_{labels.get('reason', '')}", labels, float(sample["value"]))
+        elif name in _WANTED:
+            self._store(line, name, labels, float(sample["value"]))
+
+    def _store(self, line: str, name: str, labels: dict[str, str], value: float) -> None:
+        """Store a value; values that differ only in labels that are not looked at are summed up."""
+        series = line[: line.rindex("}") + 1] if "}" in line else name
+        if series in self._seen:
+            self.end_dump()
+        self._seen.add(series)
+        key = _identity(labels)
+        if (
+            not math.isfinite(value)
+            or value < 0
+            or (key not in self._engines and len(self._engines) >= MOST_ENGINES)
+        ):
+            return
+        values = self._engines.setdefault(key, EngineValues(*key)).values
+        values[name] = values.get(name, 0.0) + value
+
+    def end_dump(self) -> None:
+        """Keep the dump so far, and begin the next one."""
+        engines = [engine for engine in self._engines.values() if "num_requests_running" in engine.values]
+        if engines and len(self.dumps) < MOST_DUMPS:
+            self.dumps.append(MetricsDump(engines, self._server))
+        self._engines, self._server, self._seen = {}, ServerStart(), set()
+
+
+def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
+    """Return name and model of the engine that a metric is about.
+
+    A router or a federation adds labels for the server, which tell engines of the same number apart.
+    """
+    others = [value for name, value in sorted(labels.items()) if name not in _NO_IDENTITY]
+    engine = labels.get("engine", "0")
+    return f"{engine} ({', '.join(others)})" if others else engine, labels.get(
+        "model_name", labels.get("model")
+    )
+
+
+def _take_cache(server: ServerStart, labels: dict[str, str]) -> None:
+    tokens, concurrency = labels.get("kv_cache_size_tokens", ""), labels.get("kv_cache_max_concurrency", "")
+    if tokens.isdecimal():
+        server.kv_cache_tokens = int(tokens)
+    if re.fullmatch(r"\d{1,12}(\.\d{1,12})?", concurrency):
+        server.max_concurrency = float(concurrency)
+
+
+def is_metrics(sample: FileSample) -> bool:
+    """Return whether a block has several lines of vLLM's metrics."""
+    if sample.is_binary or sample.is_json or "vllm:" not in sample.text:
+        return False
+    lines = (line for line in sample.lines if "vllm:" in line)
+    return sum(_SAMPLE.fullmatch(line) is not None for _, line in zip(range(1000), lines, strict=False)) > 2  # noqa: PLR2004
+
+
+READER = RecordReader(
+    name=NAME,
+    reads="lines 'vllm:num_requests_running{...} 64.0', as GET /metrics answers",
+    matches=is_metrics,
+    read=read_metrics,
+    samples=("16-metrics.txt",),
+)

@@ -1,0 +1,186 @@
+"""vLLM's console log: how the server started, its periodic lines, and how it failed."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from schedtrace.errors import InputError
+from schedtrace.model.records import DumpedStep, Failure, ServerStart
+from schedtrace.model.safe_files import opened
+from schedtrace.read.file_sample import FileSample, first_sample
+from schedtrace.read.foreign import is_log_line, quoted_from
+from schedtrace.read.lines import reading
+from schedtrace.read.records import console_lines, failure_lines, start_lines
+from schedtrace.read.records.console_lines import EngineLines, acceptance_in, snapshot_in, time_in
+from schedtrace.read.records.failure_lines import FailureLines
+from schedtrace.read.records.record_reader import RecordReader
+from schedtrace.read.records.scheduler_dump import OUTPUT_MARKER, STATS_MARKER, step_in, take_stats
+from schedtrace.read.records.start_lines import StartLines
+from schedtrace.read.text_stream import marked_lines
+
+NAME = "vLLM's console log"
+_OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
+"""Lines that make a file such a log."""
+_ALSO = (console_lines.ACCEPTANCE_MARKER, STATS_MARKER, *failure_lines.MARKERS)
+"""Lines that belong to it, but occur in other files, too."""
+_START_FAILED = re.compile(r"EngineCore failed to start\.|Engine core initialization failed")
+_SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
+"""Prefixes with which ``kubectl logs --prefix`` and ``docker compose logs`` name where a line is from."""
+_LINE_TIME = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d")
+_TAIL = 2**16
+"""Bytes at the end of a file in which its last time is searched."""
+MOST_SERVERS = 100
+"""Maximum number of sources and starts in a file that are told apart."""
+
+
+@dataclass
+class ServerLog:
+    """Lines of one server, from a start to the next."""
+
+    source: str | None = None
+    start: ServerStart = field(default_factory=ServerStart)
+    start_lines: int = 0
+    """Number of lines about the start."""
+    engines: list[EngineLines] = field(default_factory=list)
+    """Periodic lines, by the engine's rank."""
+    step: DumpedStep | None = None
+    failure: Failure | None = None
+    last_s: float | None = None
+    """Time of the log's last line, on the clock of the snapshots; None if it is not known."""
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing was read."""
+        return not (self.engines or self.step or self.failure or self.start_lines)
+
+
+class _Server:
+    """A server whose lines are being read."""
+
+    def __init__(self, source: str | None) -> None:
+        self.source = source
+        self.start = StartLines()
+        self.failures = FailureLines()
+        self.engines: dict[int | None, EngineLines] = {}
+        self._step: DumpedStep | None = None
+        self._latest: EngineLines | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the start is over: what looks like a start after this is another one."""
+        return bool(self.engines) or self.start.facts.kv_cache_tokens is not None or self.failures.announced
+
+    def take(self, number: int, line: str) -> None:
+        """Take what a line says."""
+        if (snapshot := snapshot_in(line)) is not None:
+            rank, engines, content, _ = snapshot
+            self._latest = self.engines.setdefault(rank, EngineLines(rank, engines))
+            self._latest.add(content)
+        elif (step := step_in(line)) is not None:
+            self._step = step
+        elif self._step is not None and take_stats(line, self._step):
+            pass
+        elif self._latest is not None and (acceptance := acceptance_in(line)) is not None:
+            self._latest.acceptance_fracs.append(acceptance)
+        elif not self.start.take(line):
+            self.failures.take(number, line)
+
+    def log(self) -> ServerLog:
+        """Return what was read."""
+        engines = sorted(self.engines.values(), key=lambda engine: engine.engine_rank or 0)
+        repeats = sum(engine.repeats for engine in engines)
+        cut = sum(engine.lines > len(engine.snapshots) for engine in engines)
+        notices = [f"{repeats:,} repeated periodic lines are left out"] if repeats else []
+        if cut:
+            notices.append(
+                f"only the latest {console_lines.MOST_SNAPSHOTS:,} periodic lines of an engine count"
+            )
+        return ServerLog(
+            source=self.source,
+            start=self.start.facts,
+            start_lines=self.start.lines,
+            engines=engines,
+            step=self._step,
+            failure=self.failures.failure(),
+            notices=notices,
+        )
+
+
+def read_vllm_log(path: Path) -> list[ServerLog]:
+    """Read the servers of a log, in the order of their first lines.
+
+    Text that clients sent, which vLLM may log, counts for nothing.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
+    servers: dict[str | None, _Server] = {}
+    logs: list[ServerLog] = []
+    left_out = 0
+    for number, whole_line in marked_lines(path, _OWN_MARKERS + _ALSO):
+        prefix = _SOURCE.match(whole_line)
+        source = None if prefix is None else prefix["pod"] or prefix["container"]
+        line = whole_line[: quoted_from(whole_line)]
+        server = servers.get(source)
+        if server is not None and server.is_started and server.start.begins(line):
+            logs.append(server.log())
+            server = None
+        if server is None:
+            if len(logs) + len(servers) >= MOST_SERVERS:
+                left_out += 1
+                continue
+            server = servers[source] = _Server(source)
+        server.take(number, line)
+    logs += [server.log() for server in servers.values()]
+    logs = [log for log in logs if not log.is_empty]
+    if not logs:
+        msg = f"{path}: not one line of vLLM's log is understood"
+        raise InputError(msg)
+    if len(logs) == 1:
+        logs[0].last_s = _last_time(path)
+    logs[0].notices += _about_the_file(path, left_out)
+    return logs
+
+
+def _about_the_file(path: Path, left_out: int) -> Iterator[str]:
+    if left_out:
+        yield f"the file has more than {MOST_SERVERS} sources and starts: {left_out:,} lines are left out"
+    lines = [line for line in first_sample(path).lines if line.strip()]
+    prose = sum(not is_log_line(line) for line in lines)
+    if prose > len(lines) / 2 and not first_sample(path).is_json:
+        yield "most lines are no log lines: if the file merely quotes a log, give the log itself"
+
+
+def _last_time(path: Path) -> float | None:
+    """Return the time of the last line that has vLLM's own; None of a packed file."""
+    with reading(path), opened(path) as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _TAIL))
+        tail = file.read(_TAIL).decode(errors="replace")
+    times = _LINE_TIME.findall(tail)
+    return time_in(times[-1]) if times else None
+
+
+def is_vllm_log(sample: FileSample) -> bool:
+    """Return whether a block has a periodic line, a dumped step, or lines of a start or of its failure."""
+    if sample.is_binary or not any(marker.decode() in sample.text for marker in _OWN_MARKERS):
+        return not sample.is_binary and not sample.is_json and bool(_START_FAILED.search(sample.text))
+    markers = [marker.decode() for marker in _OWN_MARKERS]
+    for line in sample.lines:
+        if any(marker in line for marker in markers):
+            text = line[: quoted_from(line)]
+            if snapshot_in(text) or step_in(text) or StartLines().take(text):
+                return True
+    return False
+
+
+READER = RecordReader(
+    name=NAME,
+    reads="vLLM's log with 'Avg prompt throughput' lines, its start, or a dumped SchedulerOutput",
+    matches=is_vllm_log,
+    read=read_vllm_log,
+    samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),
+    markers=(*_OWN_MARKERS, b"Engine core initialization failed"),
+)

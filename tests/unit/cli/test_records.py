@@ -1,0 +1,148 @@
+"""``schedtrace analyze`` of records weaker than a trace: formats, pipes, folders, pairs, options."""
+
+import gzip
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import zstandard
+
+from tests.console_logs import START, every_10_s
+
+ROOT = Path(__file__).parents[3]
+FILES = ROOT / "tests" / "data" / "files"
+CONSOLE, DUMP, METRICS = (
+    FILES / name for name in ("12-console-v1.log", "14-scheduler-dump-k8s.log", "16-metrics.txt")
+)
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """``stdin(b"...")``: standard input has this content."""
+
+    def give(content):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return give
+
+
+def test_the_text_ends_with_the_command_that_shows_the_rest(cli):
+    code, out, err = cli("analyze", CONSOLE)
+    assert (code, err) == (0, "")
+    assert "likely   kv-cache-full" in out
+    assert out.endswith("To know:\n  schedtrace attach --for 60s\n  SCHEDTRACE_DIR=logs vllm serve ...\n")
+
+
+@pytest.mark.parametrize("output_format", ["text", "markdown", "html"])
+@pytest.mark.parametrize("path", [CONSOLE, DUMP, METRICS], ids=lambda path: path.name)
+def test_every_format_has_every_statement(cli, path, output_format):
+    statements = json.loads(cli("analyze", path, "--format", "json")[1])["records"][0]["statements"]
+    code, out, _ = cli("analyze", path, "--format", output_format)
+    assert code == 0
+    assert all(statement["code"] in out for statement in statements)
+
+
+@pytest.mark.parametrize("path", [CONSOLE, DUMP, METRICS], ids=lambda path: path.name)
+def test_the_json_follows_its_schema(cli, path):
+    schema = json.loads((ROOT / "docs" / "schema" / "records.schema.json").read_text())
+    document = json.loads(cli("analyze", path, "--format", "json")[1])
+    jsonschema.validate(document, schema)
+    assert document["schema_version"] == 1
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
+def test_standard_input_is_read_like_a_file(cli, stdin, pack):
+    expected = cli("analyze", CONSOLE)[1]
+    stdin(pack(CONSOLE.read_bytes()))
+    code, out, _ = cli("analyze", "-")
+    assert (code, out.split()) == (0, expected.replace(str(CONSOLE), "-").split())
+
+
+def test_standard_input_may_hold_steps(cli, stdin):
+    stdin((FILES / "01-iteration-kv-full.log").read_bytes())
+    code, out, _ = cli("analyze", "-")
+    assert (code, "76 steps" in out, "schedtrace-" in out) == (0, True, False)
+
+
+def test_standard_input_is_read_once(cli, stdin):
+    stdin(b"")
+    code, _, err = cli("analyze", "-", "-")
+    assert (code, err) == (2, "schedtrace: -: a pipe can be read only once\n")
+
+
+def test_an_unknown_standard_input_is_refused_by_its_name(cli, stdin):
+    stdin(b"hello\n")
+    code, _, err = cli("analyze", "-")
+    assert (code, err.startswith("schedtrace: -: not understood; expected a trace")) == (3, True)
+
+
+def test_two_dumps_of_one_server_are_a_window(cli, tmp_path):
+    later = tmp_path / "later.txt"
+    text = METRICS.read_text().replace(
+        '_total{engine="0",model_name="opt-125m-tp2"} 165293.0',
+        '_total{engine="0",model_name="opt-125m-tp2"} 165393.0',
+    )
+    later.write_text(text)
+    [shown] = json.loads(cli("analyze", METRICS, later, "--format", "json")[1])["records"]
+    assert shown["path"] == f"{METRICS} and {later}"
+    assert shown["metrics"][0]["window"]["generation_tokens"] == 100
+    shown = json.loads(cli("analyze", later, METRICS, "--format", "json")[1])["records"]
+    assert [record["metrics"][0]["window"] for record in shown] == [None, None]
+
+
+def test_a_folder_holds_runs_and_weaker_records(cli, tmp_path):
+    for path in (CONSOLE, METRICS, FILES / "01-iteration-kv-full.log"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "notes.md").write_text("hello\n")
+    code, out, err = cli("analyze", tmp_path)
+    assert (code, err) == (0, "schedtrace: skipped notes.md: not understood\n")
+    assert "76 steps" in out
+    assert "kv-cache-full" in out
+    assert "time-computing" in out
+    code, _, err = cli("analyze", tmp_path, "--format", "json")
+    assert (code, "has no steps; analyze it apart from the traces" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "why"),
+    [
+        (("--last", "5s"), 2, "--last is about traces"),
+        (("--only", "kv-bound"), 2, "--only is about traces"),
+        (("--predict",), 2, "--predict is about traces"),
+        (("--fail-on", "warning"), 3, "--fail-on warning cannot be judged"),
+    ],
+)
+def test_options_of_traces(cli, options, code, why):
+    exit_code, _, err = cli("analyze", CONSOLE, *options)
+    assert (exit_code, why in err) == (code, True)
+
+
+def test_nothing_named_is_a_usage_error(cli):
+    code, _, err = cli("analyze")
+    assert (code, err) == (2, "schedtrace: name a run, a log or - (standard input), or give --url\n")
+
+
+def test_texts_of_strangers_stay_on_their_line(cli, tmp_path):
+    path = tmp_path / "x.log"
+    path.write_bytes(
+        every_10_s({}).encode()
+        + b"INFO Initializing a V1 LLM engine (v1) with config: model='\x1b[31m\xe2\x80\xaeevil', x\n"
+    )
+    code, out, _ = cli("analyze", path)
+    assert (code, "\x1b" in out, "\u202e" in out) == (0, False, False)
+
+
+def test_periodic_lines_of_a_log_of_iterations_show_its_queue(cli, tmp_path):
+    path = tmp_path / "x.log"
+    queue = every_10_s({"waiting": 9, "kv": 96, "running": 7}, {"waiting": 8, "kv": 93, "running": 8})
+    path.write_text(START + (FILES / "01-iteration-kv-full.log").read_text() + "\n" + queue)
+    code, out, _ = cli("analyze", path)
+    assert code == 0
+    assert "budget 2,048, max_num_seqs 64, model Qwen/Qwen3-8B, vLLM 0.11.0" in out
+    assert "It shows 76 steps" in out
+    assert "kv-cache-full" in out
+    assert "runs" in json.loads(cli("analyze", path, "--format", "json")[1])

@@ -1,0 +1,264 @@
+"""What weaker records support: each rule on hand-made moments, and what must not be said."""
+
+from pathlib import Path
+
+import pytest
+
+from schedtrace.diagnose.records import described, described_metrics, is_window
+from schedtrace.model.records import MetricsWindow, Range
+from schedtrace.present.phrases import plain
+from schedtrace.read.records.metrics import parsed_metrics, read_metrics
+from schedtrace.read.records.vllm_log import read_vllm_log
+from tests.console_logs import START, every_10_s, message, periodic
+
+FILES = Path(__file__).parents[2] / "data" / "files"
+
+
+@pytest.fixture
+def record(tmp_path):
+    """``record("...")``: the record of a log of this content."""
+
+    def read(content):
+        path = tmp_path / "x.log"
+        path.write_text(content)
+        [shown] = described("x.log", read_vllm_log(path))
+        return shown
+
+    return read
+
+
+def said(shown):
+    """Code, certainty, at and of every statement."""
+    return [(each.code, each.certainty, each.at, each.snapshots) for each in shown.statements]
+
+
+def test_the_public_console_log():
+    [shown] = described("12", read_vllm_log(FILES / "12-console-v1.log"))
+    [engine] = shown.engines
+    assert (engine.snapshots, engine.span_s, engine.running, engine.waiting) == (
+        5,
+        40.0,
+        Range(18, 21),
+        Range(23, 43),
+    )
+    assert engine.kv_cache_usage_frac == Range(0.877, 0.984)
+    assert said(shown) == [("kv-cache-full", "likely", 4, 5), ("decodes-slowed-by-prefills", "likely", 2, 5)]
+    slowed = plain(shown.statements[1].text)
+    assert "28.1 to 40.8 output tokens/s at 2 snapshots with prompts, 58.6 to 68.1 at 3 without" in slowed
+
+
+def test_the_public_dump():
+    [shown] = described("14", read_vllm_log(FILES / "14-scheduler-dump-k8s.log"))
+    assert said(shown) == [("engine-failed", "recorded", None, None), ("dumped-step", "recorded", None, None)]
+    assert shown.commands == ["SCHEDTRACE_KEEP=120s SCHEDTRACE_DIR=logs vllm serve ..."]
+
+
+def test_the_public_metrics():
+    [shown] = described("16", read_metrics(FILES / "16-metrics.txt"))
+    [engine] = shown.metrics
+    assert (engine.running, engine.waiting, engine.waiting_for_capacity) == (64, 64, 64)
+    totals = engine.totals
+    assert (totals.finished_requests, totals.preemptions, totals.prompt_tokens) == (600, 0, 339_968)
+    assert totals.queue_frac == pytest.approx(0.018528, abs=1e-6)
+    assert totals.prefix_cache_hit_frac == pytest.approx(0.007295, abs=1e-6)
+    assert totals.ttft_mean_ms == pytest.approx(132.899, abs=1e-3)
+    assert totals.tpot_mean_ms == pytest.approx(6.069, abs=1e-3)
+    assert totals.tokens_per_step == pytest.approx(177.724, abs=1e-3)
+    assert said(shown)[0] == ("seats-or-budget", "likely", 1, 1)
+    assert [code for code, *_ in said(shown)] == ["seats-or-budget", "time-computing", "preemptions"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "statement"),
+    [
+        # the KV cache is full while requests wait
+        ([{"running": 5 + at, "waiting": 3, "kv": 95} for at in range(4)], ("kv-cache-full", "likely", 4, 4)),
+        ([{"running": 5, "waiting": 3, "kv": 99}], ("kv-cache-full", "likely", 1, 1)),
+        # the same number of requests runs throughout, with room in the cache
+        ([{"running": 8, "waiting": 3, "kv": 20, "prompt": 9}] * 3, ("seats-taken", "likely", 3, 3)),
+        # ... which shows less if no request took another one's seat
+        ([{"running": 8, "waiting": 3, "kv": 20}] * 3, ("seats-taken", "possible", 3, 3)),
+        ([{"running": 0, "waiting": 3, "kv": 0, "output": 0}] * 3, ("none-admitted", "likely", 3, 3)),
+        # ... but not at two moments only, nor where the cache may be the reason
+        ([{"running": 8, "waiting": 3, "kv": 20}] * 2, ("unexplained-queue", "recorded", 2, 2)),
+        ([{"running": 8, "waiting": 3, "kv": 70}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
+        (
+            [{"running": 5 + at, "waiting": 3, "kv": 70} for at in range(3)],
+            ("kv-cache-possible", "possible", 3, 3),
+        ),
+        ([{"running": 8, "waiting": 3, "kv": 95}] * 3, ("seats-or-kv-cache", "possible", 3, 3)),
+        # prompts are being computed, nothing else shows
+        (
+            [{"running": 5 + at, "waiting": 3, "kv": 20, "prompt": 900} for at in range(4)],
+            ("prompts-pending", "possible", 4, 4),
+        ),
+        (
+            [{"running": 5 + at, "waiting": 3, "kv": 20} for at in range(4)],
+            ("unexplained-queue", "recorded", 4, 4),
+        ),
+        # half of the moments are not enough for a reason
+        (
+            [{"running": 5 + at, "waiting": 3, "kv": 95 if at < 2 else 20} for at in range(4)],
+            ("unexplained-queue", "recorded", 4, 4),
+        ),
+        # deferred requests do not wait for capacity
+        ([{"waiting": 2, "more": "Deferred: 2 reqs, ", "kv": 95}] * 3, ("no-queue", "recorded", 3, 3)),
+        ([{"waiting": 0}] * 3, ("no-queue", "recorded", 3, 3)),
+    ],
+)
+def test_what_requests_wait_for(record, lines, statement):
+    assert said(record(every_10_s(*lines)))[0] == statement
+
+
+@pytest.mark.parametrize(
+    ("running", "kv", "statement"),
+    [
+        (64, 20, ("seats-taken", "likely", 2, 2)),
+        (64, 70, ("seats-taken", "likely", 2, 2)),
+        (63, 70, ("kv-cache-possible", "possible", 2, 2)),
+        (64, 95, ("seats-taken", "likely", 2, 2)),
+        (20, 95, ("kv-cache-full", "likely", 2, 2)),
+    ],
+)
+def test_the_start_names_the_seats(record, running, kv, statement):
+    shown = record(START + every_10_s(*[{"running": running, "waiting": 3, "kv": kv}] * 2))
+    assert said(shown)[0] == statement
+    assert shown.server.max_num_seqs == 64
+
+
+def test_an_idle_server_has_no_statement(record):
+    assert said(record(every_10_s(*[{"running": 0, "output": 0.0}] * 3))) == []
+
+
+def test_an_unknown_usage_supports_no_reason(record):
+    line = periodic(0, running=8, waiting=3).replace("20.0%", "n/a")
+    assert said(record(f"{line}\n")) == [("unexplained-queue", "recorded", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "slowed"),
+    [
+        ([{"output": 400}] * 2 + [{"output": 200, "prompt": 9}] * 2, True),
+        ([{"output": 400}] * 2 + [{"output": 300, "prompt": 9}] * 2, False),  # by less than 30 %
+        ([{"output": 400}, {"output": 200}] + [{"output": 200, "prompt": 9}] * 2, False),  # they overlap
+        ([{"output": 400}] * 2 + [{"output": 200, "prompt": 9}], False),  # one is not enough
+        ([{"output": 400}] * 4 + [{"output": 800, "running": 16, "prompt": 9}] * 2, False),  # another batch
+        ([{"output": 400}] * 2 + [{"output": 0, "prompt": 9}] * 2, False),
+    ],
+)
+def test_prefills_slow_down_decodes(record, lines, slowed):
+    assert ("decodes-slowed-by-prefills" in {code for code, *_ in said(record(every_10_s(*lines)))}) is slowed
+
+
+def test_silence_after_an_interval_without_a_token_is_likely_a_stall(record):
+    lines = every_10_s({}, {"output": 0.0})
+    assert said(record(lines))[-1] == ("no-tokens", "possible", 1, 2)
+    later = message("INFO", "GET /health", at_s=60)
+    assert said(record(lines + later))[0] == ("no-tokens", "likely", 1, 2)
+    soon = message("INFO", "GET /health", at_s=15)
+    assert said(record(lines + soon))[-1] == ("no-tokens", "possible", 1, 2)
+    gone_on = lines + periodic(120, output=50.0)
+    shown = record(gone_on)
+    assert ("no-tokens", "likely", 1, 3) in said(shown)
+    assert "for 110 s" in plain(shown.statements[0].text)
+
+
+def test_an_idle_interval_without_requests_is_no_stall(record):
+    assert "no-tokens" not in {
+        code for code, *_ in said(record(every_10_s({}, {"running": 0, "output": 0.0})))
+    }
+
+
+def test_lines_count_preemptions_and_deferred_requests(record):
+    shown = record(every_10_s({"more": "Deferred: 1 reqs, Preemptions: 4, ", "waiting": 1}, {}))
+    assert said(shown)[1:] == [("preemptions", "recorded", 1, 2), ("deferred", "recorded", 1, 2)]
+    assert shown.engines[0].preemptions == 4
+
+
+def test_a_log_that_never_names_preemptions_does_not_say_that_there_were_none(record):
+    shown = record(every_10_s({}, {}))
+    assert shown.engines[0].preemptions is None
+    assert not any("preempt" in plain(statement.text) for statement in shown.statements)
+
+
+@pytest.mark.parametrize(
+    ("loads", "uneven"), [((32, 8), True), ((10, 8), False), ((4, 1), False), ((6, 1), True)]
+)
+def test_uneven_ranks(record, loads, uneven):
+    lines = [
+        periodic(10 * at, running=running, engine=f"Engine {rank:03}: ")
+        for at in range(3)
+        for rank, running in enumerate(loads)
+    ]
+    shown = record("\n".join(lines))
+    assert ("uneven-ranks" in {code for code, *_ in said(shown)}) is uneven
+    assert [statement.engine_rank for statement in shown.statements if statement.code == "no-queue"] == [0, 1]
+
+
+def test_seats_of_several_engines_in_one_line_are_added_up(record):
+    lines = every_10_s(*[{"running": 128, "waiting": 3}] * 3, engine="2 Engines Aggregated: ")
+    assert said(record(START + lines))[0] == ("seats-taken", "likely", 3, 3)
+
+
+def test_the_span_crosses_a_year(record):
+    lines = [periodic(0).replace("05-19 10:00:00", stamp) for stamp in ("12-31 23:59:55", "01-01 00:00:05")]
+    assert record("\n".join(lines)).engines[0].span_s == 10.0
+
+
+def test_a_failed_start_advises(record):
+    shown = record(
+        message("ERROR", "EngineCore failed to start.")
+        + message("ERROR", "ValueError: No available memory for the cache blocks.")
+    )
+    assert said(shown) == [("start-failed", "recorded", None, None)]
+    assert "--gpu-memory-utilization" in plain(shown.statements[0].advice)
+    assert (shown.engines, shown.server) == ([], None)
+
+
+def dump(running=3, waiting=0, usage=0.2, counter=10, created=5, **more):
+    lines = [
+        f"vllm:num_requests_running {running}",
+        f"vllm:num_requests_waiting {waiting}",
+        f"vllm:kv_cache_usage_perc {usage}",
+        f"vllm:num_preemptions_total {counter}",
+        f"vllm:prompt_tokens_created {created}",
+        *(f"vllm:{name} {value}" for name, value in more.items()),
+    ]
+    [shown] = parsed_metrics("x", lines)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("dumps", "statement"),
+    [
+        ([dump(waiting=2, usage=0.95)], ("kv-cache-full", "likely", 1, 1)),
+        ([dump(waiting=2, usage=0.2)], ("seats-or-budget", "likely", 1, 1)),
+        ([dump(waiting=2, usage=0.7)], ("kv-cache-possible", "possible", 1, 1)),
+        ([dump()], ("no-queue", "recorded", 1, 1)),
+        ([dump(waiting=2), dump(waiting=1)], ("seats-or-budget", "likely", 2, 2)),
+    ],
+)
+def test_what_requests_wait_for_at_a_dump(dumps, statement):
+    assert said(described_metrics("x", dumps))[0] == statement
+
+
+def test_a_window_has_the_differences_of_two_dumps():
+    sums = {"e2e_request_latency_seconds_sum": 10, "e2e_request_latency_seconds_count": 5}
+    later = {"e2e_request_latency_seconds_sum": 16, "e2e_request_latency_seconds_count": 8}
+    shown = described_metrics("x", [dump(**sums), dump(counter=12, **later)])
+    assert shown.metrics[0].window == MetricsWindow(finished_requests=3, preemptions=2, e2e_mean_ms=2000.0)
+    assert shown.metrics[0].totals.finished_requests == 8
+
+
+@pytest.mark.parametrize("other", [dump(counter=9), dump(created=6)])
+def test_dumps_of_two_starts_are_no_window(other):
+    assert not is_window([dump(), other])
+    shown = described_metrics("x", [dump(), other])
+    assert shown.metrics[0].window is None
+    assert plain(shown.notices[0]).startswith("no window between the dumps")
+
+
+def test_an_absent_counter_is_not_zero():
+    [shown] = parsed_metrics("x", ["vllm:num_requests_running 1"])
+    [engine] = described_metrics("x", [shown]).metrics
+    assert (engine.waiting, engine.kv_cache_usage_frac, engine.totals) == (None, None, MetricsWindow())

@@ -1,0 +1,128 @@
+"""Results of benchmarks: the latencies of each program, and what is no number."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.records import compare_with_trace, described
+from schedtrace.errors import InputError
+from schedtrace.model.records import ClientLatency
+from schedtrace.read.kinds import kind_of
+from schedtrace.read.records.benchmark_result import READER, read_benchmark_result
+from schedtrace.read.run import read_run
+
+DATA = Path(__file__).parents[2] / "data"
+SERVE = {
+    "model_id": "m",
+    "completed": 2,
+    "total_input_tokens": 20,
+    "request_throughput": 0.6,
+    "mean_ttft_ms": 30.0,
+    "median_ttft_ms": 20.0,
+    "p99_ttft_ms": 90.0,
+    "mean_e2el_ms": True,
+    "median_e2el_ms": "fast",
+    "p99_e2el_ms": -1,
+}
+AIPERF = {
+    "input_config": {},
+    "request_latency": {"unit": "sec", "avg": 1.0, "p50": 0.5, "p99": 2.0},
+    "time_to_first_token": {"unit": "furlong", "avg": 1.0, "p50": 1.0},
+    "inter_token_latency": {"unit": "ms", "avg": 7.0},
+    "request_count": {"unit": "requests", "avg": 50.0},
+}
+RUN = {
+    "metrics": {
+        "time_to_first_token_ms": {"successful": {"mean": 3.0, "median": 2.0, "percentiles": {"p99": 9.0}}},
+        "request_latency": {"successful": {"mean": 1.5}},
+        "request_totals": {"successful": 10, "errored": 1},
+    }
+}
+
+
+@pytest.fixture
+def result(tmp_path):
+    def read(fields):
+        path = tmp_path / "x.json"
+        path.write_text(fields if isinstance(fields, str) else json.dumps(fields))
+        assert kind_of(path).record is READER
+        [shown] = read_benchmark_result(path)
+        return shown
+
+    return read
+
+
+def test_vllm_bench_serve(result):
+    shown = result(SERVE)
+    assert (shown.program, shown.requests) == ("vllm bench serve", 2)
+    assert shown.latencies == [ClientLatency(metric="ttft", mean_ms=30.0, p50_ms=20.0, p99_ms=90.0)]
+
+
+def test_inference_perf():
+    [shown] = read_benchmark_result(DATA / "files" / "05-inference-perf-one-line.json")
+    assert (shown.program, shown.requests) == ("inference-perf", 2278)
+    assert [round(latency.p50_ms, 3) for latency in shown.latencies] == [30.647, 4.092, 560.725]
+    assert [latency.metric for latency in shown.latencies] == ["ttft", "tpot", "e2e"]
+
+
+def test_aiperf_takes_the_unit_that_stands_there(result):
+    shown = result(AIPERF)
+    assert (shown.program, shown.requests) == ("AIPerf", 50)
+    assert shown.latencies == [
+        ClientLatency(metric="tpot", mean_ms=7.0),
+        ClientLatency(metric="e2e", mean_ms=1000.0, p50_ms=500.0, p99_ms=2000.0),
+    ]
+
+
+def test_guidellm(result):
+    shown = result({"metadata": {}, "benchmarks": [{"type_": "generative_benchmark", **RUN}]})
+    assert (shown.program, shown.requests) == ("GuideLLM", 10)
+    assert shown.latencies == [
+        ClientLatency(metric="ttft", mean_ms=3.0, p50_ms=2.0, p99_ms=9.0),
+        ClientLatency(metric="e2e", mean_ms=1500.0),
+    ]
+
+
+def test_several_benchmarks_of_guidellm_are_not_mixed(result):
+    shown = result({"benchmarks": [{"type_": "x", **RUN}] * 2})
+    assert (shown.requests, shown.latencies) == (None, [])
+    assert shown.notices == [
+        "it holds 2 benchmarks, of which a trace shows one: their latencies are left out"
+    ]
+
+
+@pytest.mark.parametrize("content", [json.dumps(SERVE)[:-5], json.dumps(SERVE) + json.dumps(SERVE)])
+def test_a_result_that_is_cut_off_or_not_alone_is_refused(result, content):
+    with pytest.raises(InputError, match="cut off or broken"):
+        result(content)
+
+
+@pytest.fixture(scope="module")
+def report():
+    return analyze_run(read_run(DATA / "findings" / "kv-bound" / "shows"))
+
+
+@pytest.mark.parametrize(
+    ("factor", "code"),
+    [
+        (2.0, "latency-outside-engine"),
+        (1.0, "latency-of-engine"),
+        (0.5, "other-requests"),
+    ],
+)
+def test_the_clients_latency_stands_beside_the_engines(result, report, factor, code):
+    [trial] = report.trials
+    fields = SERVE | {"completed": trial.requests_finished, "median_ttft_ms": factor * trial.ttft_ms.p50}
+    [record] = described("x", [result(fields)])
+    compare_with_trace(record, [report])
+    assert [statement.code for statement in record.statements] == [code]
+    assert record.statements[0].certainty == "likely"
+    assert record.latencies[0].engine_p50_ms == trial.ttft_ms.p50
+
+
+def test_another_number_of_requests_is_not_compared(result, report):
+    [record] = described("x", [result(SERVE | {"completed": 123_456})])
+    compare_with_trace(record, [report])
+    assert (record.statements, record.latencies[0].engine_p50_ms, len(record.notices)) == ([], None, 1)

@@ -1,0 +1,160 @@
+"""vLLM's Prometheus metrics: dumps, several of them, servers."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from schedtrace.errors import InputError
+from schedtrace.read.kinds import kind_of
+from schedtrace.read.records.metrics import NAME, fetched_metrics, parsed_metrics, read_metrics
+
+FILES = Path(__file__).parents[2] / "data" / "files"
+SAMPLE = FILES / "16-metrics.txt"
+RUNNING = 'vllm:num_requests_running{engine="0",model_name="m"} 3.0'
+
+
+def values(*lines):
+    [dump] = parsed_metrics("x", lines)
+    [engine] = dump.engines
+    return engine.values
+
+
+def test_the_public_sample_is_read():
+    [dump] = read_metrics(SAMPLE)
+    [engine] = dump.engines
+    assert (engine.engine, engine.model, dump.broken) == ("0", "opt-125m-tp2", 0)
+    names = ("num_requests_running", "num_requests_waiting", "waiting_capacity", "num_preemptions_total")
+    assert [engine.values[name] for name in names] == [64.0, 64.0, 64.0, 0.0]
+    assert engine.values["prefix_cache_hits_total"] == 2480.0
+    assert (dump.server.kv_cache_tokens, dump.server.max_concurrency) == (400_448, 195.53125)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} 1.5e-01', 0.15),
+        ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.15 1786929018000', 0.15),
+        ('  vllm:kv_cache_usage_perc{engine="0",model_name="m"}   0.15\r', 0.15),
+        ('vllm:kv_cache_usage_perc{model_name="m",engine="0",pid="a\\"b,c"} 0.15', 0.15),
+        ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} NaN', None),
+        ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} +Inf', None),
+        ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} -1', None),
+        ('vllm:kv_cache_usage_perc{engine="0",model_name="m"} many', None),
+        ('# vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.15', None),
+        ('other:kv_cache_usage_perc{engine="0",model_name="m"} 0.15', None),
+    ],
+)
+def test_a_value_is_read_or_unknown(line, value):
+    assert values(RUNNING, line).get("kv_cache_usage_perc") == value
+
+
+def test_engines_and_models_are_apart_and_reasons_summed():
+    lines = [
+        f'vllm:num_requests_running{{engine="{engine}",model_name="{model}"}} {place}'
+        for place, (engine, model) in enumerate([("0", "a"), ("1", "a"), ("0", "b")])
+    ]
+    [dump] = parsed_metrics("x", lines)
+    assert [(each.engine, each.model, each.values["num_requests_running"]) for each in dump.engines] == [
+        ("0", "a", 0.0),
+        ("1", "a", 1.0),
+        ("0", "b", 2.0),
+    ]
+
+
+def test_engines_of_several_servers_are_apart():
+    lines = [
+        f'vllm:{name}{{engine="0",model_name="m",instance="{host}"}} {value}'
+        for host in ("a:8000", "b:8000")
+        for name, value in (("num_requests_running", 2), ("kv_cache_usage_perc", 0.4))
+    ]
+    [dump] = parsed_metrics("x", lines)
+    assert [(each.engine, each.values["kv_cache_usage_perc"]) for each in dump.engines] == [
+        ("0 (a:8000)", 0.4),
+        ("0 (b:8000)", 0.4),
+    ]
+
+
+def test_metrics_without_labels_are_of_the_only_engine():
+    assert values("vllm:num_requests_running 2", "vllm:num_requests_waiting 1") == {
+        "num_requests_running": 2.0,
+        "num_requests_waiting": 1.0,
+    }
+
+
+def test_a_metric_that_occurs_again_begins_another_dump(tmp_path):
+    path = tmp_path / "both"
+    path.write_text(SAMPLE.read_text() + SAMPLE.read_text().replace(" 64.0", " 65.0"))
+    assert [dump.engines[0].values["num_requests_running"] for dump in read_metrics(path)] == [64.0, 65.0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ((RUNNING, "vllm:num_requests_swapped 0"), "V0 engine"),
+        (('vllm:lora_requests_info{x="1"} 1',), "no metrics of an engine"),
+        ((), "no metrics of an engine"),
+    ],
+)
+def test_metrics_without_a_v1_engine_are_refused(lines, why):
+    with pytest.raises(InputError, match=why):
+        parsed_metrics("x", lines)
+
+
+def test_a_few_lines_in_a_text_are_no_dump(tmp_path):
+    path = tmp_path / "x"
+    path.write_text(f"we saw\n{RUNNING}\nand then\n")
+    assert kind_of(path) is None
+    path.write_text(f"{RUNNING}\n" * 3)
+    assert kind_of(path).name == NAME
+
+
+@pytest.fixture
+def server():
+    """A server that answers with the next of ``texts``, and the paths it was asked for."""
+
+    class Handler(BaseHTTPRequestHandler):
+        texts: list[str] = []  # noqa: RUF012  # filled by the test
+        asked: list[str] = []  # noqa: RUF012  # read by the test
+
+        def do_GET(self):  # of the protocol
+            self.asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.texts.pop(0).encode())
+
+        def log_message(self, *_):
+            pass
+
+    Handler.texts, Handler.asked = [], []
+    with HTTPServer(("127.0.0.1", 0), Handler) as answering:
+        thread = threading.Thread(target=answering.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{answering.server_port}", Handler
+        answering.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("end", ["", "/", "/metrics"])
+def test_a_server_is_read_a_bounded_number_of_times(server, end):
+    url, handler = server
+    handler.texts += [f"{RUNNING}\n", f"{RUNNING}\n"]
+    first, second = fetched_metrics(url + end, reads=2, pause_s=0)
+    assert second.at_s > first.at_s
+    assert handler.asked == ["/metrics", "/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"), [("ftp://host", "expected the address"), ("file:///etc/passwd", "expected the address")]
+)
+def test_other_addresses_are_refused(url, why):
+    with pytest.raises(InputError, match=why):
+        fetched_metrics(url)
+
+
+def test_a_server_that_does_not_answer_is_named():
+    with pytest.raises(
+        InputError, match=r"--url 127\.0\.0\.1:1: http://127\.0\.0\.1:1/metrics does not answer"
+    ):
+        fetched_metrics("127.0.0.1:1")

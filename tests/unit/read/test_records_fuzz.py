@@ -1,0 +1,100 @@
+"""Damaged records, bytes, lines and kinds mixed: each is read or refused in one line, in bounded memory."""
+
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from schedtrace.diagnose.records import described
+from schedtrace.errors import SchedtraceError
+from schedtrace.model.printable import json_of
+from schedtrace.model.records import Records
+from schedtrace.present.pages.records import records_page
+from schedtrace.present.renderers import json, text
+from schedtrace.read.kinds import kind_of
+from tests.console_logs import START, every_10_s, periodic
+
+FILES = Path(__file__).parents[2] / "data" / "files"
+SEEDS = [
+    (FILES / name).read_bytes()
+    for name in (
+        "12-console-v1.log",
+        "14-scheduler-dump-k8s.log",
+        "16-metrics.txt",
+        "01-iteration-kv-full.log",
+    )
+] + [(START + every_10_s({}, {"waiting": 3, "kv": 95}, {"output": 0.0})).encode()]
+
+
+def broken(random_, content):
+    """A copy with bytes, numbers or lines changed, or another kind mixed in."""
+    kind = random_.randrange(6)
+    if kind == 0:
+        data = bytearray(content)
+        for _ in range(random_.randint(1, 20)):
+            data[random_.randrange(len(data))] = random_.randrange(256)
+        return bytes(data)
+    if kind == 1:
+        at = random_.randrange(len(content))
+        return content[:at] + content[at + random_.randint(1, 200) :]
+    lines = content.split(b"\n")
+    if kind == 2:
+        random_.shuffle(lines)
+    elif kind == 3:
+        other = random_.choice(SEEDS).split(b"\n")
+        for _ in range(10):
+            lines.insert(random_.randrange(len(lines) + 1), random_.choice(other))
+    elif kind == 4:
+        place = random_.randrange(len(lines))
+        lines[place] = lines[place].replace(b"1", b"9" * random_.choice([2, 30, 400]))
+    else:
+        lines = [line for line in lines if random_.random() < 0.7] * random_.randint(1, 3)
+    return b"\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_record_is_read_or_refused(tmp_path, seed):
+    refusals = []
+    random_ = random.Random(seed)  # noqa: S311  # the same cases every time
+    path = tmp_path / "x"
+    for _ in range(40):
+        path.write_bytes(broken(random_, random_.choice(SEEDS)))
+        try:
+            kind = kind_of(path)
+            if kind is None or kind.record is None:
+                continue
+            records = Records(records=described("x", kind.record.read(path)))
+        except SchedtraceError as error:
+            refusals.append(str(error))
+            continue
+        page = records_page(records)
+        json_of(records)
+        assert json.render(page).startswith("{")
+        assert text.render(page, width=80)
+        for record in records.records:
+            for engine in record.engines:
+                assert 0 <= engine.running.low <= engine.running.high < 10**9
+                assert engine.kv_cache_usage_frac is None or engine.kv_cache_usage_frac.high <= 1
+            for statement in record.statements:
+                assert (
+                    statement.at is None or statement.snapshots is None or statement.at <= statement.snapshots
+                )
+    assert not any("\n" in refusal for refusal in refusals)
+
+
+def test_ten_lines_in_noise_cost_little_memory(tmp_path):
+    path = tmp_path / "x.log"
+    noise = b'INFO:     10.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n' * 14_000
+    with path.open("wb") as file:
+        for place in range(20):
+            file.write(noise)
+            if place % 2:
+                file.write(periodic(10 * place).encode() + b"\n")
+    tracemalloc.start()
+    kind = kind_of(path)
+    [record] = described("x", kind.record.read(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert record.engines[0].snapshots == 10
+    assert peak < 24 * 2**20

@@ -1,0 +1,129 @@
+"""Text in every packing: gzip, zstd, JSON log lines, lines that a container runtime split, escapes."""
+
+import gzip
+import io
+import json
+import tracemalloc
+
+import pytest
+import zstandard
+
+from schedtrace.errors import InputError
+from schedtrace.read import text_stream
+from schedtrace.read.text_stream import marked_lines, plain_text, spooled, text_lines
+
+TEXT = "first\nsecond [mark]\nthird\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(content):
+        path = tmp_path / "x"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        str.encode,
+        lambda text: gzip.compress(text.encode()),
+        lambda text: gzip.compress(text[:8].encode()) + gzip.compress(text[8:].encode()),
+        lambda text: zstandard.compress(text.encode()),
+        lambda text: zstandard.compress(text[:8].encode()) + zstandard.compress(text[8:].encode()),
+    ],
+)
+def test_packed_text_is_read_like_plain_text(file, pack):
+    path = file(pack(TEXT))
+    assert list(text_lines(path)) == [(1, "first"), (2, "second [mark]"), (3, "third")]
+    assert list(marked_lines(path, (b"[mark]",))) == [(2, "second [mark]")]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_a_packed_file_that_is_cut_off_ends_where_it_is_cut(file, pack):
+    text = "".join(f"line {number} {number * 7919 % 10_007}\n" for number in range(20_000))
+    packed = pack(text.encode())
+    lines = list(text_lines(file(packed[: len(packed) * 3 // 4])))
+    assert 100 < len(lines) < 20_000
+    whole = text.split("\n")
+    assert [line for _, line in lines[:-1]] == whole[: len(lines) - 1]
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8bnonsense", b"\x28\xb5\x2f\xfdnonsense"])
+def test_broken_packed_data_are_refused(file, content):
+    with pytest.raises(InputError, match="broken compressed data"):
+        list(text_lines(file(content)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"log": "hello [mark]\\n", "stream": "stdout"}',
+        '{"message": "hello [mark]", "level": "info"}',
+        '{"ts": 1, "msg": "hello [mark]"}',
+        '{"MESSAGE": "\\u001b[0;36mhello\\u001b[0m [mark]"}',
+        "\x1b[0;36mhello\x1b[0m [mark]",
+        "\x1b[01;31m\x1b[Khello\x1b[m\x1b[K [mark]",
+        "\x1b]0;title\x07hello [mark]",
+    ],
+)
+def test_a_line_is_unwrapped(file, line):
+    assert plain_text(line.encode()) == "hello [mark]"
+    assert list(marked_lines(file(f"x\n{line}\n"), (b"[mark]",))) == [(2, "hello [mark]")]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"a": 1}', '{"message": 1}', '{"message"', "{'token_budget': 1}", '{"message": ""}']
+)
+def test_a_line_without_a_message_stays(line):
+    assert plain_text(line.encode()) == line
+
+
+def test_lines_that_cri_split_are_joined_by_stream(file):
+    stamp = "2026-08-31T17:43:37.867962742Z"
+    content = (
+        f"{stamp} stderr P one [ma\n{stamp} stdout F other\n{stamp} stderr P rk]\n{stamp} stderr F  end\n"
+        f"{stamp} stdout P never finished\n"
+    )
+    assert list(marked_lines(file(content), (b"[mark]",))) == [(1, f"{stamp} stderr P one [mark] end")]
+    assert [number for number, _ in text_lines(file(content))] == [2, 1, 5]
+
+
+def test_messages_that_docker_split_are_joined(file):
+    begin = "x" * (16 * 1024 - 3) + "[ma"
+    lines = [
+        json.dumps({"log": text, "stream": "stderr"}, separators=(",", ":"))
+        for text in (begin, "rk] end\n", "next\n")
+    ]
+    [(number, line)] = marked_lines(file("\n".join(lines)), (b"[mark]",))
+    assert (number, line) == (1, begin + "rk] end")
+
+
+def test_short_messages_without_a_line_break_are_not_joined(file):
+    lines = [json.dumps({"log": text}, separators=(",", ":")) for text in ("a", "b", "c")]
+    assert [line for _, line in text_lines(file("\n".join(lines)))] == ["a", "b", "c"]
+
+
+def test_marked_lines_keep_their_numbers_across_blocks(file, monkeypatch):
+    monkeypatch.setattr(text_stream, "_BLOCK", 50)
+    lines = [f"line {number}{' [mark]' * (number % 7 == 0)}" for number in range(100)]
+    shown = list(marked_lines(file("\n".join(lines)), (b"[mark]", b"line 14")))
+    assert shown == [(number + 1, lines[number]) for number in range(0, 100, 7)]
+
+
+def test_noise_costs_no_memory(file):
+    path = file(b"noise without end " * 3_000_000 + b"\n" + b"a [mark]\n" * 10)
+    tracemalloc.start()
+    assert len(list(marked_lines(path, (b"[mark]",)))) == 10
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
+
+
+def test_a_stream_is_spooled_up_to_a_limit(tmp_path, monkeypatch):
+    assert spooled(io.BytesIO(b"abc"), tmp_path).read_bytes() == b"abc"
+    monkeypatch.setattr(text_stream, "MOST_PIPED", 2)
+    with pytest.raises(InputError, match="larger than 2 bytes"):
+        spooled(io.BytesIO(b"abc"), tmp_path)

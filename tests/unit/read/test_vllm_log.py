@@ -1,0 +1,392 @@
+"""vLLM's console log: all forms of its lines, all prefixes, starts, sources, failures, dumped steps."""
+
+from pathlib import Path
+
+import pytest
+
+from schedtrace.errors import InputError
+from schedtrace.model.records import DumpedRequest, Failure
+from schedtrace.read.kinds import kind_of
+from schedtrace.read.records import console_lines
+from schedtrace.read.records.console_lines import snapshot_in, time_in
+from schedtrace.read.records.scheduler_dump import step_in, take_stats
+from schedtrace.read.records.start_lines import arguments_in
+from schedtrace.read.records.vllm_log import NAME, read_vllm_log
+from tests.console_logs import START, every_10_s, message, periodic
+
+FILES = Path(__file__).parents[2] / "data" / "files"
+BARE = (
+    "Avg prompt throughput: 1254.4 tokens/s, Avg generation throughput: 29.2 tokens/s, Running: 10 reqs, "
+    "Waiting: 4 reqs"
+)
+
+RATES = "Prefix cache hit rate: 1.0%, External prefix cache hit rate: 2.5%, MM cache hit rate: 99.0%"
+FETCH = "KV fetch: 1 waiting to start, 2 in progress, 0 completed waiting"
+NONE = "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 1 reqs, "
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """``logs("...")``: the servers in a log of this content."""
+
+    def read(content):
+        path = tmp_path / "x.log"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        kind = kind_of(path)
+        assert kind is not None
+        assert kind.name == NAME
+        return read_vllm_log(path)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "engines", "figures"),
+    [
+        # 0.8 and older
+        (
+            f"{BARE}, GPU KV cache usage: 57.9%, Prefix cache hit rate: 40.5%",
+            0,
+            1,
+            (None, 0.579, 0.405, None, None),
+        ),
+        # 0.9 to 0.11
+        (
+            f"Engine 003: {BARE}, GPU KV cache usage: 57.9%, Prefix cache hit rate: 40.5%",
+            3,
+            1,
+            (None, 0.579, 0.405, None, None),
+        ),
+        # newer: external cache, multimodal cache, preemptions
+        (
+            f"Engine 000: {BARE}, Preemptions: 3, GPU KV cache usage: 7.0%, {RATES}",
+            0,
+            1,
+            (None, 0.07, 0.01, 0.025, 3),
+        ),
+        # 0.30 and newer: deferred, another device, no hit rate
+        (
+            f"Engine 012: {BARE}, Deferred: 2 reqs, XPU KV cache usage: 100.0%",
+            12,
+            1,
+            (2, 1.0, None, None, None),
+        ),
+        (
+            f"Engine 000: {BARE}, {FETCH}, CPU KV cache usage: 0.0%, External prefix cache hit rate: 3.0%",
+            0,
+            1,
+            (None, 0.0, None, 0.03, None),
+        ),
+        (
+            f"4 Engines Aggregated: {BARE}, GPU KV cache usage: 12.5%",
+            None,
+            4,
+            (None, 0.125, None, None, None),
+        ),
+        (f"Engine 000: {BARE}, GPU KV cache usage: n/a", 0, 1, (None, None, None, None, None)),
+        (f"Engine 000: {BARE}, GPU KV cache usage: 157.9%", 0, 1, (None, None, None, None, None)),
+    ],
+)
+def test_every_form_of_a_periodic_line_is_read(line, rank, engines, figures):
+    shown = snapshot_in(line)
+    assert shown is not None
+    assert shown[:2] == (rank, engines)
+    snapshot = shown[2]
+    assert snapshot[1:5] == (1254.4, 29.2, 10, 4)
+    assert snapshot[5:] == figures
+    assert snapshot.waiting_for_capacity == 4 - (figures[0] or 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{NONE}Swapped: 0 reqs, Pending: 0 reqs, GPU KV cache usage: 0.0%, CPU KV cache usage: 0.0%",
+        f"{NONE}Waiting: 0 reqs".replace("throughput: 0.0", "throughput: x"),
+        f"{NONE}Waiting: 0 reqs".removeprefix("Avg prompt throughput: 0.0 tokens/s, "),
+        f"{NONE}Waiting: 0 reqs".replace("0.0", "9" * 30),
+    ],
+)
+def test_other_lines_are_none(line):
+    assert snapshot_in(line) is None
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "(APIServer pid=3646) INFO 05-19 10:13:11 [loggers.py:271] ",
+        "INFO 05-19 10:13:11 loggers.py:78] ",
+        "\x1b[1;36m(APIServer pid=1)\x1b[0;0m INFO 05-19 10:13:11 [v1/metrics/loggers.py:271] ",
+        "2026-05-19T08:13:11.123456789Z stdout F (APIServer pid=1) INFO 05-19 10:13:11 [loggers.py:271] ",
+        "2026-05-19T08:13:11.123456789Z (APIServer pid=1) INFO 05-19 10:13:11 [loggers.py:271] ",
+        "May 19 10:13:11 host vllm[123]: INFO 05-19 10:13:11 [loggers.py:271] ",
+        "> ",
+        "    ",
+    ],
+)
+def test_any_prefix_may_stand_before_it(logs, prefix):
+    [log] = logs("other\n" + prefix + f"Engine 000: {BARE}, GPU KV cache usage: 57.9%\n")
+    [engine] = log.engines
+    [snapshot] = engine.snapshots
+    assert (snapshot.running, snapshot.kv_cache_usage_frac, log.source) == (10, 0.579, None)
+    has_time = "05-19" in prefix
+    assert snapshot.at_s == (time_in("INFO 05-19 10:13:11 ") if has_time else None)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "source"),
+    [
+        ("vllm-1  | (APIServer pid=1) ", "vllm-1"),
+        ("[pod/llm-7d9f/vllm] ", "llm-7d9f/vllm"),
+    ],
+)
+def test_the_source_of_a_line_is_kept(logs, prefix, source):
+    [log] = logs(f"{prefix}Engine 000: {BARE}\n")
+    assert log.source == source
+
+
+def test_sources_in_one_file_are_told_apart(logs):
+    lines = [f"vllm-{place % 2}  | {periodic(10 * place, running=place)}" for place in range(6)]
+    assert [
+        [snapshot.running for snapshot in log.engines[0].snapshots] for log in logs("\n".join(lines))
+    ] == [
+        [0, 2, 4],
+        [1, 3, 5],
+    ]
+
+
+def test_a_start_is_read(logs):
+    [log] = logs(START + every_10_s({}))
+    start = log.start
+    assert (start.vllm_version, start.model, start.max_num_seqs, start.token_budget) == (
+        "0.11.0",
+        "Qwen/Qwen3-8B",
+        64,
+        2048,
+    )
+    assert (start.max_model_len, start.kv_cache_tokens, start.max_concurrency) == (8192, 400_448, 48.88)
+    assert start.arguments == {
+        "model_tag": "m",
+        "api_key": "(hidden)",
+        "model": "Qwen/Qwen3-8B",
+        "max_num_seqs": "64",
+        "max_model_len": "8192",
+    }
+
+
+def test_the_newer_form_of_the_cache_is_read(logs):
+    [log] = logs(
+        message(
+            "INFO",
+            "CPU KV cache size: 34,952 tokens, Maximum concurrency for 8,192 tokens per request: 4.27x",
+        )
+    )
+    assert (log.start.kv_cache_tokens, log.start.max_model_len, log.start.max_concurrency) == (
+        34_952,
+        8192,
+        4.27,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("{'a': 1, 'b': 'x'}", {"a": 1, "b": "x"}),
+        ("{'a': 1, 'b': <object at 0x7f>, 'max_num_seqs': 8}", {"a": 1, "max_num_seqs": 8}),
+        ("{broken", None),
+        ("{1, 2}", None),
+    ],
+)
+def test_arguments_are_read_without_running_anything(text, arguments):
+    assert arguments_in(text) == arguments
+
+
+def test_a_later_start_is_another_server(logs):
+    first, second = logs(START + every_10_s({"running": 1}) + START + every_10_s({"running": 2}))
+    assert [log.engines[0].snapshots[0].running for log in (first, second)] == [1, 2]
+
+
+def test_arguments_of_a_later_start_are_its_own(logs):
+    newer = START.split("\n", 1)[1]  # newer releases print a logo in place of the first line
+    first, second = logs(newer + every_10_s({}) + newer.replace("'max_num_seqs': 64", "'max_num_seqs': 8"))
+    assert [log.start.max_num_seqs for log in (first, second)] == [64, 8]
+
+
+def test_ranks_are_apart(logs):
+    lines = [
+        periodic(10 * (place // 2), running=place, engine=f"Engine 00{place % 2}: ") for place in range(4)
+    ]
+    [log] = logs("\n".join(lines))
+    assert [(engine.engine_rank, len(engine.snapshots)) for engine in log.engines] == [(0, 2), (1, 2)]
+
+
+def test_a_pasted_repeat_counts_once_and_is_noticed(logs):
+    [log] = logs(periodic(0) + "\n" + periodic(0) + "\n" + periodic(10) + "\n")
+    assert (len(log.engines[0].snapshots), log.notices) == (2, ["1 repeated periodic lines are left out"])
+
+
+def test_the_latest_lines_count(logs, monkeypatch):
+    monkeypatch.setattr(console_lines, "MOST_SNAPSHOTS", 3)
+    [log] = logs(every_10_s(*({"running": place} for place in range(9))))
+    assert [snapshot.running for snapshot in log.engines[0].snapshots] == [6, 7, 8]
+    assert log.notices == ["only the latest 3 periodic lines of an engine count"]
+
+
+def test_what_a_client_wrote_counts_for_nothing(logs, tmp_path):
+    prompt = f"INFO 05-19 10:00:00 [logger.py:39] Received request a: prompt: 'why {BARE}?', params: x\n"
+    [log] = logs(prompt + every_10_s({"running": 1}))
+    assert [snapshot.running for snapshot in log.engines[0].snapshots] == [1]
+    path = tmp_path / "y.log"
+    path.write_text(prompt)
+    assert kind_of(path).name == "vLLM's log without iteration lines"
+
+
+def test_prose_that_quotes_a_log_is_noticed(logs):
+    [log] = logs("We see this.\nIt is slow!\n" + periodic(0) + "\nAny idea?\n")
+    assert log.notices == [
+        "most lines are no log lines: if the file merely quotes a log, give the log itself"
+    ]
+
+
+def test_iteration_lines_count_for_more_than_periodic_ones(tmp_path):
+    path = tmp_path / "x.log"
+    iteration = (
+        "Engine 000: Iteration(0): 1 context requests, 5 context tokens, 0 generation requests, 0 generation "
+        "tokens, iteration elapsed time: 2.00 ms\n"
+    )
+    path.write_text(every_10_s({}, {}) + iteration)
+    assert kind_of(path).name == "vLLM's log with iteration details"
+
+
+def test_acceptance_belongs_to_the_engine_of_the_line_before(logs):
+    spec = (
+        "SpecDecoding metrics: Mean acceptance length: 2.49, Accepted: 307 tokens, Drafted: 618 tokens, "
+        "Per-position acceptance rate: 0.699, 0.466, Avg Draft acceptance rate: 49.7%"
+    )
+    [log] = logs(periodic(0) + "\n" + message("INFO", spec, "metrics.py:101") + periodic(10) + "\n")
+    assert list(log.engines[0].acceptance_fracs) == [0.497]
+
+
+NO_ROOM = (
+    "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV "
+    "cache is needed, which is larger than the available KV cache memory (9.91 GiB). Based on the available "
+    "memory, the estimated maximum model length is 81168."
+)
+
+
+def test_a_failed_start_has_its_first_error(logs):
+    content = (
+        message("WARNING", "ImportError: no flash attention")
+        + message("ERROR", "EngineCore failed to start.", "core.py:708")
+        + message("ERROR", "Traceback (most recent call last):", "core.py:708")
+        + message("ERROR", NO_ROOM, "core.py:708")
+        + "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed "
+        "core proc(s): {}\n"
+    )
+    [log] = logs(content)
+    assert log.failure == Failure(stage="start", reason=NO_ROOM, line=4, worker_died=None)
+
+
+def test_the_workers_error_comes_before_the_engines(logs):
+    content = (
+        message("ERROR", "WorkerProc failed to start.", "multiproc_executor.py:597")
+        + message(
+            "ERROR", "torch.OutOfMemoryError: CUDA out of memory. token=abc", "multiproc_executor.py:597"
+        )
+        + message("ERROR", "EngineCore failed to start.", "core.py:708")
+        + message("ERROR", "Exception: WorkerProc initialization failed due to an exception", "core.py:708")
+    )
+    [log] = logs(content)
+    assert log.failure == Failure(
+        stage="start",
+        reason="torch.OutOfMemoryError: CUDA out of memory. token=(hidden)",
+        line=2,
+        worker_died=None,
+    )
+
+
+def test_an_error_long_before_is_not_the_reason(logs):
+    content = (
+        message("ERROR", "ValueError: a client's mistake")
+        + "INFO 05-19 10:00:00 [x.py:1] GET\n" * 3000
+        + every_10_s({})
+        + message("ERROR", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor.")
+    )
+    [log] = logs(content)
+    assert log.failure == Failure(
+        stage="serving", reason="worker process VllmWorker-1 died", line=3003, worker_died="VllmWorker-1"
+    )
+
+
+def test_errors_without_a_failure_are_none(logs):
+    [log] = logs(message("ERROR", "ValueError: a client's mistake") + every_10_s({}))
+    assert log.failure is None
+
+
+def test_the_public_dump_is_read(logs):
+    [log] = logs((FILES / "14-scheduler-dump-k8s.log").read_bytes())
+    step = log.step
+    assert (step.scheduled_tokens, step.running, step.waiting, step.preempted_requests) == (1537, 2, 0, [])
+    assert round(step.kv_cache_usage_frac, 6) == 0.009563
+    new, decode = step.requests
+    assert (new.scheduled_tokens, new.computed_tokens, new.prompt_tokens, new.is_new) == (1536, 0, 2824, True)
+    assert (decode.scheduled_tokens, decode.computed_tokens, decode.prompt_tokens, decode.is_new) == (
+        1,
+        24_609,
+        None,
+        False,
+    )
+    assert log.failure.worker_died == "VllmWorker-4 (exit code: None)"
+    assert log.start.vllm_version == "0.26.1rc1.dev305+gadbf08d97.d20260805"
+
+
+DUMP = (
+    "Dumping scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[], "
+    "scheduled_cached_reqs=CachedRequestData(req_ids=['a', 'b'], resumed_from_preemption=[false, true], "
+    "new_token_ids=[[5], [6]], new_block_ids=[null, [[9]]], num_computed_tokens=[10, 20]), "
+    "num_scheduled_tokens={a: 3, b: 40}, "
+    "total_num_scheduled_tokens=43, scheduled_spec_decode_tokens={a: [7, 8]}, scheduled_encoder_inputs={}, "
+    "num_common_prefix_blocks=[1], finished_req_ids=[], free_encoder_input_ids=[])"
+)
+
+
+def test_an_older_dump_with_drafts_and_a_resumed_request_is_read():
+    step = step_in(DUMP)
+    assert step.requests == [
+        DumpedRequest(
+            request_id="a",
+            scheduled_tokens=3,
+            computed_tokens=10,
+            prompt_tokens=None,
+            draft_tokens=2,
+            is_new=False,
+            is_resumed=False,
+        ),
+        DumpedRequest(
+            request_id="b",
+            scheduled_tokens=40,
+            computed_tokens=20,
+            prompt_tokens=None,
+            draft_tokens=0,
+            is_new=False,
+            is_resumed=True,
+        ),
+    ]
+    assert step.preempted_requests is None
+    assert take_stats(
+        "x SchedulerStats(num_running_reqs=2, num_waiting_reqs=1, gpu_cache_usage=0.5, x=1)", step
+    )
+    assert (step.running, step.waiting, step.kv_cache_usage_frac) == (2, 1, 0.5)
+
+
+def test_requests_that_do_not_add_up_are_left_out():
+    assert step_in(DUMP.replace("b: 40", "b: 41")).requests == []
+    assert step_in(DUMP.replace("b: 40", "b: x")).requests == []
+    assert step_in(DUMP[:200]) is None
+
+
+def test_a_file_without_such_lines_is_refused(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_text("INFO 05-19 10:00:00 [x.py:1] GET\n")
+    with pytest.raises(InputError, match="not one line of vLLM's log is understood"):
+        read_vllm_log(path)
