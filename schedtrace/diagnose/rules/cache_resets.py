@@ -84,8 +84,8 @@ def _find(timeline: Timeline) -> Findings:
         share_frac=share,
         tokens=evidence.lost_tokens,
         message="{resets:n reset} preempted {requests:n request}"
-        "[{preempted_again:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks and "
-        "computing again took them {wait_ms:ms}." + ("" if evidence.prefix_keys is None else KEYS),
+        "[{preempted_again:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks "
+        "and computing again took them {wait_ms:ms}." + ("" if evidence.prefix_keys is None else KEYS),
         advice=[
             advise(
                 "Reset the cache while nothing runs, or without reset_running_requests: it then refuses "
