@@ -260,7 +260,7 @@ def _advice(ranks: RecordedRanks) -> list[Advice]:
         advice.append(
             advise(
                 "{option:setting} {name}, an experiment of schedtrace: no rank admits a request while one "
-                "has all but one of its {seats:n} seats taken.",
+                "has all but one of its {seats_per_rank:n} seats taken.",
                 ranks,
                 option="--scheduler-cls",
                 name=SCHEDULER_CLASS,
