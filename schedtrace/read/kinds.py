@@ -396,7 +396,7 @@ KINDS: tuple[FileKind, ...] = (
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
-OTHER_JSON = KINDS[-1]
+OTHER_JSON = next(kind for kind in KINDS if kind.name == "JSON of another program")
 EXPECTED = (
     "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
     "({'token_budget': ..., 'requests': [...]}), or vLLM's log with --enable-logging-iteration-details"
