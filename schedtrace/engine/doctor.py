@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from schedtrace.engine.running_engines import Listening, find_engines, listening_engines
+from schedtrace.engine.running_engines import find_engines, listening_engines
 from schedtrace.engine.unprepared import any_engine, engines_of_others, nobody_listens, unprepared_engines
 from schedtrace.errors import UsageError
 from schedtrace.model import live
@@ -275,8 +275,8 @@ def engine_checks(target: str) -> list[Check]:
 
 
 def _anybody_listens(target: str) -> bool:
-    listening: Listening = listening_engines()
-    return any(target in {str(engine.status.pid), str(engine.server)} for engine in listening.engines)
+    engines = listening_engines().engines
+    return any(target in {str(engine.status.pid), str(engine.server)} for engine in engines)
 
 
 def _why_silent(target: str) -> str:

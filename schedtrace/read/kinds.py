@@ -295,7 +295,7 @@ KINDS: tuple[FileKind, ...] = (
 )
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
-OTHER_JSON = KINDS[-1]
+OTHER_JSON = next(kind for kind in KINDS if kind.name == "JSON of another program")
 EXPECTED = (
     "expected a trace of schedtrace (engine-<rank>.jsonl), vLLM's log (with 'Avg prompt throughput' or "
     "Iteration(N) lines), its /metrics, or a log of a patched schedule() "

@@ -166,7 +166,7 @@ class Sessions:
         new, output = self._lengths(path, number, turn, counts)
         before = 0 if is_first or self._has_whole_prompt(turn) else session.prompt
         session.prompt = new + before + (session.answer if before and not self.has_answers else 0)
-        session.answer = output
+        session.answer = self.output_len or output
         us = UNITS_US[self.unit]
         delay_us = (turn.delay or 0.0) * us
         at_us = 0.0 if is_first else session.at_us + delay_us

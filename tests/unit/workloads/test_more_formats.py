@@ -315,6 +315,11 @@ def test_conversations_of_texts_grow_by_their_answers(file):
     assert turns(load) == [("r0", 0.0, None, 0.0, 3), ("r1", 1e6, "r0", 1e6, 9)]
 
 
+def test_a_conversation_has_the_answers_that_are_asked_for(file):
+    load = open_workload(file(session("a", (100, 10), (30, 5))), output_len=50)
+    assert lengths(load) == [(100, 50), (180, 50)]
+
+
 def test_messages_of_a_session_are_whole_prompts(file):
     rows = [
         {"session_id": "s", "messages": [USER], "output_length": 2},
