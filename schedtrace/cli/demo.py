@@ -19,15 +19,16 @@ def demo(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FOLDER]",
+            metavar="FOLDER",
             help="New or empty folder for the run and its page (default: a temporary one).",
         ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Analyze a recorded run that comes with schedtrace: no vLLM, no GPU, no clone.
+    """Analyze a recorded run that comes with schedtrace.
 
-    Prints what 'schedtrace analyze' finds in it, and writes the page of 'schedtrace report'.
+    Needs neither vLLM nor a GPU. Prints what 'schedtrace analyze' finds in it, and writes the page of
+    'schedtrace report'.
     """
     from schedtrace.model.manifest import read_manifest
 

@@ -12,7 +12,7 @@ from schedtrace.present.renderers import Format
 def doctor(
     server: Annotated[
         str | None,
-        typer.Argument(metavar="[PID]", help="Engine or server of this machine (default: this environment)."),
+        typer.Argument(metavar="PID", help="Engine or server of this machine (default: this environment)."),
     ] = None,
     url: Annotated[
         str | None,
