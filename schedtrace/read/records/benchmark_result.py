@@ -115,7 +115,7 @@ _PROGRAMS: tuple[tuple[Callable[[Fields], bool], Callable[[Fields], BenchmarkRes
     (lambda fields: isinstance(fields.get("benchmarks"), list), _guidellm),
     (lambda _: True, _aiperf),
 )
-"""By the fields that only one program writes; the kinds of ``read/kinds.py`` admit no other file."""
+"""Programs by the fields that only one of them writes; ``read/kinds.py`` admits no other file."""
 
 
 def _latency(

@@ -123,7 +123,10 @@ def test_options_of_traces(cli, options, code, why):
 
 def test_nothing_named_is_a_usage_error(cli):
     code, _, err = cli("analyze")
-    assert (code, err) == (2, "schedtrace: name a run, a log or - (standard input), or give --url\n")
+    assert (code, err) == (
+        2,
+        "schedtrace: Missing argument 'paths': name a run, a log or - (standard input), or give --url\n",
+    )
 
 
 def test_texts_of_strangers_stay_on_their_line(cli, tmp_path):
