@@ -280,9 +280,9 @@ KINDS: tuple[FileKind, ...] = (
 TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
 EXPECTED = (
-    "expected a trace of schedtrace (engine-<rank>.jsonl), vLLM's log (with 'Avg prompt throughput' or "
-    "Iteration(N) lines), its /metrics, or a log of a patched schedule() "
-    "({'token_budget': ..., 'requests': [...]})"
+    "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
+    "({'token_budget': ..., 'requests': [...]}), vLLM's log (with Iteration(N) lines or "
+    f"{READERS[0].reads}), {', '.join(reader.reads for reader in READERS[1:-1])}, or {READERS[-1].reads}"
 )
 PACKED = next(kind for kind in KINDS if kind.name == "a compressed file")
 READ = tuple(kind for kind in KINDS if kind.reader)

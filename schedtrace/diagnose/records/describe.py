@@ -50,7 +50,7 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
         engines=engines,
         step=log.step,
         failure=log.failure,
-        statements=in_order(statements),
+        statements=_in_order(statements),
         cannot_tell=lacks if engines else say("This log cannot tell {facts}.", facts=_CANNOT),
         commands=_log_commands(log),
         notices=[say("{notice}", notice=notice) for notice in log.notices],
@@ -74,7 +74,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
         kind=METRICS,
         server=dumps[-1].server if dumps[-1].server != ServerStart() else None,
         metrics=engines,
-        statements=in_order(list(metrics_statements(dumps, engines))),
+        statements=_in_order(list(metrics_statements(dumps, engines))),
         cannot_tell=say(
             "Metrics are a moment and sums[{single:?} since the start], so they cannot tell {facts}.",
             single=len(dumps) == 1,
@@ -85,7 +85,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
     )
 
 
-def in_order(statements: list[Statement]) -> list[Statement]:
+def _in_order(statements: list[Statement]) -> list[Statement]:
     """Return failures first, what only may be a stall last, the rest in the order of the rules."""
 
     def place(statement: Statement) -> int:

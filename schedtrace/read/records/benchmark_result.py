@@ -165,7 +165,7 @@ def is_benchmark_result(sample: FileSample) -> bool:
 
 READER = RecordReader(
     name="a result of a benchmark",
-    reads="JSON of vllm bench serve, AIPerf, GuideLLM or inference-perf with latencies",
+    reads="a result of vllm bench serve, AIPerf, GuideLLM or inference-perf",
     matches=is_benchmark_result,
     read=read_benchmark_result,
     samples=("05-inference-perf-one-line.json",),

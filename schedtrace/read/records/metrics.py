@@ -236,7 +236,7 @@ def is_metrics(sample: FileSample) -> bool:
 
 READER = RecordReader(
     name=NAME,
-    reads="lines 'vllm:num_requests_running{...} 64.0', as GET /metrics answers",
+    reads="its /metrics (vllm:num_requests_running{...} 64.0)",
     matches=is_metrics,
     read=read_metrics,
     samples=("16-metrics.txt",),

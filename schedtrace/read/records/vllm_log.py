@@ -178,7 +178,7 @@ def is_vllm_log(sample: FileSample) -> bool:
 
 READER = RecordReader(
     name=NAME,
-    reads="vLLM's log with 'Avg prompt throughput' lines, its start, or a dumped SchedulerOutput",
+    reads="periodic lines, a start or a failure",
     matches=is_vllm_log,
     read=read_vllm_log,
     samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),
