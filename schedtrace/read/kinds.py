@@ -297,17 +297,28 @@ def kind_of(path: Path) -> FileKind | None:
     """Return the kind of a file; None if it is unknown.
 
     Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records. Steps
-    count for more than a weaker record in the same file.
+    count for more than a weaker record in the same file. Of packed files only logs and records are read.
 
     Raises:
         InputError: If it cannot be read, or is of two kinds that are read.
     """
     if is_in_parts(path):
         return TRACE
+    with reading(path), opened(path) as file:
+        packed = file.read(4).startswith((GZIP, ZSTD))
+    try:
+        kind = _kind_of_text(path)
+    except InputError:
+        if not packed:
+            raise
+        kind = None
+    is_read = kind is not None and (kind.reader is not None or kind.record is not None)
+    return PACKED if packed and not is_read else kind
+
+
+def _kind_of_text(path: Path) -> FileKind | None:
     sample = first_sample(path)
     kind = _kind_of_sample(path, sample)
-    if kind is TRACE and _is_packed(path):
-        return PACKED  # parts of a trace are packed, but are no whole trace
     may_be_log = not sample.is_binary and (kind is None or kind in _LOGS)
     if not may_be_log or sample.whole:
         return kind
@@ -319,11 +330,6 @@ def kind_of(path: Path) -> FileKind | None:
         if later is not None:
             kind, is_record = later, True
     return kind
-
-
-def _is_packed(path: Path) -> bool:
-    with reading(path), opened(path) as file:
-        return file.read(4).startswith((GZIP, ZSTD))
 
 
 def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = KINDS) -> FileKind | None:

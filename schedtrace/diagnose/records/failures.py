@@ -44,8 +44,8 @@ def failure_statements(log: ServerLog) -> Iterator[Statement]:
             code="processes-waiting",
             certainty="recorded",
             text=say(
-                "vLLM reported {times:n time} that one of its processes waited long for another one: that one "
-                "hangs, does something long such as compiling, or has nothing to do.",
+                "vLLM reported {times:n time} that one of its processes waited long for another one: that "
+                "one hangs, does something long such as compiling, or has nothing to do.",
                 times=log.worker_waits,
             ),
         )
