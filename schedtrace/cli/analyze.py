@@ -88,7 +88,7 @@ def analyze(  # noqa: C901  # an option after the other
     from schedtrace.read.run import look_for_runs, runs_without_trace, skipped_lines
 
     if not paths and url is None:
-        msg = "name a run, a log or - (standard input), or give --url"
+        msg = "Missing argument 'paths': name a run, a log or - (standard input), or give --url"
         raise UsageError(msg)
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])

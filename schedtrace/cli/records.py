@@ -12,7 +12,7 @@ from schedtrace.cli.options import put, show
 from schedtrace.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from schedtrace.model.records import Record
+    from schedtrace.model.records import WeakRecord
     from schedtrace.model.report import RunReport
     from schedtrace.read.records.record_reader import RecordReader
     from schedtrace.read.run import Run
@@ -73,8 +73,8 @@ def _is_pipe(path: Path) -> bool:
 
 
 def analyzed_records(
-    found: "Mapping[Path, RecordReader]", names: Mapping[Path, str], url: str | None
-) -> "list[Record]":
+    readers: "Mapping[Path, RecordReader]", names: Mapping[Path, str], url: str | None
+) -> "list[WeakRecord]":
     """Read records and say what each supports; two files of metrics of one server are a window.
 
     Raises:
@@ -83,8 +83,8 @@ def analyzed_records(
     from schedtrace.diagnose.records import described, described_metrics, is_window
     from schedtrace.read.records import metrics
 
-    contents = {path: reader.read(path) for path, reader in found.items()}
-    dumps = [path for path, reader in found.items() if reader is metrics.READER]
+    contents = {path: reader.read(path) for path, reader in readers.items()}
+    dumps = [path for path, reader in readers.items() if reader is metrics.READER]
     records = []
     if len(dumps) == 2 and is_window(joined := [dump for path in dumps for dump in contents[path]]):  # noqa: PLR2004
         both = " and ".join(names.get(path, str(path)) for path in dumps)
@@ -97,7 +97,7 @@ def analyzed_records(
     return records
 
 
-def periodic_lines(runs: "list[Run]", paths: Mapping[Path, str]) -> "list[Record]":
+def periodic_lines(runs: "list[Run]", paths: Mapping[Path, str]) -> "list[WeakRecord]":
     """Return what periodic lines in logs of iterations support: they have the queue that iterations lack."""
     from schedtrace.diagnose.records import described
     from schedtrace.read import iteration_log
@@ -114,7 +114,7 @@ def periodic_lines(runs: "list[Run]", paths: Mapping[Path, str]) -> "list[Record
 
 
 def show_records(
-    records: "list[Record]",
+    records: "list[WeakRecord]",
     output_format: str,
     of_traces: Mapping[str, Any],
     runs: "Sequence[RunReport]" = (),

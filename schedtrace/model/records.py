@@ -13,8 +13,8 @@ from schedtrace.model.message import NOTHING, Message
 RECORDS_SCHEMA_VERSION = 1
 
 Certainty = Literal["recorded", "likely", "possible"]
-"""How far a statement can be trusted: the record says so itself, nothing in it speaks against it, or
-something else would look the same."""
+"""Certainty of a statement: the record says so itself, nothing in it speaks against it, or something else
+would look the same."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -178,9 +178,9 @@ class EngineMetrics(msgspec.Struct, kw_only=True):
     kv_cache_usage_frac: float | None = None
     """KV cache usage at the latest dump."""
     totals: MetricsWindow
-    """Since the engine's start."""
+    """Counts and means since the engine's start."""
     window: MetricsWindow | None = None
-    """Between two dumps; null: there is only one, or the server restarted in between."""
+    """Counts and means between two dumps; null: there is only one, or the server restarted in between."""
 
 
 class ClientLatency(msgspec.Struct, kw_only=True):
@@ -206,7 +206,7 @@ class Statement(msgspec.Struct, kw_only=True):
     code: str
     """Kind of statement."""
     certainty: Certainty
-    """How far it can be trusted."""
+    """Certainty of the statement."""
     at: int | None = None
     """Number of snapshots that show it; null: it does not rest on snapshots."""
     snapshots: int | None = None
@@ -219,7 +219,7 @@ class Statement(msgspec.Struct, kw_only=True):
     """What to do about it."""
 
 
-class Record(msgspec.Struct, kw_only=True):
+class WeakRecord(msgspec.Struct, kw_only=True):
     """A record weaker than a trace, with everything that it supports."""
 
     path: str
@@ -257,5 +257,5 @@ class Records(msgspec.Struct, kw_only=True):
 
     schema_version: int = RECORDS_SCHEMA_VERSION
     """Version of this format; 1."""
-    records: list[Record]
+    records: list[WeakRecord]
     """The records, in the order of the command line."""

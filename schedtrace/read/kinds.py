@@ -297,9 +297,9 @@ TRACE = next(kind for kind in KINDS if kind.matches is _is_trace)
 EMPTY = next(kind for kind in KINDS if kind.matches is _is_empty)
 OTHER_JSON = next(kind for kind in KINDS if kind.name == "JSON of another program")
 EXPECTED = (
-    "expected a trace of schedtrace (engine-<rank>.jsonl), vLLM's log (with 'Avg prompt throughput' or "
-    "Iteration(N) lines), its /metrics, or a log of a patched schedule() "
-    "({'token_budget': ..., 'requests': [...]})"
+    "expected a trace of schedtrace (engine-<rank>.jsonl), a log of a patched schedule() "
+    "({'token_budget': ..., 'requests': [...]}), vLLM's log (with Iteration(N) lines or "
+    f"{READERS[0].reads}), {', '.join(reader.reads for reader in READERS[1:-1])}, or {READERS[-1].reads}"
 )
 PACKED = next(kind for kind in KINDS if kind.name == "a compressed file")
 READ = tuple(kind for kind in KINDS if kind.reader)
@@ -314,17 +314,28 @@ def kind_of(path: Path) -> FileKind | None:
     """Return the kind of a file; None if it is unknown.
 
     Lines of a log are looked for to the file's end: vLLM may log for hours before somebody records. Steps
-    count for more than a weaker record in the same file.
+    count for more than a weaker record in the same file. Of packed files only logs and records are read.
 
     Raises:
         InputError: If the file cannot be read, or matches two kinds that are read.
     """
     if is_in_parts(path):
         return TRACE
+    with reading(path), opened(path) as file:
+        packed = file.read(4).startswith((GZIP, ZSTD))
+    try:
+        kind = _kind_of_text(path)
+    except InputError:
+        if not packed:
+            raise
+        kind = None
+    is_read = kind is not None and (kind.reader is not None or kind.record is not None)
+    return PACKED if packed and not is_read else kind
+
+
+def _kind_of_text(path: Path) -> FileKind | None:
     sample = first_sample(path)
     kind = _kind_of_sample(path, sample)
-    if kind is TRACE and _is_packed(path):
-        return PACKED  # parts of a trace are packed, but are no whole trace
     may_be_log = not sample.is_binary and (kind is None or kind in _LOGS)
     if not may_be_log or sample.whole:
         return kind
@@ -336,11 +347,6 @@ def kind_of(path: Path) -> FileKind | None:
         if later is not None:
             kind, is_record = later, True
     return kind
-
-
-def _is_packed(path: Path) -> bool:
-    with reading(path), opened(path) as file:
-        return file.read(4).startswith((GZIP, ZSTD))
 
 
 def _kind_of_sample(path: Path, sample: FileSample, kinds: Sequence[FileKind] = KINDS) -> FileKind | None:

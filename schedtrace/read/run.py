@@ -347,10 +347,19 @@ def look_for_runs(paths: list[Path]) -> FoundRuns:
 def find_runs(paths: list[Path]) -> list[Path]:
     """Return what ``look_for_runs`` finds, without the files that it skips.
 
-    Records without steps are among them: reading them says why they are refused.
+    A record without steps is among them if its own path is given: reading it says why it is refused.
+
+    Raises:
+        InputError: If there is none.
     """
-    found_runs = look_for_runs(paths)
-    return found_runs.runs + list(found_runs.records)
+    search = look_for_runs(paths)
+    runs = search.runs + [path for path in search.records if path in paths]
+    if paths and not runs:
+        record = next(iter(search.records))
+        kind = search.records[record].name
+        msg = f"{paths[0]}: no traces in it; only schedtrace analyze reads {record.name} ({kind})"
+        raise InputError(msg)
+    return runs
 
 
 def _record_reader(path: Path) -> RecordReader | None:

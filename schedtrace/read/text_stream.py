@@ -112,7 +112,7 @@ def spooled(stream: BinaryIO, folder: Path) -> Path:
     return Path(file.name)
 
 
-def plain_text(line: bytes) -> str:
+def unwrapped(line: bytes) -> str:
     """Return a line as text: without escape sequences and, of a JSON log line, its message only."""
     text = line.decode(errors="replace").rstrip("\r\n")
     if "\x1b" in text:
@@ -141,7 +141,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     with reading(path), opened_text(path) as file:
         for number, line in joined_lines(_raw_lines(file)):
-            yield number, plain_text(line)
+            yield number, unwrapped(line)
 
 
 def marked_lines(path: Path, markers: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
@@ -183,7 +183,7 @@ def _marked_in(data: bytes, number: int, markers: Iterable[bytes]) -> Generator[
     for begin, end in sorted(places.items()):
         number += data.count(b"\n", counted, begin)
         counted = begin
-        yield number, plain_text(data[begin:end])
+        yield number, unwrapped(data[begin:end])
     return number + data.count(b"\n", counted)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from schedtrace.model.message import NOTHING
-from schedtrace.model.records import ClientLatency, Record, Statement
+from schedtrace.model.records import ClientLatency, Statement, WeakRecord
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.model.say import say
 from schedtrace.read.records.benchmark_result import BenchmarkResult
@@ -13,9 +13,9 @@ OUTSIDE_FRAC = 0.1
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
 
 
-def described_benchmark(path: str, result: BenchmarkResult) -> Record:
+def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
     """Return what a benchmark's client measured."""
-    return Record(
+    return WeakRecord(
         path=path,
         kind=f"a result of {result.program}",
         requests=result.requests,
@@ -28,7 +28,7 @@ def described_benchmark(path: str, result: BenchmarkResult) -> Record:
     )
 
 
-def compare_with_trace(record: Record, runs: Sequence[RunReport]) -> None:
+def compare_with_trace(record: WeakRecord, runs: Sequence[RunReport]) -> None:
     """Set the engine's latencies beside the client's, if one trial of the traces has as many requests.
 
     As many requests are no proof that they are the same ones; a statement is therefore likely at best.

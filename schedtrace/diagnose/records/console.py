@@ -8,7 +8,7 @@ from schedtrace.diagnose.records.queue_limits import Moment, queue_statement
 from schedtrace.model.message import Message
 from schedtrace.model.records import ConsoleSnapshots, Range, ServerStart, Statement
 from schedtrace.model.say import say
-from schedtrace.read.records.console_lines import EngineLines, Snapshot
+from schedtrace.read.records.console_lines import EngineLines, PeriodicLine
 from schedtrace.read.records.vllm_log import ServerLog
 
 LEAST_PACES = 2
@@ -59,7 +59,7 @@ def extent(values: Sequence[float]) -> Range:
     return Range(min(values), max(values))
 
 
-def span_s(lines: Sequence[Snapshot]) -> float | None:
+def span_s(lines: Sequence[PeriodicLine]) -> float | None:
     """Return the time from the first line to the last; None if one has no time or time goes back."""
     times = [line.at_s for line in lines]
     if len(times) < 2 or None in times:  # noqa: PLR2004  # for a span
@@ -93,7 +93,7 @@ def console_statements(log: ServerLog) -> Iterator[Statement]:
 
 
 def _queue(
-    engine: EngineLines, lines: list[Snapshot], rank: int | None, start: ServerStart
+    engine: EngineLines, lines: list[PeriodicLine], rank: int | None, start: ServerStart
 ) -> Iterator[Statement]:
     seats = None if start.max_num_seqs is None else start.max_num_seqs * engine.engines
     moments = [
@@ -123,13 +123,13 @@ def _queue(
         )
 
 
-def _running(lines: list[Snapshot]) -> Message:
+def _running(lines: list[PeriodicLine]) -> Message:
     running = extent([line.running for line in lines])
     low = int(running.low) if running.low < running.high else None
     return say("[{low:n} to ]{high:n request} running", low=low, high=int(running.high))
 
 
-def _slowed_decodes(lines: list[Snapshot], rank: int | None) -> Iterator[Statement]:
+def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
     """Compare output tokens a second per running request between snapshots with and without prompts.
 
     Lines with far fewer or more running requests are left out: the size of the batch changes the pace, too.
@@ -173,7 +173,7 @@ def _slowed_decodes(lines: list[Snapshot], rank: int | None) -> Iterator[Stateme
     )
 
 
-def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Iterator[Statement]:
+def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) -> Iterator[Statement]:
     """Report running requests without a token in an interval.
 
     vLLM stops printing these lines after the second idle interval, whether or not requests run: silence
@@ -217,13 +217,13 @@ def _stall(lines: list[Snapshot], rank: int | None, last_s: float | None) -> Ite
     )
 
 
-def interval_s(lines: Sequence[Snapshot]) -> float | None:
+def interval_s(lines: Sequence[PeriodicLine]) -> float | None:
     """Return the least time between lines, which pauses lengthen; None if too few have times."""
     steps = [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
     return min(steps, default=None)
 
 
-def _counted(lines: list[Snapshot], rank: int | None) -> Iterator[Statement]:
+def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
     """Report what lines count themselves: preemptions and deferred requests."""
     preempting = [line.preemptions for line in lines if line.preemptions]
     if preempting:

@@ -6,7 +6,7 @@ from schedtrace.diagnose.records.benchmarks import described_benchmark
 from schedtrace.diagnose.records.console import console_statements, interval_s, summary
 from schedtrace.diagnose.records.failures import failure_statements
 from schedtrace.diagnose.records.metrics import engine_metrics, metrics_statements
-from schedtrace.model.records import Record, ServerStart, Statement
+from schedtrace.model.records import ServerStart, Statement, WeakRecord
 from schedtrace.model.say import say
 from schedtrace.read.records.benchmark_result import BenchmarkResult
 from schedtrace.read.records.metrics import NAME as METRICS
@@ -22,7 +22,7 @@ _FIRST = ("start-failed", "engine-failed", "dumped-step")
 """Codes that come before everything else."""
 
 
-def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkResult]) -> list[Record]:
+def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkResult]) -> list[WeakRecord]:
     """Return what the contents of a file support; all dumps of metrics in it are one record."""
     dumps = [content for content in contents if isinstance(content, MetricsDump)]
     records = [described_log(path, content) for content in contents if isinstance(content, ServerLog)]
@@ -32,7 +32,7 @@ def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkR
     return records + ([described_metrics(path, dumps)] if dumps else [])
 
 
-def described_log(path: str, log: ServerLog) -> Record:
+def described_log(path: str, log: ServerLog) -> WeakRecord:
     """Return what the log of one server supports."""
     statements = [*failure_statements(log), *console_statements(log)]
     engines = [summary(engine) for engine in log.engines]
@@ -42,7 +42,7 @@ def described_log(path: str, log: ServerLog) -> Record:
         interval=min(filter(None, intervals), default=None),
         facts=_CANNOT,
     )
-    return Record(
+    return WeakRecord(
         path=path,
         kind=LOG,
         source=log.source,
@@ -50,14 +50,14 @@ def described_log(path: str, log: ServerLog) -> Record:
         engines=engines,
         step=log.step,
         failure=log.failure,
-        statements=in_order(statements),
+        statements=_in_order(statements),
         cannot_tell=lacks if engines else say("This log cannot tell {facts}.", facts=_CANNOT),
         commands=_log_commands(log),
         notices=[say("{notice}", notice=notice) for notice in log.notices],
     )
 
 
-def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> Record:
+def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
     """Return what one or several dumps of metrics support."""
     engines = engine_metrics(dumps)
     broken = sum(dump.broken for dump in dumps)
@@ -69,12 +69,12 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> Record:
                 "wrong order"
             )
         )
-    return Record(
+    return WeakRecord(
         path=path,
         kind=METRICS,
         server=dumps[-1].server if dumps[-1].server != ServerStart() else None,
         metrics=engines,
-        statements=in_order(list(metrics_statements(dumps, engines))),
+        statements=_in_order(list(metrics_statements(dumps, engines))),
         cannot_tell=say(
             "Metrics are a moment and sums[{single:?} since the start], so they cannot tell {facts}.",
             single=len(dumps) == 1,
@@ -85,7 +85,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> Record:
     )
 
 
-def in_order(statements: list[Statement]) -> list[Statement]:
+def _in_order(statements: list[Statement]) -> list[Statement]:
     """Return failures first, what only may be a stall last, the rest in the order of the rules."""
 
     def place(statement: Statement) -> int:

@@ -39,6 +39,16 @@ def failure_statements(log: ServerLog) -> Iterator[Statement]:
     """Yield why the server failed, and what it was computing."""
     if log.failure is not None:
         yield _failure(log.failure)
+    if log.worker_waits:
+        yield Statement(
+            code="processes-waiting",
+            certainty="recorded",
+            text=say(
+                "vLLM reported {times:n time} that one of its processes waited long for another one: that "
+                "one hangs, does something long such as compiling, or has nothing to do.",
+                times=log.worker_waits,
+            ),
+        )
     if log.step is not None:
         yield _step(log.step)
         if log.step.preempted_requests:

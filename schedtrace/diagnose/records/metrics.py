@@ -40,6 +40,7 @@ def metrics_statements(dumps: Sequence[MetricsDump], engines: Sequence[EngineMet
     for engine in engines:
         rank = int(engine.engine) if len(engines) > 1 and engine.engine.isdecimal() else None
         yield from _queue(dumps, engine, rank)
+        yield from _pace(engine, rank)
         yield from _latencies(engine, rank)
         preemptions = engine.totals.preemptions
         if preemptions is not None:
@@ -172,9 +173,35 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
     yield statement
 
 
+def _pace(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
+    """Report the tokens of a window, which show whether running requests make progress."""
+    window = engine.window
+    if window is None or window.generation_tokens is None or window.prompt_tokens is None:
+        return
+    tokens = window.generation_tokens + window.prompt_tokens
+    if tokens == 0 and engine.running:
+        text = say(
+            "{when} no token was computed, while {running:n request} {verb}. A long prompt looks alike: vLLM "
+            "counts its tokens at its end.",
+            when=_when(window, lately=True),
+            running=engine.running,
+            verb="runs" if engine.running == 1 else "run",
+        )
+        yield Statement(code="no-tokens", certainty="possible", engine_rank=rank, text=text)
+    elif tokens and window.window_s:
+        text = say(
+            "{when} vLLM counted {prompt:n} prompt tokens/s and {output:n} output tokens/s.",
+            when=_when(window, lately=True),
+            prompt=window.prompt_tokens / window.window_s,
+            output=window.generation_tokens / window.window_s,
+        )
+        yield Statement(code="throughput", certainty="recorded", engine_rank=rank, text=text)
+
+
 def _latencies(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
     """Report where finished requests spent their time, as vLLM sums it up."""
-    window = engine.window or engine.totals
+    lately = engine.window is not None and bool(engine.window.finished_requests)
+    window = engine.window if engine.window is not None and lately else engine.totals
     if not window.finished_requests:
         return
     share = window.queue_frac
@@ -182,7 +209,7 @@ def _latencies(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
         "{when} {requests:n request} finished[: {e2e:ms} end to end on average][, of which {queue:ms}]"
         "[ ({share:%})][{queued:?} in the queue][, {prefill:ms} prefill][, {decode:ms} decode]. "
         "[On average, TTFT is {ttft:ms}[ and TPOT {tpot:ms}].]",
-        when=_when(window, lately=engine.window is not None),
+        when=_when(window, lately=lately),
         requests=window.finished_requests,
         e2e=window.e2e_mean_ms,
         queue=window.queue_mean_ms,

@@ -150,7 +150,7 @@ _WORDINGS: dict[Limit, _Wording] = {
         "seats-or-kv-cache",
         "possible",
         "Requests wait for a seat or for KV cache space, which this record cannot tell apart: {counted}"
-        "[; both limits are reached {shown}].",
+        "; running requests stay at exactly {constant:n}, and the KV cache is at least half full[, {shown}].",
     ),
     "prompts": _Wording(
         "prompts-pending",

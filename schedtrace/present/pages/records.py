@@ -9,10 +9,10 @@ from schedtrace.model.records import (
     ConsoleSnapshots,
     EngineMetrics,
     Range,
-    Record,
     Records,
     ServerStart,
     Statement,
+    WeakRecord,
 )
 from schedtrace.model.say import say
 from schedtrace.present.sections import (
@@ -44,7 +44,7 @@ def _sections(records: Records) -> Iterator[Section]:
         yield from _record(record)
 
 
-def _record(record: Record) -> Iterator[Section]:
+def _record(record: WeakRecord) -> Iterator[Section]:
     source = f", {record.source}" if record.source else ""
     about = say("  {kind}{source}: weaker than a trace of schedtrace", kind=record.kind, source=source)
     lines = [] if record.server is None else [line for line in (_server(record.server),) if line.template]

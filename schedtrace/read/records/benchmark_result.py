@@ -115,7 +115,7 @@ _PROGRAMS: tuple[tuple[Callable[[Fields], bool], Callable[[Fields], BenchmarkRes
     (lambda fields: isinstance(fields.get("benchmarks"), list), _guidellm),
     (lambda _: True, _aiperf),
 )
-"""By the fields that only one program writes; the kinds of ``read/kinds.py`` admit no other file."""
+"""Programs by the fields that only one of them writes; ``read/kinds.py`` admits no other file."""
 
 
 def _latency(
@@ -165,7 +165,7 @@ def is_benchmark_result(sample: FileSample) -> bool:
 
 READER = RecordReader(
     name="a result of a benchmark",
-    reads="JSON of vllm bench serve, AIPerf, GuideLLM or inference-perf with latencies",
+    reads="a result of vllm bench serve, AIPerf, GuideLLM or inference-perf",
     matches=is_benchmark_result,
     read=read_benchmark_result,
     samples=("05-inference-perf-one-line.json",),

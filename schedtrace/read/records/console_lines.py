@@ -35,7 +35,7 @@ _PREFIX = 400
 """Characters before a line's message in which its time is searched."""
 
 
-class Snapshot(NamedTuple):
+class PeriodicLine(NamedTuple):
     """A periodic line."""
 
     at_s: float | None
@@ -62,14 +62,14 @@ class EngineLines:
     def __init__(self, engine_rank: int | None, engines: int) -> None:
         self.engine_rank = engine_rank
         self.engines = engines
-        self.snapshots: deque[Snapshot] = deque(maxlen=MOST_SNAPSHOTS)
+        self.snapshots: deque[PeriodicLine] = deque(maxlen=MOST_SNAPSHOTS)
         self.lines = 0
         """Number of lines, including those that are not kept."""
         self.repeats = 0
         """Number of lines that were there before."""
         self.acceptance_fracs: deque[float] = deque(maxlen=MOST_SNAPSHOTS)
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: PeriodicLine) -> None:
         """Add a line, unless it repeats the one before: a pasted log often has the same line twice."""
         if snapshot.at_s is not None and self.snapshots and self.snapshots[-1] == snapshot:
             self.repeats += 1
@@ -78,14 +78,14 @@ class EngineLines:
         self.snapshots.append(snapshot)
 
 
-def snapshot_in(line: str) -> tuple[int | None, int, Snapshot, int] | None:
+def snapshot_in(line: str) -> tuple[int | None, int, PeriodicLine, int] | None:
     """Return rank, number of engines, content and place of a periodic line; None if the line is none."""
     match = _SNAPSHOT.search(line)
     if match is None:
         return None
     rest = match["rest"]
     deferred, preemptions = _DEFERRED.search(rest), _PREEMPTIONS.search(rest)
-    snapshot = Snapshot(
+    snapshot = PeriodicLine(
         at_s=time_in(line[: match.start()]),
         prompt_tokens_per_s=float(match["prompt"]),
         generation_tokens_per_s=float(match["generation"]),

@@ -211,9 +211,9 @@ def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
 
     A router or a federation adds labels for the server, which tell engines of the same number apart.
     """
-    others = [value for name, value in sorted(labels.items()) if name not in _NO_IDENTITY]
+    servers = [value for name, value in sorted(labels.items()) if name not in _NO_IDENTITY]
     engine = labels.get("engine", "0")
-    return f"{engine} ({', '.join(others)})" if others else engine, labels.get(
+    return f"{engine} ({', '.join(servers)})" if servers else engine, labels.get(
         "model_name", labels.get("model")
     )
 
@@ -236,7 +236,7 @@ def is_metrics(sample: FileSample) -> bool:
 
 READER = RecordReader(
     name=NAME,
-    reads="lines 'vllm:num_requests_running{...} 64.0', as GET /metrics answers",
+    reads="its /metrics (vllm:num_requests_running{...} 64.0)",
     matches=is_metrics,
     read=read_metrics,
     samples=("16-metrics.txt",),

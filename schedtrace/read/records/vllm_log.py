@@ -22,7 +22,13 @@ from schedtrace.read.text_stream import marked_lines
 NAME = "vLLM's console log"
 _OWN_MARKERS = (console_lines.SNAPSHOT_MARKER, OUTPUT_MARKER, *start_lines.MARKERS)
 """Lines that make a file such a log."""
-_ALSO = (console_lines.ACCEPTANCE_MARKER, STATS_MARKER, *failure_lines.MARKERS)
+_WORKER_WAIT = "No available shared memory broadcast block found in"
+_ALSO = (
+    console_lines.ACCEPTANCE_MARKER,
+    STATS_MARKER,
+    _WORKER_WAIT.encode(),
+    *failure_lines.MARKERS,
+)
 """Lines that belong to it, but occur in other files, too."""
 _START_FAILED = re.compile(r"EngineCore failed to start\.|Engine core initialization failed")
 _SOURCE = re.compile(r"^(?:\[pod/(?P<pod>[^\]\s]{1,300})\] |(?P<container>[\w.-]{1,100}) +\| )")
@@ -46,6 +52,8 @@ class ServerLog:
     """Periodic lines, by the engine's rank."""
     step: DumpedStep | None = None
     failure: Failure | None = None
+    worker_waits: int = 0
+    """Number of reports that one of vLLM's processes waited long for another one."""
     last_s: float | None = None
     """Time of the log's last line, on the clock of the snapshots; None if it is not known."""
     notices: list[str] = field(default_factory=list)
@@ -66,6 +74,7 @@ class _Server:
         self.engines: dict[int | None, EngineLines] = {}
         self._step: DumpedStep | None = None
         self._latest: EngineLines | None = None
+        self._worker_waits = 0
 
     @property
     def is_started(self) -> bool:
@@ -84,6 +93,8 @@ class _Server:
             pass
         elif self._latest is not None and (acceptance := acceptance_in(line)) is not None:
             self._latest.acceptance_fracs.append(acceptance)
+        elif _WORKER_WAIT in line:
+            self._worker_waits += 1
         elif not self.start.take(line):
             self.failures.take(number, line)
 
@@ -104,6 +115,7 @@ class _Server:
             engines=engines,
             step=self._step,
             failure=self.failures.failure(),
+            worker_waits=self._worker_waits,
             notices=notices,
         )
 
@@ -178,7 +190,7 @@ def is_vllm_log(sample: FileSample) -> bool:
 
 READER = RecordReader(
     name=NAME,
-    reads="vLLM's log with 'Avg prompt throughput' lines, its start, or a dumped SchedulerOutput",
+    reads="periodic lines, a start or a failure",
     matches=is_vllm_log,
     read=read_vllm_log,
     samples=("12-console-v1.log", "14-scheduler-dump-k8s.log"),

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import zstandard
 
+from schedtrace.read.run import find_runs
 from tests.console_logs import START, every_10_s
 
 ROOT = Path(__file__).parents[3]
@@ -121,9 +122,21 @@ def test_options_of_traces(cli, options, code, why):
     assert (exit_code, why in err) == (code, True)
 
 
+def test_other_commands_pass_over_records_without_steps(cli, tmp_path):
+    shutil.copy(CONSOLE, tmp_path)
+    code, _, err = cli("diff", tmp_path, tmp_path)
+    why = "no traces in it; only schedtrace analyze reads 12-console-v1.log (vLLM's console log)"
+    assert (code, err) == (3, f"schedtrace: {tmp_path}: {why}\n")
+    shutil.copy(FILES / "01-iteration-kv-full.log", tmp_path)
+    assert [path.name for path in find_runs([tmp_path])] == ["01-iteration-kv-full.log"]
+
+
 def test_nothing_named_is_a_usage_error(cli):
     code, _, err = cli("analyze")
-    assert (code, err) == (2, "schedtrace: name a run, a log or - (standard input), or give --url\n")
+    assert (code, err) == (
+        2,
+        "schedtrace: Missing argument 'paths': name a run, a log or - (standard input), or give --url\n",
+    )
 
 
 def test_texts_of_strangers_stay_on_their_line(cli, tmp_path):

@@ -215,6 +215,15 @@ def test_a_failed_start_advises(record):
     assert (shown.engines, shown.server) == ([], None)
 
 
+def test_waits_for_a_worker_are_counted(record):
+    wait = message(
+        "INFO", "No available shared memory broadcast block found in 60 seconds.", "shm_broadcast.py:466"
+    )
+    shown = record(every_10_s({}) + 2 * wait)
+    assert said(shown)[0] == ("processes-waiting", "recorded", None, None)
+    assert "2 times" in plain(shown.statements[0].text)
+
+
 def dump(running=3, waiting=0, usage=0.2, counter=10, created=5, **more):
     lines = [
         f"vllm:num_requests_running {running}",
@@ -248,6 +257,22 @@ def test_a_window_has_the_differences_of_two_dumps():
     shown = described_metrics("x", [dump(**sums), dump(counter=12, **later)])
     assert shown.metrics[0].window == MetricsWindow(finished_requests=3, preemptions=2, e2e_mean_ms=2000.0)
     assert shown.metrics[0].totals.finished_requests == 8
+
+
+@pytest.mark.parametrize(
+    ("tokens", "running", "window_s", "code"),
+    [(0, 3, None, "no-tokens"), (0, 0, None, None), (50, 3, None, None), (50, 3, 5.0, "throughput")],
+)
+def test_the_tokens_of_a_window_show_progress(tokens, running, window_s, code):
+    first = dump(running=running, prompt_tokens_total=7, generation_tokens_total=100)
+    second = dump(running=running, prompt_tokens_total=7, generation_tokens_total=100 + tokens)
+    if window_s is not None:
+        first.at_s, second.at_s = 1.0, 1.0 + window_s
+    shown = described_metrics("x", [first, second])
+    codes = {each for each, *_ in said(shown)} & {"no-tokens", "throughput"}
+    assert codes == ({code} if code else set())
+    if code == "throughput":
+        assert "10.0 output tokens/s" in " ".join(plain(statement.text) for statement in shown.statements)
 
 
 @pytest.mark.parametrize("other", [dump(counter=9), dump(created=6)])

@@ -65,7 +65,7 @@ def test_a_file_of_no_known_kind_is_refused_with_what_is_understood(tmp_path, co
     path = tmp_path / "x.log"
     path.write_bytes(content)
     with pytest.raises(
-        InputError, match=r"x\.log: not understood; expected a trace .* --enable-logging"
+        InputError, match=r"x\.log: not understood; expected a trace .* a result of vllm bench"
     ) as refused:
         read_run(path)
     assert refused.value.exit_code is ExitCode.INPUT

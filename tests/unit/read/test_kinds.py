@@ -1,5 +1,6 @@
 """Every kind of file by what only it has; ``tests/data/files`` are public samples, details replaced."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -126,6 +127,12 @@ def test_a_public_sample_is_recognized(name, kind):
             "vLLM's log without iteration lines",
         ),
         (b"BZh91AY", "a compressed file"),
+        (b"\x1f\x8b\x08\x00", "a compressed file"),
+        (
+            gzip.compress(b'{"timestamp": 0, "input_length": 16, "output_length": 4}\n', mtime=0),
+            "a compressed file",
+        ),
+        (gzip.compress(b'{"type": "header", "schema_version": 3}\n', mtime=0), "a compressed file"),
         (V0_LINE, "a log of vLLM's V0 engine"),
         (PY_SPY, "stacks dumped by py-spy"),
         ('{"resourceSpans": [{"scopeSpans": []}]}', "OpenTelemetry spans"),

@@ -10,7 +10,7 @@ import zstandard
 
 from schedtrace.errors import InputError
 from schedtrace.read import text_stream
-from schedtrace.read.text_stream import marked_lines, plain_text, spooled, text_lines
+from schedtrace.read.text_stream import marked_lines, spooled, text_lines, unwrapped
 
 TEXT = "first\nsecond [mark]\nthird\n"
 
@@ -35,7 +35,7 @@ def file(tmp_path):
         lambda text: zstandard.compress(text[:8].encode()) + zstandard.compress(text[8:].encode()),
     ],
 )
-def test_packed_text_is_read_like_plain_text(file, pack):
+def test_packed_text_is_read_like_unwrapped(file, pack):
     path = file(pack(TEXT))
     assert list(text_lines(path)) == [(1, "first"), (2, "second [mark]"), (3, "third")]
     assert list(marked_lines(path, (b"[mark]",))) == [(2, "second [mark]")]
@@ -70,7 +70,7 @@ def test_broken_packed_data_are_refused(file, content):
     ],
 )
 def test_a_line_is_unwrapped(file, line):
-    assert plain_text(line.encode()) == "hello [mark]"
+    assert unwrapped(line.encode()) == "hello [mark]"
     assert list(marked_lines(file(f"x\n{line}\n"), (b"[mark]",))) == [(2, "hello [mark]")]
 
 
@@ -78,7 +78,7 @@ def test_a_line_is_unwrapped(file, line):
     "line", ['{"a": 1}', '{"message": 1}', '{"message"', "{'token_budget': 1}", '{"message": ""}']
 )
 def test_a_line_without_a_message_stays(line):
-    assert plain_text(line.encode()) == line
+    assert unwrapped(line.encode()) == line
 
 
 def test_lines_that_cri_split_are_joined_by_stream(file):
