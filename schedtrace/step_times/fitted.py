@@ -126,9 +126,17 @@ class Fitted:
         return None if self.rows is None else error_per_doubling(self.rows, self.fit.device)
 
     def leaned_us(self, batch: Batch, deviations: float) -> float:
-        """Return the time of execution if steps outside the range take so many standard errors longer."""
+        """Return the time of execution if steps outside the range take so many standard errors longer.
+
+        Steps with more tokens than any recorded one take at most what they would without economies of scale.
+        """
+        if not batch.tokens:
+            return 0.0
         per_doubling = deviations * (self.error_per_doubling or 0.0)
-        return self.fit.device.leaned_us(self._device_columns(batch), per_doubling) if batch.tokens else 0.0
+        leaned_us = self.fit.device.leaned_us(self._device_columns(batch), per_doubling)
+        if batch.batch_tokens <= self.most_tokens:
+            return leaned_us
+        return min(leaned_us, max(self.device_us(batch), self.without_economies_us(batch)))
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
         """Return residuals in blocks of neighbours, for a replay with noise: ``exp`` of each is a factor."""

@@ -44,7 +44,7 @@ FEWEST_LEFT_FRAC = 0.1
 USUAL_PER_DOUBLING = math.log(2) / math.sqrt(12)
 """Error for each doubling before any evidence: twice the work takes between as long and twice as long, and
 all between is equally likely."""
-USUAL_DOUBLINGS = 2.0
+USUAL_DOUBLINGS = 1.0
 """Doublings of held-out steps whose evidence weighs as much as ``USUAL_PER_DOUBLING``."""
 MOST_HELD_OUT = 500
 """Largest number of held-out steps whose distance is computed."""

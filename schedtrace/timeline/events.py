@@ -434,6 +434,7 @@ def _split(frames: EngineFrames, rows: pl.DataFrame, spans: pl.DataFrame) -> pl.
     outside = (
         touched.join(edges, on="row", maintain_order="left")
         .with_columns(begin_us=pl.concat_list("begin_us", "begins"), end_us=pl.concat_list("ends", "end_us"))
+        .drop("begins", "ends")  # else each piece of a row gets a copy of both lists
         .explode("begin_us", "end_us")
         .filter(LENGTH_US > 0)
     )

@@ -246,6 +246,8 @@ def test_more_tokens_than_any_step_had_may_gain_nothing_by_being_together(run, t
     assert model.without_economies_us(one) == model.device_us(one)
     assert model.without_economies_us(two) == pytest.approx(2 * model.device_us(one))
     assert model.without_economies_us(two) > model.device_us(two) + 900  # a step costs 1 ms
+    assert model.leaned_us(two, 100) == model.without_economies_us(two)
+    assert model.leaned_us(two, -100) == pytest.approx(model.device_us(one))
     model.save(tmp_path / "times.json")
     assert load(tmp_path / "times.json").without_economies_us(two) == pytest.approx(model.device_us(two))
 

@@ -1,11 +1,13 @@
 """``timeline.events``: interruptions, in steps of 1 ms that take 970 us on the device."""
 
+import resource
+
 import polars as pl
 import pytest
 
 from schedtrace.model.causes import INTERRUPTIONS
 from schedtrace.model.trace_facts import Control
-from schedtrace.timeline.events import EPISODE, KINDS, PERIODIC, SCATTERED, cost_us, standstills
+from schedtrace.timeline.events import EPISODE, KINDS, PERIODIC, SCATTERED, _split, cost_us, standstills
 from tests.makers import arrival, finish, step
 
 
@@ -185,3 +187,22 @@ def test_parts_of_spans_in_which_the_engine_did_not_step(view_of):
 def test_every_kind_of_interruption_has_its_words():
     """Kinds of slow steps share theirs."""
     assert {*KINDS} - {*INTERRUPTIONS} == {PERIODIC, EPISODE, SCATTERED}
+
+
+def test_the_pieces_of_a_long_wait_on_a_starved_machine_take_memory_once(view_of):
+    """8,000 interruptions of one wait: a copy of their list for each piece would take a gigabyte."""
+    timeline = view_of(step(0, start=0), step(1, start=200_000))
+    begins = list(range(10, 160_010, 20))
+    columns = {"begin_us": begins, "end_us": [begin + 5 for begin in begins], "kind": "starved"}
+    row = {
+        "request_id": "a",
+        "state": "queued",
+        "begin_us": 0,
+        "end_us": 200_000,
+        "begin_step": 0,
+        "end_step": 1,
+    }
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pieces = _split(timeline, pl.DataFrame([{**row, "cause": None, "tokens": 0}]), pl.DataFrame(columns))
+    assert pieces.height == 2 * len(begins) + 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
