@@ -184,9 +184,11 @@ class Trial:
 
     configuration: Configuration
     saved_frac: float
-    """Saving of the objective: 0.2 is a fifth less time; minus infinity if the load never ends."""
+    """Largest saving of the objective: 0.2 is a fifth less time; minus infinity if the load never ends."""
     least_frac: float
     """Saving if steps larger than recorded ones have no economies of scale."""
+    estimate_frac: float
+    """Estimated saving, between these two."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -244,8 +246,8 @@ class Search:
             for first, second in itertools.combinations(singles, 2)
             if (together := self.trial(*first.changes, *second.changes)) is not None
         ]
-        best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
-        if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
+        best = max(pairs, key=lambda trial: trial.estimate_frac, default=None)
+        if best is not None and best.estimate_frac >= singles[0].estimate_frac + LEAST_FRAC:
             singles.append(best)
         return singles
 
@@ -274,9 +276,13 @@ class Search:
             configuration = self.configurations[changes] = self._predictor.predict(dict(changes), resamples=0)
         except UsageError as error:
             configuration.refused = str(error)
-            return Trial(configuration, -math.inf, -math.inf) if isinstance(error, NeverEndsError) else None
-        saved = saved_between(configuration.figure(self.name))
-        return None if saved is None else Trial(configuration, saved[1], saved[0])
+            never = Trial(configuration, -math.inf, -math.inf, -math.inf)
+            return never if isinstance(error, NeverEndsError) else None
+        figure = configuration.figure(self.name)
+        if figure is None or figure.change_frac is None:
+            return None
+        least, most = _saved_between(figure, figure.change_frac)
+        return Trial(configuration, most, least, saved_frac(figure, figure.change_frac))
 
     def _best_by_family(self) -> list[Trial]:
         """Return the best trial of each kind of setting that helps, the best first."""
@@ -329,11 +335,9 @@ class Search:
         return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
 
 
-def saved_between(figure: Figure | None) -> tuple[float, float] | None:
-    """Return the least and most savings within a figure's interval (``saved_frac``)."""
-    if figure is None or figure.change_frac is None:
-        return None
-    ends = [figure.change_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
+def _saved_between(figure: Figure, estimate_frac: float) -> tuple[float, float]:
+    """Return the least and the largest saving within a figure's interval (``saved_frac``)."""
+    ends = [estimate_frac if end is None else end for end in (figure.low_frac, figure.high_frac)]
     low, high = sorted(saved_frac(figure, change_frac) for change_frac in ends)
     return low, high
 

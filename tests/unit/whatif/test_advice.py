@@ -20,7 +20,7 @@ NOTHING_TRIED = SimpleNamespace(
 
 
 def a_trial(changes, saved, least=None):
-    return Trial(Configuration(changes=changes), saved, saved if least is None else least)
+    return Trial(Configuration(changes=changes), saved, saved if least is None else least, saved)
 
 
 def a_finding(code, share, *options, gain=None):
