@@ -300,7 +300,7 @@ def _singles(fit: WorkFit, features: Sequence[Feature]) -> _Candidates:
     about: list[Explanation] = []
     for feature in features:
         values = feature.values
-        for cut in _cuts(values):
+        for cut in [] if feature.kind == "length" else _cuts(values):
             columns.append((values > cut).astype(float))
             about.append(Explanation((Term(feature, float(cut)),), False, 0.0, False, 0.0))
         low, high = np.quantile(values, (0.02, 1.0))

@@ -37,8 +37,9 @@ TRAITS = {
 """Options of a request that add work to a step beyond the forward pass of its tokens."""
 MOST_ADAPTERS = 20
 """Most LoRA adapters with a feature each: the adapters with the most requests."""
-MOST_LENGTHS = 3
-"""Most requests whose length is a feature: the requests with the most steps."""
+MOST_LENGTHS, LONGER = 3, 3.0
+"""Most requests whose length is a feature, and the least multiple of the median number of steps that they
+have: growth with the output of one of many like requests would not last."""
 
 MOST_BENDS, STEPS_OF_BEND = 10, 12
 """Most bends in the cost of prefill tokens, and fewest steps per bend."""
@@ -314,12 +315,13 @@ def _listed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
 
 
 def _lengths(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
-    """Yield the output tokens so far of each of the requests with the most steps; 0 in steps without it.
+    """Yield the output tokens so far of each request that outlives the others; 0 in steps without it.
 
     The cost of one request may grow with its length: a model of the work knows the sum over the batch only.
     """
     number = (pl.col("last_step") - pl.col("step") + 1).sum().alias("number")
     by_steps = timeline.stretches.group_by("request_id").agg(number)
+    by_steps = by_steps.filter(pl.col("number") >= LONGER * pl.col("number").median())
     by_steps = by_steps.sort("number", "request_id", descending=[True, False]).head(MOST_LENGTHS)
     ordered = steps.select("step").with_row_index("place").sort("step")
     prompts = timeline.known_requests.select("request_id", "prompt_tokens").drop_nulls()

@@ -248,8 +248,11 @@ def test_a_trend(found, recorded_words):
 
 
 def test_a_request_whose_cost_grows_with_its_output(found, recorded_words):
-    """Each output token of z makes its step 50 us longer; z is there for nearly the whole trace."""
+    """Each output token of z makes its step 50 us longer; z outlives all others."""
     lines = decodes([1 + number % 8 for number in range(160)])
+    for number, line in enumerate(lines):
+        for request in line.requests:
+            request.request_id += str(number // 20)
     lines[10].arrived = [arrival("z", 200_000)]
     for number, line in enumerate(lines[10:], 10):
         outputs = number - 10
