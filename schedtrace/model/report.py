@@ -148,8 +148,10 @@ class Finding(msgspec.Struct, kw_only=True):
     cost_of: str = "busy time"
     """``busy time`` (the engine's time without idle time) or ``run`` (from its first step to its last)."""
     tail: Message = NOTHING
-    """How much longer the requests that it slows take than comparable ones; empty if less than three times.
-    It is on the first screen however small the finding's share."""
+    """Latency of the requests that it slows, and of comparable ones; empty if less than three times theirs.
+
+    It is on the first screen however small the finding's share.
+    """
     cost_error_frac: float | None = None
     """Typical relative error of the step-time model behind the estimate; None if no model is used."""
     symptoms: "list[Finding]" = []

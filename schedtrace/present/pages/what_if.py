@@ -86,12 +86,13 @@ def _worsening(row: Configuration, objective: str | None) -> float:
 def _outcome(row: Configuration, objective: str | None) -> Message:
     """Return a change with what it does to the objective, or that vLLM or a replay cannot make it."""
     dropped = [f"without --{name.replace('_', '-')}" for name, value in row.changes.items() if value is None]
-    change, shown = " ".join([*as_options(row.changes), *dropped]), row.figure(objective or "")
+    change = " ".join([*as_options(row.changes), *dropped])
+    shown = row.figure(objective or "")
     if CONCURRENCY in row.changes:
         change = f"the client's {change}"
     if shown is None or shown.change_frac is None:
         return say("{change:code} is not possible", change=change)
-    return say("{change:code} {change_frac:+%}", shown, change=change)
+    return say("{change:code} {change_frac:+%}", change=change, change_frac=shown.change_frac)
 
 
 def _release_warning(replays: Replays) -> Iterator[Message]:

@@ -14,7 +14,6 @@ from tests.console_logs import periodic
 SAMPLES = Path(__file__).parents[2] / "data" / "findings"
 INTERVALS = 20
 NAMES = (
-    "balance-without-effect",
     "client-limited",
     "decode-starves-prefill",
     "head-of-line",
