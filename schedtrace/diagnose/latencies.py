@@ -55,7 +55,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
 
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
-    """Return ``request_id`` and ``first_token_us`` of requests with a first token that have not ended."""
+    """Return ``request_id`` and ``first_token_us`` of unfinished requests that have had their first token."""
     if ids.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")

@@ -41,7 +41,7 @@ def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: f
 
 
 def over(timeline: Timeline) -> Over:
-    """Return the period of the throughput: whole trials if the trace has them and is not cut to a window."""
+    """Return which period the throughput covers: whole trials if the trace has them in full."""
     return "trial" if timeline.whole_trials else "requests"
 
 

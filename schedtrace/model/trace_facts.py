@@ -120,7 +120,7 @@ class DummyBatch(msgspec.Struct, omit_defaults=True):
 
 
 class RankSync(msgspec.Struct, omit_defaults=True):
-    """An all-reduce in which the ranks agree whether one has unfinished requests; each waits for all."""
+    """An all-reduce in which the ranks agree on whether any has unfinished requests; each waits for all."""
 
     began_us: int
     """Time at which this rank came to it."""

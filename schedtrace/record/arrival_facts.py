@@ -105,7 +105,7 @@ class _Prompt:
     """Key on which vLLM's hashes depend besides tokens."""
 
     def block_hashes(self) -> Iterator[bytes]:
-        """Yield for every marked block a hash of it and all blocks before it."""
+        """Yield a hash for every marked block, which covers it and all blocks before it."""
         before, begin = self.told_apart_by.encode(errors="surrogatepass"), 0
         for block in MARKED_BLOCKS[: marks_within(self.tokens // self.block_size)]:
             end = block * self.block_size

@@ -59,7 +59,7 @@ class WrittenIds(dict[Any, str]):
 
 
 class LatestRows:
-    """Rows of a step; steady steps after it are only counted."""
+    """Rows of the latest step that was not steady; steady steps after it are only counted."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []

@@ -208,7 +208,7 @@ FRAME_BYTES = 4 * 2**20
 """Bytes of a frame before compression."""
 SMALL = 2**18
 """Bytes of a part that can be read almost at once."""
-MOST_HEAD = 2
+LEAST_PER_HEAD = 2
 """Minimum ratio of a part's size to that of its head; otherwise parts would be mostly heads if many wait."""
 LEVEL = 1
 """Compression level; higher levels take longer and save less than a tenth."""
@@ -293,7 +293,7 @@ class PartedTrace:
         if part.size == part.head and not self._lines:
             return False
         old = now - part.began_s >= self.bounds.part_s
-        enough = max(self.bounds.part_bytes, MOST_HEAD * part.head)
+        enough = max(self.bounds.part_bytes, LEAST_PER_HEAD * part.head)
         return part.size >= enough or (old and (self.bounds.max_s is not None or part.size >= SMALL))
 
     def write(self, lines: bytes) -> None:

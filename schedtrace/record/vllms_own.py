@@ -1,4 +1,4 @@
-"""Release of vLLM, and whether an object is vLLM's own, so that the effects of its calls are known.
+"""Release of vLLM, and the check that an object is vLLM's own, so that the effects of its calls are known.
 
 Recording may call only code without side effects, which we checked in vLLM's source, release by release. A
 class of another package, or a class of vLLM with a replaced method, may do anything, so it is never called.

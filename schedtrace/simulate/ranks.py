@@ -151,7 +151,7 @@ class Rank(TimedEngine):
         return self.clock.now_us
 
     def resume(self) -> None:
-        """Run the rank until it waits, from ``wake_us`` on."""
+        """Run the rank from ``wake_us`` until it waits again."""
         self.clock.now_us = self.reached_us = self.wake_us
         self._turns.resume()
 

@@ -91,7 +91,7 @@ class Listing(Widget, can_focus=True):
             self.post_message(self.Moved())
 
     def action_choose(self) -> None:
-        """Post the choice."""
+        """Post a ``Chosen`` message for the selected row, if there is one."""
         if self.chosen_key is not None:
             self.post_message(self.Chosen(self.chosen_key))
 

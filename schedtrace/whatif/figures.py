@@ -14,7 +14,7 @@ from schedtrace.compare.metric_changes import Metric
 from schedtrace.model.report import TrialReport
 from schedtrace.model.what_if import Figure
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.whatif.margins import drift
+from schedtrace.whatif.misfit import drift
 
 COVERAGE = 0.9
 MAKESPAN = Metric("makespan", "s", False, lambda trial: trial.duration_s)

@@ -35,7 +35,7 @@ from schedtrace.whatif.figures import (
     timing_figures,
     trial_values,
 )
-from schedtrace.whatif.margins import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
+from schedtrace.whatif.misfit import MOST_FRAC, REPRODUCES_WITHIN, likely_causes
 from schedtrace.whatif.replays import (
     RecordedEngine,
     Replayed,
@@ -262,7 +262,7 @@ class Predictor:
             name: One of ``figures.METRICS``.
 
         Raises:
-            InputError: If it is off by more than ``margins.MOST_FRAC``, or the load has no such figure.
+            InputError: If it is off by more than ``misfit.MOST_FRAC``, or the load has no such figure.
             UsageError: If the replay of the unchanged load never ends.
         """
         if abs(self.misfit_frac(name)) > MOST_FRAC:

@@ -126,7 +126,7 @@ def clients_of(
     return None if best is None else _clients(best, history)
 
 
-def closed_loop(arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int) -> Clients:
+def as_closed_loop(arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int) -> Clients:
     """Return a load as a closed loop of this many clients, whatever pattern its times show."""
     return Clients("loop", clients, _History.from_times(arrived_us, answered_us).thinks_us(clients))
 

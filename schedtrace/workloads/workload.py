@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from schedtrace.model.message import Message
-from schedtrace.workloads.clients import Clients, closed_loop
+from schedtrace.workloads.clients import Clients, as_closed_loop
 
 Pass = tuple[int, int]
 """Pass of ranks in lock-step: a wave of the load, and a pass in it, both from 0."""
@@ -119,7 +119,7 @@ class Workload:
     def with_clients(self, clients: int) -> "Workload":
         """Return the load as that of ``clients`` clients with one request open each, whatever its times."""
         arrived, answered = zip(*((request.arrived_us, request.answered_us) for request in self), strict=True)
-        return replace(self, clients=closed_loop(arrived, answered, clients))
+        return replace(self, clients=as_closed_loop(arrived, answered, clients))
 
     def with_concurrency(self, clients: int) -> "Workload":
         """Return a closed loop with another number of clients, which think as long as those recorded."""

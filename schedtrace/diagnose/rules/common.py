@@ -151,7 +151,7 @@ def severity(frac: float, warning_from: float, critical_from: float) -> str:
 
 
 class Figures(TypedDict, total=False):
-    """Fields of a ``Finding`` other than sentences, as a rule states them."""
+    """Fields of a ``Finding`` that are not sentences, as set by its rule."""
 
     code: str
     severity: str

@@ -1,4 +1,4 @@
-"""``kv-bound``: requests waited for KV cache space, or computed again what a preemption had thrown away."""
+"""``kv-bound``: requests waited for KV cache space, or recomputed what a preemption had discarded."""
 
 import polars as pl
 

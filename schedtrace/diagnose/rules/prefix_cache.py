@@ -447,7 +447,7 @@ def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
 def _advice(
     timeline: Timeline, evidence: PrefixCache, block_size: int, *, missed: bool, nothing: bool
 ) -> list[Advice]:
-    """Return advice that would help: more blocks, a smaller block size, or requests that read the cache."""
+    """Return advice: more or smaller blocks, only the ends of windows, or requests that read the cache."""
     advice = []
     gone = evidence.evicted_tokens or evidence.evicted_blocks or evidence.group_lost_tokens
     if missed and evidence.ends_fit:
@@ -487,7 +487,7 @@ def _advice(
 
 
 def _window_ends(timeline: Timeline, evidence: PrefixCache) -> Advice:
-    """Return how to keep only the ends of windows: vLLM's setting or, without one, a newer vLLM."""
+    """Return advice to keep only the ends of windows: vLLM's option, or a newer vLLM that has it."""
     costs = "Only a prompt that continues another one, or begins as several do, finds its beginning."
     if RETENTION in timeline.header.settings:
         return advise(

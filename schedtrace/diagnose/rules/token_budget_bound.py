@@ -1,4 +1,4 @@
-"""``token-budget-bound``: requests waited for tokens of the steps' budget."""
+"""``token-budget-bound``: requests waited because the steps' token budget was used up."""
 
 import polars as pl
 
@@ -107,7 +107,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 class LoweredBudget(LongestWaited, kw_only=True):
-    """Steps whose ``schedule()`` worked with less than the budget that is set."""
+    """Steps whose ``schedule()`` had a smaller budget than the configured one."""
 
     lowered_steps: int
     """Number of steps that worked with less than the budget that is set."""

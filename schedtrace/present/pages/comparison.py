@@ -270,7 +270,7 @@ def _finding(change: FindingChange) -> FindingSection:
 
 
 def _values(change: FindingChange) -> Message:
-    """Return both sides' values: shares if one crossed its threshold, otherwise counts."""
+    """Return both sides' values: shares if only one side reached the threshold, otherwise counts."""
     if change.state != "stayed" or (change.base_count and change.new_count):
         return say("{base_count:n} -> {new_count:n}", change)
     below = say("below {threshold_frac:%}", change)

@@ -1,4 +1,4 @@
-"""Columns of whole numbers and of texts, packed into one text that a page carries and its script unpacks.
+"""Columns of whole numbers and of texts, packed into one string that the page embeds and its script unpacks.
 
 Each number is written as its zigzag code (0, -1, 1, -2, ... to 0, 1, 2, 3, ...) in 7 bits a byte, the lowest
 first, the high bit for "more follows" (as protobuf's ``sint64``). Texts are UTF-8 between NUL characters. All

@@ -36,7 +36,7 @@ _PREFIX = 400
 
 
 class PeriodicLine(NamedTuple):
-    """A periodic line."""
+    """One of vLLM's periodic console lines, parsed."""
 
     at_s: float | None
     """Time in seconds, of an arbitrary zero."""

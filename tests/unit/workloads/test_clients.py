@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from schedtrace.workloads.clients import Clients, clients_of, closed_loop
+from schedtrace.workloads.clients import Clients, as_closed_loop, clients_of
 from schedtrace.workloads.workload import LoadRequest, make_workload
 
 
@@ -67,7 +67,9 @@ def test_requests_that_came_at_once_are_no_clients_of():
 
 def test_what_the_user_says_is_believed():
     arrived = [0.0, 0.0, 50.0, 2000.0]
-    assert closed_loop(arrived, [100.0, 300.0, 900.0, None], clients=2) == Clients("loop", 2, (0.0, 1700.0))
+    assert as_closed_loop(arrived, [100.0, 300.0, 900.0, None], clients=2) == Clients(
+        "loop", 2, (0.0, 1700.0)
+    )
 
 
 def rounds(size, think_us, requests, *, seed=5):

@@ -1,4 +1,4 @@
-"""Margins that the misfit of a replay adds to a prediction.
+"""Margin that the misfit of a replay adds to a prediction.
 
 The misfit is the error of a replay with the recorded settings. A misfit of 7 % widens the error bar and does
 not forbid a prediction: a change counts if it gains more than that.
