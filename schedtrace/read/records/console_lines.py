@@ -36,7 +36,7 @@ _PREFIX = 400
 
 
 class PeriodicLine(NamedTuple):
-    """One of vLLM's periodic console lines, parsed."""
+    """Figures of one of vLLM's periodic console lines."""
 
     at_s: float | None
     """Time in seconds, of an arbitrary zero."""
