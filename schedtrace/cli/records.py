@@ -119,12 +119,12 @@ def show_records(
     of_traces: Mapping[str, Any],
     runs: "Sequence[RunReport]" = (),
 ) -> None:
-    """Print what records support, below the reports of runs if there are any.
+    """Print the statements about records without steps, below the reports of runs if there are any.
 
     Args:
         records: What is shown; without any, nothing is printed.
         output_format: Name of the format.
-        of_traces: Options that only traces have, as on the command line.
+        of_traces: Options of the command line that apply only to traces, with their values.
         runs: Reports that are shown already.
 
     Raises:

@@ -161,7 +161,7 @@ class Question:
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
-        """Return the KV blocks for this many more tokens, given to these requests in turn."""
+        """Return the KV blocks needed for ``tokens`` more tokens, given to one request after the other."""
         blocks = 0
         for request in requests:
             more = min(tokens, _lacking([request]))
@@ -206,7 +206,7 @@ def what_if(
 def _answer(
     sentence: str, limit: str, now: int, then: int | None, request_ids: list[str], tokens: int, **values: Any
 ) -> WhatIf:
-    """Return an answer whose sentence can use its fields and ``values``."""
+    """Return an answer. Its sentence may refer to the fields of the answer and to ``values``."""
     answer = WhatIf(limit=limit, now=now, then=then, request_ids=request_ids, tokens=tokens, message=NOTHING)
     answer.message = say(sentence, answer, **values)
     return answer

@@ -18,7 +18,7 @@ class Check(msgspec.Struct, kw_only=True):
     ``engine``, ``version`` or ``metrics``.
     """
     state: State
-    """``note``: recording works, and a person should know this. ``wrong``: something is not recorded, or not
+    """``note``: recording works, but you should know this. ``wrong``: something is not recorded, or not
     possible.
     """
     text: str

@@ -71,7 +71,7 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     generation_tokens_per_s: Range
     """Output tokens a second."""
     prefix_cache_hit_frac: float | None = None
-    """Share of prompt tokens that the prefix cache had, in the last line: of the latest 1,000 requests."""
+    """Share of prompt tokens found in the prefix cache, in the last line: over the latest 1,000 requests."""
     external_hit_frac: float | None = None
     """The same of an external cache."""
     preemptions: int | None = None
@@ -166,7 +166,7 @@ class EngineMetrics(msgspec.Struct, kw_only=True):
     """Metrics of one engine of one model."""
 
     engine: str
-    """Value of the label ``engine``, with those of labels for the server if there are any."""
+    """Value of the label ``engine``, followed by the labels that identify the server, if any."""
     model: str | None
     """Value of the label ``model_name``."""
     running: int | None = None
@@ -195,7 +195,7 @@ class ClientLatency(msgspec.Struct, kw_only=True):
     p99_ms: float | None = None
     """99th percentile."""
     engine_p50_ms: float | None = None
-    """Median in the engine's trace of as many requests; null: there is none."""
+    """Median in the trace whose trial finished as many requests; null: there is none."""
     engine_p99_ms: float | None = None
     """99th percentile in the engine's trace."""
 
@@ -210,7 +210,7 @@ class Statement(msgspec.Struct, kw_only=True):
     at: int | None = None
     """Number of snapshots that show it; null: it does not rest on snapshots."""
     snapshots: int | None = None
-    """Number of snapshots in which it could have shown."""
+    """Number of snapshots that could have shown it."""
     engine_rank: int | None = None
     """Engine that it is about; null: all, or the only one."""
     text: Message

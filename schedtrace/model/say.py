@@ -107,7 +107,8 @@ def say(template: str, evidence: object = None, /, **values: Worded) -> Message:
 def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | TemplatePlace]:
     """Return words and places without the omitted parts.
 
-    No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
+    This is not nested in ``say``: a recursive closure would form a reference cycle and keep the evidence in
+    memory.
     """
     shown: list[str | TemplatePlace] = []
     for piece in pieces:

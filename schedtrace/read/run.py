@@ -388,7 +388,10 @@ def _inside(folder: Path) -> FoundRuns:
 
 
 def _why_skipped(file: Path) -> str | RecordReader | None:
-    """Return the reason why a file in a folder of runs is not a run, or its reader; None if it is a run."""
+    """Return None if a file in a folder of runs is a run.
+
+    Otherwise return its record reader, or the reason why it is skipped.
+    """
     try:
         kind = kind_of(file)
     except (InputError, OSError) as error:

@@ -36,7 +36,9 @@ class TraceOutput(Protocol):
         """Path of the trace."""
 
     def new_file_reason(self) -> Begins | None:
-        """Return the reason why a new file begins before the next lines, or None; it must be readable alone.
+        """Return why a new file begins before the next lines, or None.
+
+        A new file must be readable on its own.
 
         Raises:
             OSError: If a new file is needed and cannot be created.

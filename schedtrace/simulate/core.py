@@ -89,7 +89,8 @@ def make_rank_core(
         scheduler_class: Class that ``get_scheduler_cls`` would return.
         groups: vLLM's ``KVCacheGroupSpec`` objects.
         around: The ``ranks.Rank``.
-        lockstep: Whether it steps together with other ranks; ``around`` is then vLLM's process group.
+        lockstep: Whether the rank steps together with other ranks; ``around`` then also serves as vLLM's
+        process group.
     """
     with built_here(scheduler_class):
         core = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)

@@ -101,7 +101,10 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 def _doublings(before: float, after: float) -> float:
-    """Return how often a count has doubled; negative ones of a broken trace count as 0."""
+    """Return how many times a count has doubled.
+
+    Negative counts, which only a broken trace contains, are treated as 0.
+    """
     return math.log2((1 + max(after, 0.0)) / (1 + max(before, 0.0)))
 
 

@@ -259,8 +259,9 @@ def unstarved(frames: EngineFrames, starving: pl.Series, steps: pl.DataFrame) ->
 def lost_spans(frames: EngineFrames, engine: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Return the lost part of each state, in the columns of ``slow_spans.SCHEMA``.
 
-    The trace does not record when within a second a thread waited, so each state in that second loses the
-    same share, at its end. In a window, ``step`` is null if the step began before the window.
+    The trace records only how long a thread waited in each second, not when. The same share of each state in
+    that second therefore counts as lost, and is placed at the end of the state. In a window, ``step`` is null
+    if the step began before the window.
 
     Args:
         frames: Frames of one engine.

@@ -30,7 +30,7 @@ def waiting(figures: LiveFigures) -> str:
 
 
 def running(figures: LiveFigures) -> str:
-    """Return ``8/16``: running requests of all seats."""
+    """Return ``8/16``: the number of running requests and the number of seats."""
     seats = "" if figures.seats is None else f"/{integer(figures.seats)}"
     return f"{integer(figures.running)}{seats}"
 

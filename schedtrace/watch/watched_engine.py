@@ -197,7 +197,11 @@ class WatchedEngine:
             del self.cells[second]
 
     def _waiting_for(self, waiting: int) -> dict[str, int]:
-        """Return the number of requests by cause: of their skip in the last step, else of the loop's end."""
+        """Return the number of waiting requests for each cause.
+
+        A request that the last step skipped counts under the cause of that skip, any other under the cause of
+        the loop's exit.
+        """
         queued = [live.entry.request_id for live in self.following.lives if live.waits_since_us is not None]
         named = Counter(self._named[name] for name in queued if name in self._named)
         rest = max(0, waiting - named.total())

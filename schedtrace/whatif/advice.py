@@ -290,7 +290,7 @@ def _trials(advice: Advice, search: Search) -> list[Trial]:
 
 
 def _is_about(finding: Finding, trial: Trial) -> bool:
-    """Return whether a root cause's own advice names a setting of this kind."""
+    """Return whether the finding is a root cause whose advice names a setting of the trial's family."""
     return bool(finding.title) and any(trial.family in _families(advice) for advice in finding.advice)
 
 

@@ -25,9 +25,24 @@ NOT_RUN = {
         "a running server; tests/e2e/test_attach.py has one",
     ),
     "schedtrace snapshot": "likewise; tests/e2e/test_snapshot.py",
+    **dict.fromkeys(
+        ["schedtrace doctor PID", "schedtrace doctor --url http://localhost:8000"],
+        "likewise; tests/unit/engine/test_doctor.py has a socket and an address that answer",
+    ),
+    "schedtrace analyze --url http://127.0.0.1:8000": "likewise; tests/unit/read/test_metrics.py has an address",
+    "schedtrace doctor --scheduler-cls my.Scheduler": "a user's class; tests/contract/test_doctor.py has one",
     f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
 }
 INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}
+SERVED = {
+    "model_id": "m",
+    "completed": 16,
+    "total_input_tokens": 1024,
+    "request_throughput": 40.0,
+    "median_ttft_ms": 20.0,
+    "p99_ttft_ms": 90.0,
+}
+"""What ``vllm bench serve`` writes of a load like ``LOAD``."""
 MOST = {"--num-prompts": 8, "--trials": 2}
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
@@ -86,6 +101,13 @@ def place(tmp_path_factory):
     home = tmp_path_factory.mktemp("printed")
     shutil.copytree(REPO / "examples", home / "examples")
     shutil.copytree(REPO / "tests" / "data" / "findings", home / "tests" / "data" / "findings")
+    files = shutil.copytree(REPO / "tests" / "data" / "files", home / "tests" / "data" / "files")
+    shutil.copy(files / "12-console-v1.log", home / "vllm.log")
+    for name in ("before.txt", "after.txt"):
+        shutil.copy(files / "16-metrics.txt", home / name)
+    (home / "incident").mkdir()
+    shutil.copy(files / "12-console-v1.log", home / "incident" / "vllm.log")
+    (home / "serve.json").write_text(json.dumps(SERVED))
     shutil.copy(REPO / "examples" / "workloads" / "mooncake.jsonl", home / "trace.jsonl")
     (home / "config.json").write_text(json.dumps(hf_config(SHAPES["Qwen3-8B"])))
     (home / "loads.jsonl").write_text(
@@ -97,6 +119,7 @@ def place(tmp_path_factory):
         (home / f"{name}.yaml").write_text(f"{engine}{load}max-num-seqs: {seats}\n")
         recorded = ["simulate", *LOAD, "--max-num-seqs", str(seats), "--label", name]
         assert main([*recorded, "--output", str(home / "logs")]) == 0
+    shutil.copytree(home / "logs" / "base", home / "logs" / "run")
     return home
 
 

@@ -86,7 +86,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
 
 
 def _in_order(statements: list[Statement]) -> list[Statement]:
-    """Return failures first, what only may be a stall last, the rest in the order of the rules."""
+    """Sort the statements: failures first, merely possible stalls last, the rest as the rules yield them."""
 
     def place(statement: Statement) -> int:
         if statement.code == "no-tokens" and statement.certainty == "possible":

@@ -29,8 +29,9 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
     """Return a row per step that scheduled a request from the queue but left a more urgent, ready one.
 
     Only under ``--scheduling-policy priority``, where a smaller number goes first. A request that the step
-    skipped by name, or was refused by name, does not count. Columns: ``step``, ``trial``, ``request_id`` and
-    ``priority`` of the most urgent one left, ``by`` and ``by_priority``: of the least urgent one scheduled.
+    skipped or refused individually does not count. Columns: ``step``, ``trial``; ``request_id`` and
+    ``priority`` of the most urgent request left waiting; ``by`` and ``by_priority``, the id and priority of
+    the least urgent request scheduled.
     """
     queue = timeline.waits
     if timeline.header.scheduler_config.get("policy") != "priority" or queue.is_empty():

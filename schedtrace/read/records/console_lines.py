@@ -108,9 +108,9 @@ def acceptance_in(line: str) -> float | None:
 
 
 def time_in(prefix: str) -> float | None:
-    """Return the last time in a line's prefix, vLLM's own where it has one, in seconds since the year began.
+    """Return the last timestamp in a line's prefix in seconds since the year began: vLLM's own if it has one.
 
-    vLLM writes no year: every year is taken for a leap year, in which every day exists.
+    vLLM's timestamps have no year, so a leap year is assumed, in which 29 February is valid.
     """
     times = _LOG_TIME.findall(prefix[-_PREFIX:])
     if not times:

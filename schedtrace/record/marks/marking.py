@@ -307,7 +307,10 @@ class Marker:
     def _with_parts(
         self, site: Site, test: ast.expr, decided: DecidedCondition
     ) -> tuple[Site, list[ast.expr]]:
-        """Return the site with its parts' texts, and its mark's arguments: the deciding part, its values."""
+        """Return the site with the texts of its parts, and the arguments of its mark.
+
+        These are the part that decided, and the values in it.
+        """
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
             true = as_true(part, holds=decided.holds)
