@@ -78,7 +78,7 @@ def exit_checks(name: str) -> Iterator[Check]:
         yield Check(name="exits", state="wrong", text=text, advice=advice)
     marked = places(instrumented.sites)
     if instrumented.classes and not instrumented.refused:
-        yield Check(name="exits", state="ok", text=f"{name}: {marked} places, all recorded by the source")
+        yield Check(name="exits", state="ok", text=f"{name}: {marked} exits, all recorded by the source")
     for guard in unknown_guards(instrumented.sites):
         text = f"{name}: no cause is known for {shortened(guard, LONGEST_WHY)}; it is recorded as other"
         yield Check(name="exits", state="wrong", text=text, advice="name it: CONTRIBUTING.md, A new cause")

@@ -29,8 +29,8 @@ NOT_RUN = {
         ["schedtrace doctor PID", "schedtrace doctor --url http://localhost:8000"],
         "likewise; tests/unit/engine/test_doctor.py has a socket and an address that answer",
     ),
-    "schedtrace analyze --url http://127.0.0.1:8000": "likewise; tests/unit/read/test_metrics.py has an address",
-    "schedtrace doctor --scheduler-cls my.Scheduler": "a user's class; tests/contract/test_doctor.py has one",
+    "schedtrace analyze --url http://127.0.0.1:8000": "likewise; tests/unit/read/test_metrics.py has one",
+    "schedtrace doctor --scheduler-cls my.Scheduler": "a user's class; tests/contract/test_doctor.py",
     f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
 }
 INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}

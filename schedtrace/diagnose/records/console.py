@@ -177,7 +177,7 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
     """Report running requests without a token in an interval.
 
     vLLM stops printing these lines after the second idle interval, whether or not requests run: silence
-    after such a line is the sign of a stall. A prompt that takes longer than an interval looks alike: its
+    after such a line is the sign of a stall. A prompt that takes longer than an interval looks the same: its
     tokens are counted when the last one is computed.
     """
     idle = [
@@ -197,7 +197,7 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
     text = say(
         "Running requests got no token at {idle:n} of {snapshots:n snapshot}: {running} in the last of them"
         "[. Then vLLM printed no such line for {silence:s}, as it does while no token is computed]. A prompt "
-        "that takes longer than the interval looks alike: vLLM counts its tokens at its end.",
+        "that takes longer than the interval looks the same: vLLM counts its tokens at its end.",
         idle=len(idle),
         snapshots=len(lines),
         running=_running([lines[idle[-1]]]),

@@ -38,7 +38,7 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
     engines = [summary(engine) for engine in log.engines]
     intervals = [interval_s(list(engine.snapshots)) for engine in log.engines]
     lacks = say(
-        "Periodic lines are moments[, {interval:s} apart]: they cannot tell {facts}.",
+        "Periodic lines are snapshots[, {interval:s} apart]: they cannot tell {facts}.",
         interval=min(filter(None, intervals), default=None),
         facts=_CANNOT,
     )
@@ -76,7 +76,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
         metrics=engines,
         statements=_in_order(list(metrics_statements(dumps, engines))),
         cannot_tell=say(
-            "Metrics are a moment and sums[{single:?} since the start], so they cannot tell {facts}.",
+            "Metrics are a snapshot and totals[{single:?} since the start], so they cannot tell {facts}.",
             single=len(dumps) == 1,
             facts=_CANNOT,
         ),

@@ -181,8 +181,8 @@ def _pace(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
     tokens = window.generation_tokens + window.prompt_tokens
     if tokens == 0 and engine.running:
         text = say(
-            "{when} no token was computed, while {running:n request} {verb}. A long prompt looks alike: vLLM "
-            "counts its tokens at its end.",
+            "{when} no token was computed, while {running:n request} {verb}. A long prompt looks the same: "
+            "vLLM counts its tokens at its end.",
             when=_when(window, lately=True),
             running=engine.running,
             verb="runs" if engine.running == 1 else "run",

@@ -117,7 +117,7 @@ _WORDINGS: dict[Limit, _Wording] = {
         "likely",
         "Requests likely wait for KV cache space: {counted}[, 90 % or more {shown}].",
         say(
-            "{memory:setting} or {dtype:setting} give the KV cache more room, if a recording confirms it.",
+            "If a recording confirms this, {memory:setting} or {dtype:setting} gives the KV cache more room.",
             memory="--gpu-memory-utilization",
             dtype="--kv-cache-dtype fp8",
         ),
@@ -144,7 +144,7 @@ _WORDINGS: dict[Limit, _Wording] = {
         "[running requests stay at exactly {constant:n}, as they do under a limit ({setting:setting})]"
         "[ {shown}]; {counted}"
         "[. At {full:n} of them the KV cache is nearly full, too: more seats alone would not help].",
-        say("Raise {setting:setting}, if a recording confirms it.", setting="--max-num-seqs"),
+        say("If a recording confirms this, raise {setting:setting}.", setting="--max-num-seqs"),
     ),
     "both": _Wording(
         "seats-or-kv-cache",

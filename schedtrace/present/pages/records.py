@@ -46,7 +46,7 @@ def _sections(records: Records) -> Iterator[Section]:
 
 def _record(record: WeakRecord) -> Iterator[Section]:
     source = f", {record.source}" if record.source else ""
-    about = say("  {kind}{source}: weaker than a trace of schedtrace", kind=record.kind, source=source)
+    about = say("  {kind}{source}: shows less than a schedtrace trace", kind=record.kind, source=source)
     lines = [] if record.server is None else [line for line in (_server(record.server),) if line.template]
     yield Headline(say("{path:code}", path=record.path), about, list(lines), list(record.notices))
     if record.engines:
@@ -59,7 +59,7 @@ def _record(record: WeakRecord) -> Iterator[Section]:
         yield _statement(statement)
     if record.commands:
         yield Note(record.cannot_tell)
-        yield Commands("To know:", record.commands)
+        yield Commands("To find out more:", record.commands)
 
 
 def _server(server: ServerStart) -> Message:

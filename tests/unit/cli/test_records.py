@@ -35,7 +35,9 @@ def test_the_text_ends_with_the_command_that_shows_the_rest(cli):
     code, out, err = cli("analyze", CONSOLE)
     assert (code, err) == (0, "")
     assert "likely   kv-cache-full" in out
-    assert out.endswith("To know:\n  schedtrace attach --for 60s\n  SCHEDTRACE_DIR=logs vllm serve ...\n")
+    assert out.endswith(
+        "To find out more:\n  schedtrace attach --for 60s\n  SCHEDTRACE_DIR=logs vllm serve ...\n"
+    )
 
 
 @pytest.mark.parametrize("output_format", ["text", "markdown", "html"])
