@@ -65,6 +65,8 @@ NEAR, NEAR_FRAC = 8, 0.1
 """Fewest steps on either side of a cut that must show the jump, and their share of the smaller side."""
 LEAST_APART = 0.3
 """Least lead of the slow steps over the rest in the share that exceeds half of the effect."""
+CLEAR_ERROR, LEAST_CLEARLY_APART = 0.25, 0.6
+"""Typical error, in units of the effect, up to which noise hardly blurs a split; and the least lead then."""
 MOST_EXPLANATIONS, LEAST_SECOND = 3, 0.1
 """Most explanations of a part, and least share of the remaining errors that each further one removes."""
 LEAST_NEW = 0.01
@@ -648,8 +650,11 @@ def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanati
         return None
     left = (fit.times - expected) / float(np.median(added[inside]))
     longer = left > HALF
-    if longer[inside].mean() - longer[~inside].mean() < LEAST_APART:
+    is_clear = _typical(left - inside) <= CLEAR_ERROR
+    if longer[inside].mean() - longer[~inside].mean() < (LEAST_CLEARLY_APART if is_clear else LEAST_APART):
         return None
+    if _names_request(explanation) and longer[~inside].sum() > longer[inside].sum():
+        return None  # most slow steps do without that request
     jumps = all(_jumps(left, explanation.terms, at) for at in range(len(explanation.terms)))
     return int((longer != inside).sum()) if jumps else None
 

@@ -12,7 +12,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 WIDTH, HEIGHT = 1280, 900
 
 
-@pytest.fixture(scope="module")  # its event loop runs until it ends: no other file can start one meanwhile
+@pytest.fixture(scope="module")  # until it ends, its event loop keeps other files from running theirs
 def chromium():
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     found = next(filter(None, map(shutil.which, NAMES)), None)
