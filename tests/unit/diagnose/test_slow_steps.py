@@ -127,7 +127,7 @@ def test_a_machine_that_is_slow_for_a_while_is_no_request(found, slow_from, slow
 
 
 def test_a_machine_that_is_slow_now_and_then_is_no_request(found):
-    """Steps 40 to 79, 120 to 159 and so on are slow, those with r, which runs in one of these times, more so."""
+    """Steps 40 to 79, 120 to 159 and so on are slow; r runs in one of these times."""
     factors = {True: 3, False: 2}
     slow = [factors[120 <= number < 160] if number % 80 >= 40 else 1 for number in range(400)]
     lines = decodes((SIZES * 3)[:400], lambda _, number: slow[number])
