@@ -126,18 +126,6 @@ def test_a_machine_that_is_slow_for_a_while_is_no_request(found, slow_from, slow
     assert finding.count == slow_until - slow_from
 
 
-def test_a_machine_that_is_slow_now_and_then_is_no_request(found):
-    """Steps 40 to 79, 120 to 159 and so on are slow; r runs in one of these times."""
-    factors = {True: 3, False: 2}
-    slow = [factors[120 <= number < 160] if number % 80 >= 40 else 1 for number in range(400)]
-    lines = decodes((SIZES * 3)[:400], lambda _, number: slow[number])
-    for line in lines[120:160]:
-        line.requests.append(ScheduledRequest("r", 0, 1))
-    lines[0].arrived.append(arrival("r", 0))
-    named = {feature for finding in found(CODE, *lines) for feature, *_ in conditions(finding)}
-    assert named <= {"clock"}
-
-
 @pytest.mark.parametrize(("member_until", "starting"), [(120, ["p"]), (125, [])])
 def test_a_range_of_slow_steps_and_the_requests_at_its_ends(found, recorded_words, member_until, starting):
     """Steps 10 to 119 are slow: p is there in the first of them, then r. Batches are small before."""
