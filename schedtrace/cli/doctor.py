@@ -1,4 +1,4 @@
-"""``schedtrace doctor``: what would be recorded here, or of a server, before anything is."""
+"""``schedtrace doctor``: checks of an environment or a server before a recording."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ def doctor(
     ] = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
-    """Check what would be recorded, before anything is.
+    """Check what a recording would contain, before you make one.
 
     Checks vLLM's release, the exits of its scheduler, the plugin, the socket, the disk, the clocks, the
     device, and a replay of a made-up load. Exits with 1 if something is wrong.
