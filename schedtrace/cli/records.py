@@ -86,7 +86,8 @@ def analyzed_records(
     contents = {path: reader.read(path) for path, reader in readers.items()}
     dumps = [path for path, reader in readers.items() if reader is metrics.READER]
     records = []
-    if len(dumps) == 2 and is_window(joined := [dump for path in dumps for dump in contents[path]]):  # noqa: PLR2004
+    joined = [dump for path in dumps for dump in contents[path]]
+    if len(dumps) == 2 and is_window(joined):  # noqa: PLR2004  # before and after
         both = " and ".join(names.get(path, str(path)) for path in dumps)
         records.append(described_metrics(both, joined))
         contents = {path: content for path, content in contents.items() if path not in dumps}

@@ -153,7 +153,8 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
             )
         return
     usages = [moment.kv_cache_usage_frac for moment in moments]
-    if statement.code == "unexplained-queue" and all(usage is not None and usage < 0.5 for usage in usages):  # noqa: PLR2004
+    has_room = all(usage is not None and usage < 0.5 for usage in usages)  # noqa: PLR2004  # half is free
+    if statement.code == "unexplained-queue" and has_room:
         statement.code, statement.certainty = "seats-or-budget", "likely"
         statement.text = say(
             "{waiting:n request} {verb} for capacity while {running:n} run, and the KV cache has room (usage "

@@ -122,7 +122,12 @@ def _latency(
     metric: str, fields: Fields, *, mean: str, p50: str, p99: str, to_ms: float = 1.0
 ) -> ClientLatency:
     values = [_milliseconds(fields.get(name), to_ms) for name in (mean, p50, p99)]
-    return ClientLatency(metric=metric, mean_ms=values[0], p50_ms=values[1], p99_ms=values[2])  # type: ignore[arg-type]
+    return ClientLatency(
+        metric=metric,  # type: ignore[arg-type]  # callers name one of the three
+        mean_ms=values[0],
+        p50_ms=values[1],
+        p99_ms=values[2],
+    )
 
 
 def _known(latencies: list[ClientLatency]) -> list[ClientLatency]:
