@@ -54,4 +54,4 @@ START = (
     + message("INFO", "GPU KV cache size: 400,448 tokens", "kv_cache_utils.py:1087")
     + message("INFO", "Maximum concurrency for 8,192 tokens per request: 48.88x", "kv_cache_utils.py:1091")
 )
-"""How vLLM 0.11 starts."""
+"""Lines with which vLLM 0.11 starts."""

@@ -9,11 +9,11 @@ import polars as pl
 from schedtrace.diagnose.excess_search import (
     FEWEST_ROWS,
     Explanation,
-    fit_work,
     sampled_rows,
     search,
     split,
 )
+from schedtrace.diagnose.work_fit import fit_work
 from schedtrace.model.report import StepExcess
 from schedtrace.timeline.excess import (
     EXECUTION,

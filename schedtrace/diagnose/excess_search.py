@@ -7,7 +7,6 @@ correlate. The search fits the best candidates and judges them on held-out block
 explanation that scores far above the best score in shuffled errors and holds in both halves of the blocks.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -15,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schedtrace.diagnose.work_fit import BLOCK, WorkFit, fit_lad, fit_work, typical_error
 from schedtrace.timeline.excess import CORRELATE, KINDS, WORK, Array, Feature, independent
 
-CONVERGED = 1e-6
-"""Relative change of the sum of errors at which a fit ends."""
 MOST_ROWS = 5_000
 """Most steps that a search examines; it samples evenly spaced blocks of a longer trace."""
 FEWEST_ROWS = 60
@@ -27,10 +25,6 @@ FEWEST_OF_SLOPE = 3
 """Fewest distinct values of a feature that can show a slope."""
 FEWEST_SIDE = 5
 """Fewest steps on either side of a split."""
-BLOCK = 25
-"""Steps in a block, fewer in a short trace; a model fitted to half of the blocks predicts the other half."""
-FEWEST_BLOCKS = 24
-"""Fewest blocks into which a search divides its steps."""
 MOST_CUTS = 24
 """Most cuts of a feature in the first pass; the second pass refines the best cut between its neighbours."""
 MOST_NEAR = 150
@@ -42,8 +36,6 @@ FAR = 4.5
 570 searches, by the distribution of a maximum (E. J. Gumbel, 1958)."""
 FAR_PAIR = 1.3
 """Multiple of that score that a pair of conditions must reach, because there are many more pairs."""
-BOUND = 3.0
-"""Largest error that counts, in typical errors; larger errors are clipped to it."""
 FIRST = 10
 """Number of leading candidates, each on a different feature, that the search fits and extends to pairs."""
 AS_GOOD = 0.9
@@ -153,28 +145,6 @@ class _Candidates(NamedTuple):
     """Explanations without an effect."""
 
 
-@dataclass(frozen=True, eq=False)
-class WorkFit:
-    """Model of the work on the steps of a search, relative to their usual times."""
-
-    times_us: Array
-    """Time of the part of each step, in step order, in microseconds and above 0."""
-    columns: Array
-    """Columns of the part's work (``timeline.excess.work_columns``)."""
-    times: Array
-    """``times_us`` relative to ``usual``."""
-    work: Array
-    """Columns of the work relative to ``usual``, scaled to at most 1."""
-    usual: Array
-    """Time in microseconds that a first fit predicts for each step's work."""
-    basis: Array
-    """Orthonormal columns that span the work."""
-    errors: Array
-    """Excess over the work in typical errors, clipped to ``BOUND``, with the work projected out."""
-    blocks: Array
-    """Number of each step's block."""
-
-
 def sampled_rows(rows: int) -> Array:
     """Return the places of the steps to examine: all of them, or evenly spaced blocks."""
     if rows <= MOST_ROWS:
@@ -210,7 +180,7 @@ def _multiplied(fit: WorkFit, explanation: Explanation) -> Explanation:
     without = measure == 0
     if without.sum() < FEWEST_ROWS:
         return explanation
-    work = np.maximum(fit.work @ _lad(fit.work[without], fit.times[without]), 0.0)
+    work = np.maximum(fit.work @ fit_lad(fit.work[without], fit.times[without]), 0.0)
     column = measure * work
     after = _held_out(fit, fit.work, column / (float(column.max()) or 1.0))
     if after.sum() >= explanation.errors.sum():
@@ -234,59 +204,12 @@ def split(fit: WorkFit, measures: Sequence[Array], additive: Sequence[bool]) -> 
     sizes = [float(np.abs(column).max()) or 1.0 for column in columns]
     columns = [column / size for column, size in zip(columns, sizes, strict=True)]
     matrix = np.column_stack([fit.work, *columns])
-    costs = _lad(matrix, fit.times, 60)
+    costs = fit_lad(matrix, fit.times, 60)
     count = fit.work.shape[1]
     base = (fit.work @ costs[:count]) * fit.usual
     added = [column * cost * fit.usual for column, cost in zip(columns, costs[count:], strict=True)]
     error = np.abs(fit.times - matrix @ costs)
-    return base, np.column_stack(added) if added else np.zeros((len(fit.times), 0)), _typical(error)
-
-
-def _lad(matrix: Array, target: Array, rounds: int = 12) -> Array:
-    """Fit by least absolute deviations, with iteratively reweighted least squares.
-
-    It stops after ``rounds``, or as soon as a round changes the sum of errors by less than ``CONVERGED``.
-    """
-    weight = np.ones(len(target))
-    costs = np.zeros(matrix.shape[1])
-    total = math.inf
-    for _ in range(rounds):
-        weighted = matrix * weight[:, None]
-        square = weighted.T @ matrix
-        square += np.diag(1e-9 * np.diag(square) + 1e-300)
-        costs = np.linalg.solve(square, weighted.T @ target)
-        error = np.abs(target - matrix @ costs)
-        before, total = total, float(error.sum())
-        if abs(before - total) <= CONVERGED * total:
-            break
-        weight = 1 / np.maximum(error, 0.05 * float(np.median(error)) + 1e-6)
-        weight /= weight.mean()
-    return costs
-
-
-def _typical(errors: Array) -> float:
-    return max(1.4826 * float(np.median(np.abs(errors))), 0.002)
-
-
-def fit_work(times_us: Array, work: Array) -> WorkFit:
-    """Fit the model of the work.
-
-    Args:
-        times_us: Time of one part of each step, in step order, in microseconds and above 0.
-        work: Columns of the part's work (``timeline.excess.work_columns``).
-    """
-    size = float(np.median(times_us))
-    usual = np.maximum(work @ _lad(work, times_us / size) * size, 0.1 * size)
-    relative, columns = times_us / usual, work / usual[:, None]
-    columns = columns / np.maximum(np.abs(columns).max(axis=0), 1e-12)
-    errors = relative - columns @ _lad(columns, relative)
-    basis, _ = np.linalg.qr(columns)
-    bounded = np.clip(errors / _typical(errors), -BOUND, BOUND)
-    bounded = bounded - basis @ (basis.T @ bounded)
-    block = min(BLOCK, max(2, len(times_us) // FEWEST_BLOCKS))
-    return WorkFit(
-        times_us, work, relative, columns, usual, basis, bounded, np.arange(len(times_us)) // block
-    )
+    return base, np.column_stack(added) if added else np.zeros((len(fit.times), 0)), typical_error(error)
 
 
 def _cuts(values: Array) -> Array:
@@ -579,7 +502,7 @@ def _judged(fit: WorkFit, before: Array, explanation: Explanation) -> Iterator[E
         if effects[0] * effects[1] <= 0 or any(after[h::2].sum() >= before[h::2].sum() for h in (0, 1)):
             continue
         matrix = np.column_stack([fit.work, column / size])
-        costs = _lad(matrix, fit.times)
+        costs = fit_lad(matrix, fit.times)
         effect = float(costs[-1]) / size
         explained = 1 - float(after.sum() / before.sum())
         if best is not None and explained <= best.explained:
@@ -650,7 +573,7 @@ def _misplaced(fit: WorkFit, matrix: Array, costs: Array, explanation: Explanati
         return None
     left = (fit.times - expected) / float(np.median(added[inside]))
     longer = left > HALF
-    is_clear = _typical(left - inside) <= CLEAR_ERROR
+    is_clear = typical_error(left - inside) <= CLEAR_ERROR
     if longer[inside].mean() - longer[~inside].mean() < (LEAST_CLEARLY_APART if is_clear else LEAST_APART):
         return None
     if _names_request(explanation) and longer[~inside].sum() > longer[inside].sum():
@@ -685,7 +608,7 @@ def _held_out(fit: WorkFit, base: Array, column: Array | None, effects: list[flo
     errors = np.zeros(len(fit.times))
     for half in (0, 1):
         fitted = fit.blocks % 2 != half
-        costs = _lad(matrix[fitted], fit.times[fitted], 8)
+        costs = fit_lad(matrix[fitted], fit.times[fitted], 8)
         if effects is not None:
             effects.append(float(costs[-1]))
         errors[~fitted] = np.abs(fit.times[~fitted] - matrix[~fitted] @ costs)

@@ -7,11 +7,11 @@ import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import executed_batches
 from schedtrace.diagnose.cache_use import cache_use
+from schedtrace.model.cuda_graphs import graph_sizes
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import EffectiveSetting
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import Fact
-from schedtrace.step_times.fitted import graph_sizes
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_STEPS = 20

@@ -16,6 +16,7 @@ import polars as pl
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
+from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.model.trace import Header
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitting import (
@@ -27,7 +28,6 @@ from schedtrace.step_times.fitting import (
     Source,
     error_per_doubling,
     fit_rows,
-    graph_use,
     with_slowest_rank,
 )
 from schedtrace.step_times.observed import observed
@@ -234,16 +234,6 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
         fit_rows(rows, source), gathering_us=gathering_us, graph_sizes=graph_sizes(header)
     )
     return Fitted(fitted, rows)
-
-
-def graph_sizes(header: Header) -> list[int]:
-    """Return the sizes of the graphs that an engine captured, in order; empty: none, or not recorded."""
-    sizes = header.settings.get("compilation_config.cudagraph_capture_sizes")
-    if header.settings.get("compilation_config.cudagraph_mode") in {None, "NONE"} or not isinstance(
-        sizes, list
-    ):
-        return []
-    return sorted(size for size in sizes if isinstance(size, int))
 
 
 def with_engine_columns(rows: pl.DataFrame, header: Header) -> pl.DataFrame:

@@ -4,7 +4,6 @@ Of ranks in lock-step also: whose batch a pass waited for, and what it takes the
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,14 +151,6 @@ def fit_device(rows: pl.DataFrame, like: Larger | None) -> Larger | None:
     """Fit the device's time to the columns that these rows have; ``like`` as ``fit_rows``."""
     own = tuple(name for name in (*GRAPHS, *DRAFTS) if name in rows.columns)
     return fit_larger(rows, "device_us", (*DEVICE, *own), ((*MEMORY, *own), (*COMPUTE, *own)), like)
-
-
-def graph_use(tokens: int | None, sizes: Sequence[int]) -> tuple[int | None, int | None]:
-    """Return the values of ``GRAPHS`` for a batch of so many tokens; None if they are not known."""
-    if tokens is None:
-        return None, None
-    place = bisect_left(sizes, tokens)
-    return (sizes[place] - tokens, 0) if place < len(sizes) else (0, int(bool(sizes)))
 
 
 def _error(priced: pl.DataFrame) -> Error:

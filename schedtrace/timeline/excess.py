@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.timeline.engine_states import unstarved
 from schedtrace.timeline.events import ASLEEP, CALLED, HUNG, PAUSED, STALLED
 from schedtrace.timeline.spans import at_steps, level, merged, overlap_us, time_within
@@ -272,13 +273,9 @@ def _computed(timeline: Timeline, steps: pl.DataFrame) -> Iterator[Feature]:
     if steps["kv_blocks_free_before"].count():
         used = pl.col("kv_blocks_total") - pl.col("kv_blocks_free_before")
         yield Feature("kv_used", steps.select(used.cast(pl.Float64).fill_null(0)).to_series().to_numpy())
-    sizes = timeline.header.settings.get("compilation_config.cudagraph_capture_sizes") or []
-    if sizes:
-        tokens = steps["used_tokens"].cast(pl.Float64).fill_null(0).to_numpy()
-        captured = np.array(sorted(sizes), float)
-        place = np.searchsorted(captured, tokens)
-        size = np.where(place < len(captured), captured[np.minimum(place, len(captured) - 1)], tokens)
-        yield Feature("padding", size - tokens)
+    if sizes := graph_sizes(timeline.header):
+        padding = [graph_use(tokens, sizes)[0] or 0 for tokens in steps["used_tokens"].to_list()]
+        yield Feature("padding", np.array(padding, float))
     yield Feature("age", _oldest_s(timeline, start.to_numpy()))
 
 

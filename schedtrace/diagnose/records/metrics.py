@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from schedtrace.diagnose.records.queue_limits import Moment, queue_statement
+from schedtrace.diagnose.records.queue_limits import HALF_FULL, Moment, queue_statement
 from schedtrace.model.message import Message
 from schedtrace.model.records import EngineMetrics, MetricsWindow, Statement
 from schedtrace.model.say import say
@@ -153,7 +153,7 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
             )
         return
     usages = [moment.kv_cache_usage_frac for moment in moments]
-    has_room = all(usage is not None and usage < 0.5 for usage in usages)  # noqa: PLR2004  # half is free
+    has_room = all(usage is not None and usage < HALF_FULL for usage in usages)
     if statement.code == "unexplained-queue" and has_room:
         statement.code, statement.certainty = "seats-or-budget", "likely"
         statement.text = say(

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from schedtrace.diagnose.excess_search import fit_work, search
+from schedtrace.diagnose.excess_search import search
+from schedtrace.diagnose.work_fit import fit_work
 from schedtrace.timeline.excess import Feature
 
 STEPS = np.arange(1000)

@@ -17,7 +17,7 @@ from schedtrace.version import __version__
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
-    """No vLLM, no engine, no GPU, and none of our variables."""
+    """Environment without vLLM, engines, a GPU and schedtrace's variables."""
     monkeypatch.setattr(live, "FOLDER", tmp_path)
     monkeypatch.setattr(unprepared, "_processes", lambda _: [])
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

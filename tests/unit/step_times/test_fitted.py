@@ -8,10 +8,11 @@ import polars as pl
 import pytest
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.cuda_graphs import graph_sizes, graph_use
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, graph_sizes, load, with_engine_columns
+from schedtrace.step_times.fitted import Fitted, RecordedTimes, fit, load, with_engine_columns
 from schedtrace.step_times.fitting import (
     COMPUTE,
     DEVICE,
@@ -20,7 +21,6 @@ from schedtrace.step_times.fitting import (
     USUAL_PER_DOUBLING,
     error_per_doubling,
     fit_device,
-    graph_use,
 )
 from schedtrace.step_times.linear import Linear, fit_larger, fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
@@ -343,7 +343,7 @@ def sized(counts, us):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_larger_steps_held_out_show_how_far_the_fit_is_off_for_each_doubling(times):
-    """Those with 15 decodes are one doubling from 7, and take as long as the others say, or twice as long."""
+    """Steps with 15 decodes are one doubling from 7: they take as long as the others say, or twice that."""
     decodes = pl.col("decode_requests")
     us = (100.0 + 10 * decodes) * pl.when(decodes > 7).then(times).otherwise(1)
     steps = sized([4, 5, 6, 7] * 20 + [15] * 20, us)
