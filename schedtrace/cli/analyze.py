@@ -79,10 +79,11 @@ def analyze(  # noqa: C901  # an option after the other
     """
     from importlib.util import find_spec
 
-    from schedtrace.cli.records import analyzed_records, periodic_lines, piped, show_records
+    from schedtrace.cli.records import piped, show_records
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.diagnose.catalogue import choose, keep, require_judged
+    from schedtrace.diagnose.records import analyzed_records, periodic_lines
     from schedtrace.present.pages.report import report_page
     from schedtrace.present.progress import CountBar
     from schedtrace.read.run import look_for_runs, runs_without_trace, skipped_lines

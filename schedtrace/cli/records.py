@@ -3,7 +3,7 @@
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,6 @@ from schedtrace.errors import InputError, UsageError
 if TYPE_CHECKING:
     from schedtrace.model.records import WeakRecord
     from schedtrace.model.report import RunReport
-    from schedtrace.read.records.record_reader import RecordReader
-    from schedtrace.read.run import Run
 
 _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
@@ -70,48 +68,6 @@ def _is_pipe(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
-
-
-def analyzed_records(
-    readers: "Mapping[Path, RecordReader]", names: Mapping[Path, str], url: str | None
-) -> "list[WeakRecord]":
-    """Read records and say what each supports; two files of metrics of one server are a window.
-
-    Raises:
-        InputError: If one cannot be read, or a server does not answer.
-    """
-    from schedtrace.diagnose.records import described, described_metrics, is_window
-    from schedtrace.read.records import metrics
-
-    contents = {path: reader.read(path) for path, reader in readers.items()}
-    dumps = [path for path, reader in readers.items() if reader is metrics.READER]
-    records = []
-    joined = [dump for path in dumps for dump in contents[path]]
-    if len(dumps) == 2 and is_window(joined):  # noqa: PLR2004  # before and after
-        both = " and ".join(names.get(path, str(path)) for path in dumps)
-        records.append(described_metrics(both, joined))
-        contents = {path: content for path, content in contents.items() if path not in dumps}
-    for path, content in contents.items():
-        records += described(names.get(path, str(path)), content)
-    if url is not None:
-        records.append(described_metrics(url, metrics.fetched_metrics(url)))
-    return records
-
-
-def periodic_lines(runs: "list[Run]", paths: Mapping[Path, str]) -> "list[WeakRecord]":
-    """Return what periodic lines in logs of iterations support: they have the queue that iterations lack."""
-    from schedtrace.diagnose.records import described
-    from schedtrace.read import iteration_log
-    from schedtrace.read.records.vllm_log import read_vllm_log
-
-    records = []
-    for run in runs:
-        if run.traces[0].record == iteration_log.RECORD:
-            with suppress(InputError):  # no such lines
-                logs = [log for log in read_vllm_log(run.path) if log.engines]
-                for log in logs:
-                    records += described(paths.get(run.path, str(run.path)), [log])
-    return records
 
 
 def show_records(

@@ -5,15 +5,11 @@ What needs vLLM is tried in a process of its own (``vllm_probe.py``).
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -23,11 +19,13 @@ import msgspec
 
 from schedtrace.engine.running_engines import find_engines, listening_engines
 from schedtrace.engine.unprepared import any_engine, engines_of_others, nobody_listens, unprepared_engines
-from schedtrace.errors import UsageError
+from schedtrace.errors import InputError, UsageError
 from schedtrace.model import live
 from schedtrace.model.checkup import Check
 from schedtrace.model.live import Status
 from schedtrace.model.printable import shortened
+from schedtrace.read.http import LONGEST_WHY, fetched, server_address, why_not
+from schedtrace.read.records.metrics import parsed_metrics
 from schedtrace.record import settings, switches
 from schedtrace.record.clocks import clock_id, read_anchor, wall_max_error_us
 from schedtrace.record.processes import process_id
@@ -45,7 +43,6 @@ URL_S = 5.0
 """Deadline in seconds of one answer over HTTP, from the connection to its last byte."""
 MOST_BYTES = 8 * 2**20
 """Bytes of an answer over HTTP that are read."""
-LONGEST_WHY = 600
 EXTRAS = {"textual": "watch", "perfetto": "export --to perfetto", "ray": "sweep on Ray"}
 """Optional packages and what needs them."""
 THERE = "run schedtrace doctor in its environment"
@@ -318,65 +315,27 @@ def _status_checks(name: str, status: Status) -> Iterator[Check]:
         )
 
 
-class _SameServer(urllib.request.HTTPRedirectHandler):
-    """A handler that follows no redirection: the server that was named is the one to ask."""
-
-    def redirect_request(self, *_: object) -> None:
-        """Return nothing: a redirection is an error."""
-
-
 def url_checks(url: str) -> list[Check]:
     """Return what a server says over HTTP: its release and its load.
 
     Raises:
         UsageError: If it is no URL of a server.
     """
-    try:
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        is_server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_server = False
-    if not is_server or not url.isascii() or not url.isprintable():
-        msg = f"--url {shortened(url, LONGEST_WHY)}: expected a server, such as http://localhost:8000"
-        raise UsageError(msg)
-    base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    base = server_address(url, "/metrics", "/v1")
     return [_version_check(base), *_metrics_checks(base)]
 
 
 def _fetched(url: str) -> bytes:
-    """Return the beginning of an answer.
-
-    Raises:
-        OSError: If there is none in time, or an error.
-    """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameServer)
-    until = time.monotonic() + URL_S
-    content = b""
-    with opener.open(url, timeout=URL_S) as response:
-        while len(content) < MOST_BYTES and (block := response.read1(2**16)):
-            content += block
-            if time.monotonic() > until:
-                msg = f"the answer took more than {URL_S:g} s"
-                raise TimeoutError(msg)
-    return content
-
-
-def _why_not(error: Exception) -> str:
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return shortened(" ".join(str(reason or type(error).__name__).split()), LONGEST_WHY)
+    return fetched(url, timeout_s=URL_S, most_bytes=MOST_BYTES)
 
 
 def _version_check(base: str) -> Check:
     try:
         version = str(json.loads(_fetched(f"{base}/version"))["version"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        text = f"{base}/version gives no version of vLLM: {_why_not(error)}"
+        text = f"{base}/version gives no version of vLLM: {why_not(error)}"
         return Check(name="version", state="wrong", text=text, advice="name the address of vllm serve")
     return _release("version", shortened(version, 100), THERE)
-
-
-_SAMPLE = re.compile(r"^vllm:(\w+)(?:\{([^\n]*)\})? ([0-9.eE+-]+)\s*$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def _metrics_checks(base: str) -> Iterator[Check]:
@@ -384,26 +343,23 @@ def _metrics_checks(base: str) -> Iterator[Check]:
     try:
         text = _fetched(f"{base}/metrics").decode(errors="replace")
     except (OSError, ValueError) as error:
-        what = f"{base}/metrics: {_why_not(error)}"
+        what = f"{base}/metrics: {why_not(error)}"
         yield Check(name="metrics", state="wrong", text=what, advice="name the address of vllm serve")
         return
-    gauges: dict[str, dict[str, float]] = {}
-    blocks = ""
-    for name, labels, value in _SAMPLE.findall(text):
-        by_name = dict(_LABEL.findall(labels))
-        if name == "cache_config_info":
-            blocks = by_name.get("num_gpu_blocks", "")
-        with suppress(ValueError):
-            gauges.setdefault(name, {})[by_name.get("engine", "0")] = float(value)
-    running, waiting = gauges.get("num_requests_running", {}), gauges.get("num_requests_waiting", {})
-    if not running:
-        what = f"{base}/metrics has no metrics of vLLM's engine"
+    try:
+        dump = parsed_metrics(f"{base}/metrics", text.split("\n"))[-1]
+    except InputError as error:
         advice = "start vllm serve without --disable-log-stats"
-        yield Check(name="metrics", state="wrong", text=what, advice=advice)
+        yield Check(name="metrics", state="wrong", text=str(error), advice=advice)
         return
+    engines, blocks = dump.engines, dump.server.kv_blocks
+    running, waiting = (
+        sum(engine.values.get(name, 0.0) for engine in engines)
+        for name in ("num_requests_running", "num_requests_waiting")
+    )
     what = (
-        f"{len(running)} engine{'' if len(running) == 1 else 's'}: {sum(running.values()):,.0f} running, "
-        f"{sum(waiting.values()):,.0f} waiting{f', {blocks} KV blocks' if blocks.isdigit() else ''}"
+        f"{len(engines)} engine{'' if len(engines) == 1 else 's'}: {running:,.0f} running, "
+        f"{waiting:,.0f} waiting{'' if blocks is None else f', {blocks} KV blocks'}"
     )
     yield Check(name="metrics", state="ok", text=what)
     what = "over HTTP nobody can say whether schedtrace is installed beside this server"

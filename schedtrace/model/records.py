@@ -43,6 +43,8 @@ class ServerStart(msgspec.Struct, kw_only=True):
     """Largest number of tokens of a request."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache in tokens."""
+    kv_blocks: int | None = None
+    """Number of KV blocks."""
     max_concurrency: float | None = None
     """Requests of ``max_model_len`` tokens that fit into the KV cache."""
 

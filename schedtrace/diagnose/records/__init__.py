@@ -5,7 +5,11 @@ shares of time or gains. A fact that the record lacks switches off every sentenc
 """
 
 from schedtrace.diagnose.records.benchmarks import compare_with_trace
-from schedtrace.diagnose.records.describe import described, described_metrics
-from schedtrace.diagnose.records.metrics import is_window
+from schedtrace.diagnose.records.describe import (
+    analyzed_records,
+    described,
+    described_metrics,
+    periodic_lines,
+)
 
-__all__ = ["compare_with_trace", "described", "described_metrics", "is_window"]
+__all__ = ["analyzed_records", "compare_with_trace", "described", "described_metrics", "periodic_lines"]

@@ -1,18 +1,25 @@
 """Records as documents: what was read, what it supports, what it cannot tell, and what would."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from schedtrace.diagnose.records.benchmarks import described_benchmark
 from schedtrace.diagnose.records.console import console_statements, interval_s, summary
 from schedtrace.diagnose.records.failures import failure_statements
-from schedtrace.diagnose.records.metrics import engine_metrics, metrics_statements
+from schedtrace.diagnose.records.metrics import engine_metrics, is_window, metrics_statements
+from schedtrace.errors import InputError
 from schedtrace.model.records import ServerStart, Statement, WeakRecord
 from schedtrace.model.say import say
+from schedtrace.read import iteration_log
 from schedtrace.read.records.benchmark_result import BenchmarkResult
 from schedtrace.read.records.metrics import NAME as METRICS
-from schedtrace.read.records.metrics import MetricsDump
+from schedtrace.read.records.metrics import READER as METRICS_READER
+from schedtrace.read.records.metrics import MetricsDump, fetched_metrics
+from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.records.vllm_log import NAME as LOG
-from schedtrace.read.records.vllm_log import ServerLog
+from schedtrace.read.records.vllm_log import ServerLog, read_vllm_log
+from schedtrace.read.run import Run
 
 ATTACH = "schedtrace attach --for 60s"
 RESTART = "SCHEDTRACE_DIR=logs vllm serve ..."
@@ -20,6 +27,51 @@ KEEP = "SCHEDTRACE_KEEP=120s SCHEDTRACE_DIR=logs vllm serve ..."
 _CANNOT = "which request waited for what, for how long, who held it, and what another setting would gain"
 _FIRST = ("start-failed", "engine-failed", "dumped-step")
 """Codes that come before everything else."""
+
+
+def analyzed_records(
+    readers: Mapping[Path, RecordReader], names: Mapping[Path, str], url: str | None
+) -> list[WeakRecord]:
+    """Read records and say what each supports; two files of metrics of one server are a window.
+
+    Args:
+        readers: Files with the readers of their kinds.
+        names: Names of files in the documents, where they differ from the path.
+        url: Address of a server whose metrics are read, too.
+
+    Raises:
+        UsageError: If ``url`` is not the address of a server.
+        InputError: If a file cannot be read, or a server does not answer.
+    """
+    contents = {path: reader.read(path) for path, reader in readers.items()}
+    dumps = [path for path, reader in readers.items() if reader is METRICS_READER]
+    records = []
+    joined = [dump for path in dumps for dump in contents[path]]
+    if len(dumps) == 2 and is_window(joined):  # noqa: PLR2004  # before and after
+        both = " and ".join(names.get(path, str(path)) for path in dumps)
+        records.append(described_metrics(both, joined))
+        contents = {path: content for path, content in contents.items() if path not in dumps}
+    for path, content in contents.items():
+        records += described(names.get(path, str(path)), content)
+    if url is not None:
+        records.append(described_metrics(url, fetched_metrics(url)))
+    return records
+
+
+def periodic_lines(runs: Sequence[Run], names: Mapping[Path, str]) -> list[WeakRecord]:
+    """Return what periodic lines in logs of iterations support: they have the queue that iterations lack.
+
+    Args:
+        runs: Runs, of which logs of iterations are looked at.
+        names: As for ``analyzed_records``.
+    """
+    records = []
+    for run in runs:
+        if run.traces[0].record == iteration_log.RECORD:
+            with suppress(InputError):  # no such lines
+                logs = [log for log in read_vllm_log(run.path) if log.engines]
+                records += described(names.get(run.path, str(run.path)), logs)
+    return records
 
 
 def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkResult]) -> list[WeakRecord]:

@@ -10,13 +10,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.error import URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from schedtrace.errors import InputError
 from schedtrace.model.records import ServerStart
 from schedtrace.read.file_sample import FileSample
+from schedtrace.read.http import fetched, server_address, why_not
 from schedtrace.read.records.record_reader import RecordReader
 from schedtrace.read.text_stream import text_lines
 
@@ -67,6 +65,7 @@ MOST_ENGINES, MOST_DUMPS = 10_000, 1000
 MOST_BYTES = 64 * 2**20
 """Maximum bytes of an answer of a server."""
 TIMEOUT_S = 10.0
+"""Deadline in seconds of an answer."""
 
 
 @dataclass
@@ -105,28 +104,22 @@ def fetched_metrics(url: str, reads: int = 2, pause_s: float = 5.0) -> list[Metr
 
     Args:
         url: Address of the server, or of its ``/metrics``.
-        reads: How often.
+        reads: Number of reads.
         pause_s: Seconds between two reads.
 
     Raises:
+        UsageError: If it is not the address of a server.
         InputError: If the server does not answer with metrics.
     """
-    address = url if "://" in url else f"http://{url}"
-    parts = urlsplit(address)
-    if parts.scheme not in {"http", "https"} or not parts.netloc:
-        msg = f"--url {url}: expected the address of a server, such as http://127.0.0.1:8000"
-        raise InputError(msg)
-    if not parts.path.rstrip("/").endswith("/metrics"):
-        address = parts._replace(path=parts.path.rstrip("/") + "/metrics").geturl()
+    address = f"{server_address(url, '/metrics')}/metrics"
     dumps = []
     for turn in range(reads):
         if turn:
             time.sleep(pause_s)
         try:
-            with urlopen(Request(address), timeout=TIMEOUT_S) as answer:  # noqa: S310  # http(s) only
-                content = answer.read(MOST_BYTES)
-        except (URLError, OSError, ValueError) as error:
-            msg = f"--url {url}: {address} does not answer ({getattr(error, 'reason', error)})"
+            content = fetched(address, timeout_s=TIMEOUT_S, most_bytes=MOST_BYTES)
+        except (OSError, ValueError) as error:
+            msg = f"--url {url}: {address} does not answer ({why_not(error)})"
             raise InputError(msg) from error
         at_s = time.monotonic()
         dump = parsed_metrics(address, content.decode(errors="replace").split("\n"))[-1]
@@ -219,6 +212,9 @@ def _identity(labels: dict[str, str]) -> tuple[str, str | None]:
 
 
 def _take_cache(server: ServerStart, labels: dict[str, str]) -> None:
+    blocks = labels.get("num_gpu_blocks", "")
+    if blocks.isdecimal():
+        server.kv_blocks = int(blocks)
     tokens, concurrency = labels.get("kv_cache_size_tokens", ""), labels.get("kv_cache_max_concurrency", "")
     if tokens.isdecimal():
         server.kv_cache_tokens = int(tokens)

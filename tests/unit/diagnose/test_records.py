@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.diagnose.records import described, described_metrics, is_window
+from schedtrace.diagnose.records import described, described_metrics
+from schedtrace.diagnose.records.metrics import is_window
 from schedtrace.model.records import MetricsWindow, Range
 from schedtrace.present.phrases import plain
 from schedtrace.read.records.metrics import parsed_metrics, read_metrics

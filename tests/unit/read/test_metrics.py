@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.errors import InputError
+from schedtrace.errors import InputError, UsageError
 from schedtrace.read.kinds import kind_of
 from schedtrace.read.records.metrics import NAME, fetched_metrics, parsed_metrics, read_metrics
 
@@ -145,11 +145,18 @@ def test_a_server_is_read_a_bounded_number_of_times(server, end):
     assert handler.asked == ["/metrics", "/metrics"]
 
 
+def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
+    url, handler = server
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    handler.texts += [f"{RUNNING}\n"]
+    assert len(fetched_metrics(url, reads=1)) == 1
+
+
 @pytest.mark.parametrize(
-    ("url", "why"), [("ftp://host", "expected the address"), ("file:///etc/passwd", "expected the address")]
+    ("url", "why"), [("ftp://host", "expected a server"), ("file:///etc/passwd", "expected a server")]
 )
 def test_other_addresses_are_refused(url, why):
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(UsageError, match=why):
         fetched_metrics(url)
 
 
