@@ -9,10 +9,9 @@ explanation that scores far above the best score in shuffled errors and holds in
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
-from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse import block_diag, csr_array
 
 from schedtrace.diagnose.work_fit import BLOCK, WorkFit, fit_lad, fit_work, typical_error
 from schedtrace.timeline.excess import CORRELATE, KINDS, WORK, Array, Feature, independent
@@ -21,6 +20,8 @@ MOST_ROWS = 5_000
 """Most steps that a search examines; it samples evenly spaced blocks of a longer trace."""
 FEWEST_ROWS = 60
 """Fewest steps that a search examines."""
+LOWEST = 0.02
+"""Quantile of a feature at which its slope starts."""
 FEWEST_OF_SLOPE = 3
 """Fewest distinct values of a feature that can show a slope."""
 FEWEST_SIDE = 5
@@ -137,12 +138,32 @@ class Explanation:
         return measure if self.additive else measure * usual
 
 
-class _Candidates(NamedTuple):
-    """Candidate columns, one for each explanation."""
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Splits and slopes; each stands for a column with a value for each step.
 
-    columns: Array
+    The columns of thousands of cuts are not made. Sums over them are added up from the sums over the steps
+    between two neighbouring cuts of a feature.
+    """
+
+    pieces: csr_array
+    """Rows: the steps between two cuts, with a 1 for each, or the values of a slope. Columns: steps."""
+    holds: csr_array
+    """Rows: candidates, with a 1 for each piece that their column consists of. Columns: pieces."""
     about: list[Explanation]
-    """Explanations without an effect."""
+    """Explanations without an effect, one for each candidate."""
+
+    def sums(self, columns: Array) -> Array:
+        """Return the products of the candidates' columns (rows) with ``columns``."""
+        return np.asarray(self.holds @ (self.pieces @ columns))
+
+    def norms(self) -> Array:
+        """Return the squared length of each candidate's column."""
+        return np.asarray(self.holds @ self.pieces.power(2).sum(axis=1))
+
+    def at(self, places: Array) -> "_Candidates":
+        """Return the candidates at these places."""
+        return replace(self, holds=self.holds[places], about=[self.about[place] for place in places])
 
 
 def sampled_rows(rows: int) -> Array:
@@ -221,39 +242,93 @@ def _cuts(values: Array) -> Array:
 
 def _singles(fit: WorkFit, features: Sequence[Feature]) -> _Candidates:
     """Return every split and slope of each feature."""
-    columns: list[Array] = []
+    cuts = [np.zeros(0) if feature.kind == "length" else _cuts(feature.values) for feature in features]
+    candidates = _candidates(fit, features, cuts, [_has_slope(feature) for feature in features])
+    norms = candidates.norms()
+    slopes = np.array([explanation.slope for explanation in candidates.about], bool)
+    enough = (norms >= FEWEST_SIDE) & (len(fit.times) - norms >= FEWEST_SIDE) | slopes
+    return candidates.at(np.flatnonzero(enough))
+
+
+def _has_slope(feature: Feature) -> bool:
+    values = feature.values
+    is_graded = feature.kind not in ("request", "first_use") and len(np.unique(values)) >= FEWEST_OF_SLOPE
+    return is_graded and bool(values.max() > np.quantile(values, LOWEST))
+
+
+def _candidates(
+    fit: WorkFit, features: Sequence[Feature], cuts: Sequence[Array], slopes: Sequence[bool]
+) -> _Candidates:
+    """Return the splits of each feature at its cuts, in increasing order, and its slope where asked for."""
+    values, rows, steps = [np.zeros(0)], [np.zeros(0, int)], [np.zeros(0, int)]
+    holds = [np.zeros((0, 0))]
     about: list[Explanation] = []
-    for feature in features:
-        values = feature.values
-        for cut in [] if feature.kind == "length" else _cuts(values):
-            columns.append((values > cut).astype(float))
-            about.append(Explanation((Term(feature, float(cut)),), False, 0.0, False, 0.0))
-        low, high = np.quantile(values, (0.02, 1.0))
-        is_graded = feature.kind not in ("request", "first_use") and len(np.unique(values)) >= FEWEST_OF_SLOPE
-        if is_graded and high > low:
-            columns.append(np.clip(values - low, 0, None) / (high - low) / fit.usual * np.median(fit.usual))
+    for feature, at_cuts, slope in zip(features, cuts, slopes, strict=True):
+        if len(at_cuts):
+            passed = np.searchsorted(at_cuts, feature.values)  # number of cuts below the value
+            beyond = np.flatnonzero(passed)
+            values.append(np.ones(len(beyond)))
+            rows.append(len(about) + passed[beyond] - 1)
+            steps.append(beyond)
+            holds.append(np.triu(np.ones((len(at_cuts), len(at_cuts)))))
+            about += [Explanation((Term(feature, float(cut)),), False, 0.0, False, 0.0) for cut in at_cuts]
+        if slope:
+            low, high = np.quantile(feature.values, (LOWEST, 1.0))
+            measure = np.clip(feature.values - low, 0, None) / (high - low)
+            values.append(measure / fit.usual * np.median(fit.usual))
+            rows.append(np.full(len(measure), len(about)))
+            steps.append(np.arange(len(measure)))
+            holds.append(np.ones((1, 1)))
             about.append(Explanation((Term(feature, float(low)),), True, 0.0, True, 0.0))
-    if not columns:
-        return _Candidates(np.zeros((len(fit.times), 0)), [])
-    matrix = np.column_stack(columns)
-    sides = [explanation.slope for explanation in about]
-    inside = matrix.sum(axis=0)
-    enough = (inside >= FEWEST_SIDE) & (len(matrix) - inside >= FEWEST_SIDE) | np.array(sides)
-    return _Candidates(matrix[:, enough], list(compress(about, enough)))
+    entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(steps)))
+    pieces = csr_array(entries, shape=(len(about), len(fit.times)))
+    return _Candidates(pieces, csr_array(block_diag(holds)), about)
 
 
 def _scores(fit: WorkFit, candidates: _Candidates, errors: Array) -> Array:
-    """Return each candidate's correlation with the errors, about a squared standard score with its sign."""
-    matrix = candidates.columns
-    inside = fit.basis.T @ matrix
-    norm = (matrix**2).sum(axis=0)
-    rest = norm - (inside**2).sum(axis=0)
-    lean = matrix.T @ errors
-    new = rest > LEAST_NEW * norm
+    """Return each candidate's correlation with errors, about a squared standard score with its sign.
+
+    Args:
+        fit: Model of the work.
+        candidates: Candidates to score.
+        errors: Errors of the steps; or a column for each of several errors.
+    """
+    inside, lean = candidates.sums(fit.basis), candidates.sums(errors)
+    return _standardized(candidates.norms(), inside, lean, np.mean(errors**2, axis=0))
+
+
+def _joint_scores(fit: WorkFit, splits: _Candidates, held: Array, above: bool = True) -> tuple[Array, Array]:
+    """Return how many steps meet both a condition and each split, and the scores of both together.
+
+    Args:
+        fit: Model of the work.
+        splits: Candidates without a slope.
+        held: 1.0 for each step that meets the condition, else 0.0.
+        above: Whether the steps beyond the cuts are meant.
+    """
+    columns = held[:, None] * np.column_stack([np.ones(len(held)), fit.basis, fit.errors])
+    sums = splits.sums(columns)
+    if not above:
+        sums = columns.sum(axis=0) - sums
+    count, inside, lean = sums[:, 0], sums[:, 1:-1], sums[:, -1]
+    return count, _standardized(count, inside, lean, np.mean(fit.errors**2))
+
+
+def _standardized(norms: Array, inside: Array, lean: Array, power: Array | np.floating) -> Array:
+    """Return squared standard scores with the sign of ``lean``; 0 for a column that the work spans.
+
+    Args:
+        norms: Squared length of each column.
+        inside: Products of each column with the columns of ``WorkFit.basis``.
+        lean: Products of each column with errors.
+        power: Mean square of these errors.
+    """
+    rest = norms - (inside**2).sum(axis=1)
+    new = rest > LEAST_NEW * norms
     rest = np.where(new, rest, 1.0)
-    power = np.mean(errors**2, axis=0) if errors.ndim > 1 else float(np.mean(errors**2))
-    scores = np.sign(lean) * lean**2 / (rest[:, None] if errors.ndim > 1 else rest) / np.maximum(power, 1e-12)
-    return np.where(new[:, None] if errors.ndim > 1 else new, scores, 0.0)
+    if lean.ndim > 1:
+        rest, new = rest[:, None], new[:, None]
+    return np.where(new, np.sign(lean) * lean**2 / rest / np.maximum(power, 1e-12), 0.0)
 
 
 def _chance(fit: WorkFit, candidates: _Candidates) -> float:
@@ -415,11 +490,14 @@ def _refined(fit: WorkFit, explanation: Explanation) -> Explanation:
     if explanation.slope:
         return explanation
     near = _near_cuts(term)
-    about = [replace(explanation, terms=(Term(term.feature, float(cut)),)) for cut in near]
-    columns = np.column_stack([(term.feature.values > cut).astype(float) for cut in (term.cut, *near)])
-    own, *scores = _scores(fit, _Candidates(columns, [explanation, *about]), fit.errors)
-    signed = np.sign(own or 1.0) * np.array(scores)
-    return about[int(signed.argmax())] if about and signed.max() > 0 else explanation
+    own, around = (
+        _scores(fit, _candidates(fit, [term.feature], [cuts], [False]), fit.errors)
+        for cuts in (np.array([term.cut]), near)
+    )
+    signed = np.sign(own[0] or 1.0) * around
+    if not len(near) or signed.max() <= 0:
+        return explanation
+    return replace(explanation, terms=(replace(term, cut=float(near[int(signed.argmax())])),))
 
 
 def _pairs(
@@ -430,29 +508,19 @@ def _pairs(
         first = _refined(fit, singles.about[at]).terms[0]
         first = replace(first, above=bool(scores[at] > 0))
         held = first.mask(first.feature.values)
-        splits = [
+        joined = [
             place
             for place, single in enumerate(singles.about)
             if not single.slope and _may_join(first.feature, single.terms[0].feature)
         ]
-        columns = singles.columns[:, splits]
+        splits = singles.at(np.array(joined, int))
         for above in (True, False):
-            both = held[:, None] * (columns if above else 1 - columns)
-            inside = both.sum(axis=0)
+            inside, joint = _joint_scores(fit, splits, held, above)
             enough = (inside >= FEWEST_SIDE) & (inside <= held.sum() - FEWEST_SIDE)
-            if not enough.any():
-                continue
-            about = [
-                Explanation(
-                    (first, replace(singles.about[place].terms[0], above=above)), False, 0.0, False, 0.0
-                )
-                for place, good in zip(splits, enough, strict=True)
-                if good
-            ]
-            joint = _scores(fit, _Candidates(both[:, enough], about), fit.errors)
-            best = int(joint.argmax())
-            if joint[best] >= FAR_PAIR * chance:
-                yield _pair_refined(fit, about[best])
+            joint = np.where(enough, joint, 0.0)
+            if len(joint) and joint.max() >= FAR_PAIR * chance:
+                second = replace(splits.about[int(joint.argmax())].terms[0], above=above)
+                yield _pair_refined(fit, Explanation((first, second), False, 0.0, False, 0.0))
 
 
 def _may_join(first: Feature, second: Feature) -> bool:
@@ -468,11 +536,8 @@ def _pair_refined(fit: WorkFit, pair: Explanation) -> Explanation:
         cuts = _near_cuts(term)
         if not len(cuts):
             continue
-        columns = np.column_stack(
-            [held * replace(term, cut=float(cut)).mask(term.feature.values) for cut in cuts]
-        )
-        inside = columns.sum(axis=0)
-        scores = _scores(fit, _Candidates(columns, [pair] * len(cuts)), fit.errors)
+        splits = _candidates(fit, [term.feature], [cuts], [False])
+        inside, scores = _joint_scores(fit, splits, held, term.above)
         scores = np.where((inside >= FEWEST_SIDE) & (inside < held.sum()), scores, 0.0)
         if scores.max() > 0:
             better = replace(term, cut=float(cuts[int(scores.argmax())]))
