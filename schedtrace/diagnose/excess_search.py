@@ -265,7 +265,7 @@ def _candidates(
     about: list[Explanation] = []
     for feature, at_cuts, slope in zip(features, cuts, slopes, strict=True):
         if len(at_cuts):
-            passed = np.searchsorted(at_cuts, feature.values)  # number of cuts below the value
+            passed: Array = np.searchsorted(at_cuts, feature.values)  # number of cuts below the value
             beyond = np.flatnonzero(passed)
             values.append(np.ones(len(beyond)))
             rows.append(len(about) + passed[beyond] - 1)
