@@ -21,7 +21,7 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
         requests=result.requests,
         latencies=result.latencies,
         cannot_tell=say(
-            "A benchmark's result has latencies and no steps: it cannot tell why they are what they are."
+            "A benchmark's result contains latencies but no steps: it does not show what caused them."
         ),
         commands=["schedtrace attach --for 60s", f"schedtrace analyze RUN {path}"],
         notices=[say("{notice}", notice=notice) for notice in result.notices],
@@ -58,13 +58,14 @@ def _beside(latency: ClientLatency, trial: TrialReport) -> Statement | None:
     outside = latency.p50_ms - engine.p50
     share = outside / latency.p50_ms if latency.p50_ms else 0.0
     if share < -OUTSIDE_FRAC:
-        code, words = "other-requests", "; the trace is likely of other requests"
+        code, words = "other-requests", "; the trace probably contains other requests"
     elif share < OUTSIDE_FRAC:
-        code, words = "latency-of-engine", ": nearly all of it passes in the engine"
+        code, words = "latency-of-engine", ": nearly all of it is spent in the engine"
     else:
         code = "latency-outside-engine"
         words = (
-            ": {outside:ms} ({share:%}) pass outside, in the front end's answers, the network or the client"
+            ": {outside:ms} ({share:%}) are spent outside, in the front end's response path, the network or "
+            "the client"
         )
     values = {"outside": outside, "share": share} if code == "latency-outside-engine" else {}
     text = say(

@@ -148,9 +148,9 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
     if median(beside) > SLOWED_FRAC * median(alone):
         return
     text = say(
-        "Prefills likely slow down decodes: a running request gets {beside_low:n} to {beside_high:n} output "
-        "tokens/s at {with_prompts:n snapshot} with prompts, {alone_low:n} to {alone_high:n} at {without:n} "
-        "without.",
+        "Prefills probably slow down decodes: a running request gets {beside_low:n} to {beside_high:n} "
+        "output tokens/s in {with_prompts:n snapshot} with prompts, and {alone_low:n} to {alone_high:n} in "
+        "{without:n} without.",
         beside_low=min(beside),
         beside_high=max(beside),
         with_prompts=len(beside),
@@ -195,7 +195,7 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
         if silence is not None and silence >= SILENT * interval:
             silences.append(silence)
     text = say(
-        "Running requests got no token at {idle:n} of {snapshots:n snapshot}: {running} in the last of them"
+        "Running requests got no token in {idle:n} of {snapshots:n snapshot}: {running} in the last of them"
         "[. Then vLLM printed no such line for {silence:s}, as it does while no token is computed]. A prompt "
         "that takes longer than the interval looks the same: vLLM counts its tokens at its end.",
         idle=len(idle),
@@ -249,10 +249,10 @@ def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]
             snapshots=len(lines),
             engine_rank=rank,
             text=say(
-                "Up to {most:n request} {verb} for something other than capacity at {at:n} of "
+                "Up to {most:n request} {verb} for something other than capacity in {at:n} of "
                 "{snapshots:n snapshot}: a KV transfer, a grammar or a limit on LoRA adapters.",
                 most=max(deferred),
-                verb="waits" if max(deferred) == 1 else "wait",
+                verb="is waiting" if max(deferred) == 1 else "are waiting",
                 at=len(deferred),
                 snapshots=len(lines),
             ),

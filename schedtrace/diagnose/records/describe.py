@@ -24,7 +24,10 @@ from schedtrace.read.run import Run
 ATTACH = "schedtrace attach --for 60s"
 RESTART = "SCHEDTRACE_DIR=logs vllm serve ..."
 KEEP = "SCHEDTRACE_KEEP=120s SCHEDTRACE_DIR=logs vllm serve ..."
-_CANNOT = "which request waited for what, for how long, who held it, and what another setting would gain"
+_CANNOT = (
+    "which request waited for what or for how long, which requests held it, or what another setting would "
+    "improve"
+)
 _FIRST = ("start-failed", "engine-failed", "dumped-step")
 """Codes that come before everything else."""
 
@@ -90,7 +93,7 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
     engines = [summary(engine) for engine in log.engines]
     intervals = [interval_s(list(engine.snapshots)) for engine in log.engines]
     lacks = say(
-        "Periodic lines are snapshots[, {interval:s} apart]: they cannot tell {facts}.",
+        "Periodic lines are snapshots[, {interval:s} apart]: they do not show {facts}.",
         interval=min(filter(None, intervals), default=None),
         facts=_CANNOT,
     )
@@ -103,7 +106,7 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
         step=log.step,
         failure=log.failure,
         statements=_in_order(statements),
-        cannot_tell=lacks if engines else say("This log cannot tell {facts}.", facts=_CANNOT),
+        cannot_tell=lacks if engines else say("This log does not show {facts}.", facts=_CANNOT),
         commands=_log_commands(log),
         notices=[say("{notice}", notice=notice) for notice in log.notices],
     )
@@ -128,7 +131,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
         metrics=engines,
         statements=_in_order(list(metrics_statements(dumps, engines))),
         cannot_tell=say(
-            "Metrics are a snapshot and totals[{single:?} since the start], so they cannot tell {facts}.",
+            "Metrics are a snapshot and totals[{single:?} since the start], so they do not show {facts}.",
             single=len(dumps) == 1,
             facts=_CANNOT,
         ),

@@ -145,7 +145,7 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
     if statement is None:
         if engine.running:
             text = say(
-                "No request waits for capacity at the time of {dumps}.",
+                "No request is waiting for capacity at the time of {dumps}.",
                 dumps="the dump" if seen == 1 else "the dumps",
             )
             yield Statement(
@@ -157,12 +157,13 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
     if statement.code == "unexplained-queue" and has_room:
         statement.code, statement.certainty = "seats-or-budget", "likely"
         statement.text = say(
-            "{waiting:n request} {verb} for capacity while {running:n} run, and the KV cache has room (usage "
-            "{usage:%}): likely for a seat ({seats:setting}) or, while prompts are computed, for the token "
-            "budget.",
+            "{waiting:n request} {verb} waiting for capacity while {running:n} {runs} running, and the KV "
+            "cache has room (usage {usage:%}). The probable limit is a seat ({seats:setting}) or, while "
+            "prompts are computed, the token budget.",
             waiting=moments[-1].waiting,
-            verb="waits" if moments[-1].waiting == 1 else "wait",
+            verb="is" if moments[-1].waiting == 1 else "are",
             running=moments[-1].running,
+            runs="is" if moments[-1].running == 1 else "are",
             usage=usages[-1],
             seats="max_num_seqs",
         )
@@ -182,11 +183,11 @@ def _pace(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
     tokens = window.generation_tokens + window.prompt_tokens
     if tokens == 0 and engine.running:
         text = say(
-            "{when} no token was computed, while {running:n request} {verb}. A long prompt looks the same: "
-            "vLLM counts its tokens at its end.",
+            "{when} no token was computed, while {running:n request} {verb} running. A long prompt looks the "
+            "same: vLLM counts its tokens at its end.",
             when=_when(window, lately=True),
             running=engine.running,
-            verb="runs" if engine.running == 1 else "run",
+            verb="was" if engine.running == 1 else "were",
         )
         yield Statement(code="no-tokens", certainty="possible", engine_rank=rank, text=text)
     elif tokens and window.window_s:

@@ -175,18 +175,18 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
         and first["step"][0] == timeline.trial_rows(timeline.steps, first["trial"][0])["step"].min()
     ):
         return say(
-            "The client, not the scheduler: when the first step was made, {there:n} of {came:n request} had "
-            "arrived. The others ran in later steps; no ready request was refused. "
-            "[Waiting for them took {spent:%} of the requests' time; ]{prequeue:code} has them wait before "
-            "the first step.",
+            "The client set the pace, not the scheduler: when the first step ran, {there:n} of "
+            "{came:n request} had arrived. The others ran in later steps; no ready request was refused. "
+            "[The requests spent {spent:%} of their time waiting for those steps. ]With {prequeue:code}, all "
+            "requests are queued before the first step.",
             there=there,
             came=in_trial.height,
             spent=spent,
             prequeue="--prequeue",
         )
     return say(
-        "The client, not the scheduler: steps were small because requests had not arrived; no ready request "
-        "was refused.[ They spent {spent:%} of their time until the next step.]",
+        "The client set the pace, not the scheduler: steps were small because requests had not arrived; no "
+        "ready request was refused.[ They spent {spent:%} of their time until the next step.]",
         spent=spent,
     )
 
