@@ -16,7 +16,7 @@ Findings = Iterator[Finding]
 
 
 class Threshold(NamedTuple):
-    """Least share from which a rule reports its finding; a single step can take a run across it."""
+    """Smallest share at which a rule reports its finding; a single step can take a run across it."""
 
     least_frac: float
     share: Callable[[Finding], float | None]

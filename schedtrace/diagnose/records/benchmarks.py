@@ -1,4 +1,4 @@
-"""Statements on benchmarks' results: the client's latencies, alone or beside the engine's trace."""
+"""Statements about benchmarks' results: the client's latencies, alone or beside the engine's trace."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from schedtrace.model.say import say
 from schedtrace.read.records.benchmark_result import BenchmarkResult
 
 OUTSIDE_FRAC = 0.1
-"""Share of a client's median latency outside the engine from which it is reported as such."""
+"""Share of a client's median latency that must be spent outside the engine to be reported as such."""
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
 
 
@@ -29,9 +29,9 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
 
 
 def compare_with_trace(record: WeakRecord, runs: Sequence[RunReport]) -> None:
-    """Set the engine's latencies beside the client's, if one trial of the traces has as many requests.
+    """Set the engine's latencies beside the client's, if exactly one trial has as many finished requests.
 
-    As many requests are no proof that they are the same ones; a statement is therefore likely at best.
+    Equal numbers do not prove that the requests are the same; a statement is therefore likely at best.
     """
     if not record.latencies or record.requests is None:
         return

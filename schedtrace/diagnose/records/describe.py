@@ -1,4 +1,4 @@
-"""Records as documents: what was read, what it supports, what it cannot tell, and what would."""
+"""Documents about records: what schedtrace read, what it supports, what it does not show, and what would."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,13 +29,13 @@ _CANNOT = (
     "improve"
 )
 _FIRST = ("start-failed", "engine-failed", "dumped-step")
-"""Codes that come before everything else."""
+"""Codes of the statements that come first."""
 
 
 def analyzed_records(
     readers: Mapping[Path, RecordReader], names: Mapping[Path, str], url: str | None
 ) -> list[WeakRecord]:
-    """Read records and say what each supports; two files of metrics of one server are a window.
+    """Read records and return the statements that each supports; two dumps of one server form a window.
 
     Args:
         readers: Files with the readers of their kinds.
@@ -62,7 +62,7 @@ def analyzed_records(
 
 
 def periodic_lines(runs: Sequence[Run], names: Mapping[Path, str]) -> list[WeakRecord]:
-    """Return what periodic lines in logs of iterations support: they have the queue that iterations lack.
+    """Return the statements of periodic lines in iteration logs; only these lines show queue lengths.
 
     Args:
         runs: Runs, of which logs of iterations are looked at.
@@ -78,7 +78,7 @@ def periodic_lines(runs: Sequence[Run], names: Mapping[Path, str]) -> list[WeakR
 
 
 def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkResult]) -> list[WeakRecord]:
-    """Return what the contents of a file support; all dumps of metrics in it are one record."""
+    """Return the statements that a file supports; all dumps of metrics in it form one record."""
     dumps = [content for content in contents if isinstance(content, MetricsDump)]
     records = [described_log(path, content) for content in contents if isinstance(content, ServerLog)]
     records += [
@@ -88,7 +88,7 @@ def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkR
 
 
 def described_log(path: str, log: ServerLog) -> WeakRecord:
-    """Return what the log of one server supports."""
+    """Return the statements that the log of one server supports."""
     statements = [*failure_statements(log), *console_statements(log)]
     engines = [summary(engine) for engine in log.engines]
     intervals = [interval_s(list(engine.snapshots)) for engine in log.engines]
@@ -113,7 +113,7 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
 
 
 def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
-    """Return what one or several dumps of metrics support."""
+    """Return the statements that one or several dumps of metrics support."""
     engines = engine_metrics(dumps)
     broken = sum(dump.broken for dump in dumps)
     notices = [say("{broken:n line} of vLLM's metrics are not understood", broken=broken)] if broken else []
@@ -152,7 +152,7 @@ def _in_order(statements: list[Statement]) -> list[Statement]:
 
 
 def _log_commands(log: ServerLog) -> list[str]:
-    """Return how to record what the log does not show: a failed server keeps its last minutes next time."""
+    """Return commands that record what the log lacks; a failed server should next keep its last minutes."""
     if log.failure is not None and log.failure.stage == "start":
         return [RESTART]
     return [KEEP] if log.failure is not None else [ATTACH, RESTART]

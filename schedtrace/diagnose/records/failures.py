@@ -1,4 +1,4 @@
-"""Statements on a server that failed, and on the step that it dumped."""
+"""Statements about a server that failed, and about the step that it dumped."""
 
 from collections.abc import Iterator
 
@@ -32,11 +32,11 @@ _ADVICE = {
 }
 """Advice by a part of the error."""
 NEXT_PROMPT = 1
-"""A decode computes one token, apart from drafts."""
+"""Number of tokens that a decode computes, apart from drafts."""
 
 
 def failure_statements(log: ServerLog) -> Iterator[Statement]:
-    """Yield why the server failed, and what it was computing."""
+    """Yield statements about why the server failed and which step it was computing."""
     if log.failure is not None:
         yield _failure(log.failure)
     if log.worker_waits:

@@ -1,4 +1,4 @@
-"""What requests wait for at moments at which vLLM reports a queue: likely the KV cache, seats, or unknown."""
+"""Probable limit that requests wait for when vLLM reports a queue: KV cache, seats, or unknown."""
 
 import re
 from collections import Counter
@@ -10,9 +10,9 @@ from schedtrace.model.records import Certainty, Range, Statement
 from schedtrace.model.say import say
 
 NEARLY_FULL = 0.9
-"""KV cache usage from which the next request is likely refused for want of blocks."""
+"""KV cache usage from which the next request is probably refused for lack of blocks."""
 HALF_FULL = 0.5
-"""KV cache usage up to which it is no likely reason: even a large request would find room."""
+"""KV cache usage up to which the cache is not the probable limit: even a large request would fit."""
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
 
@@ -26,13 +26,13 @@ class Moment(NamedTuple):
     waiting: int
     kv_cache_usage_frac: float | None
     prompts: bool
-    """Whether prompts were computed about then."""
+    """Whether prompts were computed at about this moment."""
 
 
 def queue_statement(
     moments: Sequence[Moment], *, seats: int | None, engine_rank: int | None, of: int, noun: str = "snapshot"
 ) -> Statement | None:
-    """Return what the requests waited for at these moments; None if no request waited.
+    """Return a statement about what requests waited for at these moments; None if no request waited.
 
     Args:
         moments: Those with waiting requests.
@@ -88,9 +88,9 @@ def queue_statement(
 
 
 def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
-    """Return what a request likely waits for at a moment.
+    """Return the limit that requests probably wait for at a moment.
 
-    vLLM looks for a free seat before it looks for KV blocks: where all known seats are taken, nothing else
+    vLLM checks for a free seat before it checks for KV blocks: if all known seats are taken, nothing else
     refuses a request.
     """
     usage = moment.kv_cache_usage_frac
@@ -108,7 +108,7 @@ def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
 
 
 class _Wording(NamedTuple):
-    """Words for what requests waited for."""
+    """Code, certainty, sentence and advice for one limit."""
 
     code: str
     certainty: Certainty
