@@ -21,7 +21,7 @@ FEWEST = 20
 SLOWEST_FRAC = 0.01
 """Share of the requests that count as the slowest, rounded up to a request."""
 MIDDLE_FRAC = 0.1
-"""Share of the requests, around the median, that the slowest are compared with."""
+"""Share of the requests, around the median, with which the slowest requests are compared."""
 TIMES_MEDIAN = 3.0
 """Least ratio of the slowest requests' mean latency to the median that makes them a tail."""
 LEAST_FRAC = 0.01
