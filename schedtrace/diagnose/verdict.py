@@ -1,4 +1,4 @@
-"""Verdict on a run: what limited it and by how much, which requests held the limit, or that none did."""
+"""Verdict on a run: what limited it, by how much, and which requests held it up; or that nothing did."""
 
 import math
 from collections.abc import Sequence
