@@ -27,7 +27,7 @@ def doctor(
     """Check what a recording would contain, before you make one.
 
     Checks vLLM's release, the exits of its scheduler, the plugin, the socket, the disk, the clocks, the
-    device, and a replay of a made-up load. Exits with 1 if something is wrong.
+    device, and a replay of a synthetic load. Exits with 1 if something is wrong.
     """
     from schedtrace.engine.doctor import engine_checks, environment_checks, url_checks
     from schedtrace.errors import UsageError

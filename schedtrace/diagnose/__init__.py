@@ -1,1 +1,1 @@
-"""Frames to facts: metrics, findings, comparison. Pure functions; nothing is printed here."""
+"""Figures, findings and verdicts from a timeline. Pure functions; no module here prints or reads files."""

@@ -1,4 +1,4 @@
-"""Analysis of runs: from recorded runs to a report."""
+"""Analysis of recorded runs, which yields a report."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,13 +29,13 @@ from schedtrace.timeline.frames import offset
 from schedtrace.timeline.timeline import Timeline, Window, make_timeline, windowed
 
 Test = Callable[[Run, list[Finding]], tuple[list[Finding], Replays | str]]
-"""Function that tests the advice of a run's findings. It returns the findings in their new order, and the
-replays that tested them or the reason why there are none.
+"""Function that tests the advice of a run's findings. It returns the findings in their new order, and either
+the replays that tested them or the reason why there are none.
 """
 
 
 def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
-    """Return the figures and findings of each run, or of a window of each trace."""
+    """Return the figures and findings of each run, or of a window of each run's traces."""
     return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
@@ -59,7 +59,7 @@ class Timelines:
         """Begin and end of each engine's recording, on the first trace's clock."""
 
     def at(self, place: int) -> Timeline:
-        """Return the timeline of the trace at this index."""
+        """Return the timeline of the trace with this index."""
         if self._last is None or self._place != place:
             self._last = None  # before the next one is made
             self._place, self._last = place, self._made(self._run.traces.once(place))
@@ -95,7 +95,7 @@ class Timelines:
 
 
 def _trace_problems(trace: Trace) -> list[Message]:
-    """Return the problems of the file, and the recorder's notices."""
+    """Return the problems of a trace's file, and the notices that its recorder wrote."""
     notices = [f"{trace.path}: {notice}" for notice in trace.notices]
     return [say("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
 

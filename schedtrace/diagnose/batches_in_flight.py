@@ -1,7 +1,8 @@
 """Batches that a pipeline has in flight: vLLM schedules them in turn, each again when its output is back.
 
-With ``depth`` batches in flight a request is in every ``depth``-th step until it ends: the step's number
-modulo ``depth`` is its batch. ``tests/contract/facts/test_pipeline.py`` shows it on vLLM's scheduler.
+With ``depth`` batches in flight, a request is in every ``depth``-th step until it ends: the step's number
+modulo ``depth`` identifies the batch. ``tests/contract/facts/test_pipeline.py`` checks this with vLLM's
+scheduler.
 """
 
 import msgspec
@@ -17,16 +18,16 @@ NAMED = 10
 
 
 class Cohort(msgspec.Struct, kw_only=True):
-    """Batch in flight, over the time."""
+    """Batch in flight, followed over the whole run."""
 
     cohort: int
-    """Number of its steps modulo the batches in flight."""
+    """Remainder of its steps' numbers, divided by the number of batches in flight."""
     mean_requests: float
     """Mean number of requests in uneven cycles."""
     request_ids: list[str]
-    """First ten requests that were in it, in their order; none where a tenth of them change their batch."""
+    """First ten requests of the batch, in order; empty if a tenth of the requests change their batch."""
     requests: int
-    """Number of requests that were in it over the time; 0 where requests change their batch."""
+    """Number of requests that were ever in the batch; 0 if requests change their batch."""
 
 
 def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:

@@ -1,8 +1,8 @@
 """Requests that waited behind other requests and would have been served at once without them.
 
-Kinds of requests differ by a recorded property: whether they came at once, their adapter, priority, API
-server, prefix or size. A load of a single kind has no such split. Neither has a load whose kinds need about
-as much.
+Requests are divided into kinds by a recorded property: whether they arrived together, or their adapter,
+priority, API server, prefix or size. A load of a single kind cannot be divided, nor can a load whose kinds
+have similar needs.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +25,11 @@ from schedtrace.timeline.timeline import Timeline
 
 FEWEST_AT_ONCE = 8
 DENSER = 10
-"""Factor by which requests arrive closer together than all arrivals; in a Poisson stream, eight never do."""
+"""Factor by which requests that arrive together are closer than all arrivals; in a Poisson stream, eight
+never are.
+"""
 LEAST_FRAC = 0.1
-"""Least share of the requests with the same adapter, priority, ... that makes them a kind."""
+"""Least share of the requests that must have the same adapter, priority, ... to form a kind."""
 MOST_FRAC = 0.8
 """Least share of the waiters' waiting time that they spent behind the holders."""
 HALF = 0.5
@@ -48,28 +50,28 @@ class Behind:
     """Requests of a kind that waited behind another kind."""
 
     trait: str
-    """Trait that the holders have in common: ``at_once``, or one of ``OF_KIND`` and ``OF_SIZE``."""
+    """Property that the holders have in common: ``at_once``, or a member of ``OF_KIND`` or ``OF_SIZE``."""
     value: str | int | None
-    """The value of a trait of ``OF_KIND``; else None."""
+    """Value of the property if it is in ``OF_KIND``; else None."""
     waiters: int
     wait_us: int
-    """Time of all waiters behind the holders."""
+    """Total time that the waiters waited behind the holders."""
     of_wait_frac: float
-    """Share of all time that requests waited for this limit."""
+    """``wait_us`` as a share of all time that requests waited for this limit."""
     share_frac: float
-    """Share of all requests' time."""
+    """``wait_us`` as a share of the total time of all requests."""
     holders: int
     waiter_tokens: float
-    """Prompt tokens of a waiter, at the median."""
+    """Median number of prompt tokens of a waiter."""
     holder_tokens: float
 
 
 def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
-    """Return the split into kinds of which one explains most of the other's waiting; None if there is none.
+    """Return the division into two kinds in which one kind explains most of the other's waiting; else None.
 
-    The waiters are few or small enough that they would have been served at once without the holders: when
-    each arrived, the earlier waiters that would still have run left room for it. The holders came at once, or
-    each needs at least four times as much.
+    The waiters would have been served at once without the holders, because they are few or small enough: when
+    each of them arrived, the earlier waiters that would still have run left room for it. The holders arrived
+    together, or each of them needs at least four times as much.
     """
     limits = waits.rows.filter(pl.col("charge").is_in([*ROOM]))["charge"]
     if limits.is_empty():
@@ -163,7 +165,7 @@ def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.S
 
 
 def _came_at_once(requests: pl.DataFrame) -> pl.Series:
-    """Return requests that the same step saw first, and that arrived far closer together than on average."""
+    """Return requests that became visible in the same step and arrived much closer together than average."""
     us = pl.col("us").max() - pl.col("us").min()
     usual_us = requests.select(us / pl.len()).item()
     groups = requests.group_by("seen").agg(
@@ -211,10 +213,10 @@ def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame
 
 
 def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Finding:
-    """Add who waited behind whom to the finding: as its holder, or as its verdict if that explains most.
+    """Add the requests that waited behind others to the finding: to its holders or, if most, to its verdict.
 
-    Its advice comes first if it concerns more of the requests' time than the limit's own advice would gain.
-    It has no gain.
+    The advice against such waits comes first if it concerns more of the requests' time than the limit's own
+    advice would gain. This advice has no gain.
     """
     who_waited = sentence(behind)
     leads = behind.of_wait_frac >= MOST_FRAC

@@ -13,7 +13,7 @@ from schedtrace.workloads.prefixes import prefix_block
 
 @made_once
 def cache_use(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per request that was admitted for the first time, in that order.
+    """Return one row per request that was admitted for the first time, in the order of these admissions.
 
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
@@ -69,11 +69,11 @@ class SharedBeginnings(NamedTuple):
     tokens: int
     """Tokens of the full blocks of these beginnings."""
     ends: int
-    """Number of these beginnings that no longer shared beginning continues."""
+    """Number of these beginnings that are not part of a longer shared beginning."""
 
 
 def shared_beginnings(timeline: Timeline) -> SharedBeginnings | None:
-    """Return the shared beginnings of the trial with the most of them; None if hashes are not recorded."""
+    """Return the shared beginnings of the trial that has the most; None if hashes are not recorded."""
     arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
     size = prefix_block(timeline.header, arrivals) or timeline.header.block_size
     hashed = arrivals.select("trial", "prefix_hashes").drop_nulls("prefix_hashes")

@@ -15,7 +15,7 @@ FORMER = {
     "cache-resets": "part of interruption",
     "dummy-batches": "part of rank-imbalance",
 }
-"""Former codes, each with the place of its facts now."""
+"""Former codes, each with the place where its facts appear now."""
 
 
 class FindingKind(msgspec.Struct, kw_only=True):
@@ -24,7 +24,7 @@ class FindingKind(msgspec.Struct, kw_only=True):
     code: str
     """Code of the finding in a report, and value of ``analyze --only`` and ``--ignore``."""
     summary: str
-    """Meaning of the finding."""
+    """Meaning of the finding in one line."""
     needs: list[str]
     """Facts that a record must contain for this rule to judge it; a trace of vLLM's own scheduler contains
     all.
@@ -65,7 +65,7 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
 
 
 def keep(report: Report, codes: frozenset[str]) -> Report:
-    """Keep only the findings with these codes in a report; its figures and its verdict stay."""
+    """Keep only the findings with these codes in a report; leave its figures and its verdict unchanged."""
     for run in report.runs:
         run.findings = [*_kept(run.findings, codes)]
         run.not_judged = [rule for rule in run.not_judged if rule.code in codes]

@@ -1,4 +1,4 @@
-"""Settings that decided scheduling: a value may differ from the user's, and some values have no effect."""
+"""Settings that decided scheduling; a value may differ from the user's, and some settings have no effect."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,11 +108,11 @@ _CHECKS: dict[str, Callable[[EffectiveSetting, Header, Configured | None], Messa
 
 
 LITTLE_USED = 0.5
-"""Share of a limit that must be used at some time for the limit to matter."""
+"""Share of a limit below which even its peak use shows that the limit does not matter."""
 FEWEST_STEPS = 100
-"""Fewest working steps from which "never" is a statement about a limit."""
+"""Fewest steps with work after which it is worth stating that a limit was never reached."""
 FEWEST_REQUESTS = 10
-"""Fewest prompts from which "no hit in the prefix cache" is a statement."""
+"""Fewest prompts after which it is worth stating that the prefix cache had no hit."""
 
 
 class CappedSteps(NamedTuple):
@@ -121,9 +121,9 @@ class CappedSteps(NamedTuple):
     steps: int
     """Number of these steps."""
     withheld_tokens: int
-    """Tokens that prompts wanted, the budget had left and the threshold withheld."""
+    """Tokens that prompts wanted and the budget still had, but the threshold withheld."""
     full_steps: int
-    """Number of full steps that the tokens of these steps would have needed, trial by trial."""
+    """Number of steps with a full budget that would have computed these steps' tokens, trial by trial."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def use_of(timeline: Timeline) -> Use | None:
 
 
 def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    """Return what the run used of this setting, over all engines; nothing if too little is recorded."""
+    """Return how much of this limit the run used, over all engines; nothing if too little is recorded."""
     if not engines or setting.value is False:
         return NOTHING
     if setting.name == "max_num_batched_tokens":
@@ -218,7 +218,7 @@ def _capped(engines: Sequence[CappedSteps]) -> Message:
 
 
 def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:
-    """Return the largest used share of a limit, if it is small and the run long enough; None otherwise."""
+    """Return the peak use of a limit as a share if it is small and the run is long enough; otherwise None."""
     limit = setting.value
     if not isinstance(limit, int) or not limit or sum(engine.steps for engine in engines) < FEWEST_STEPS:
         return None
@@ -248,14 +248,14 @@ def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveS
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a header's value is known, and is one that vLLM can have written."""
+    """Return whether a header's value is known and is a value that vLLM can have written."""
     if isinstance(value, list):
         return all(type(size) is int for size in value)
     return isinstance(value, bool | int | float | str)
 
 
 def _says_something(setting: EffectiveSetting, header: Header) -> bool:
-    """Return whether a value is worth listing: no empty list, second name of a limit, or replaced setting."""
+    """Return whether to list a value: not an empty list, a second name of a limit, or a replaced setting."""
     if setting.value == []:
         return False
     if setting.origin not in {"default", "derived", "unknown"}:
@@ -266,10 +266,10 @@ def _says_something(setting: EffectiveSetting, header: Header) -> bool:
 
 
 def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
-    """Remove the advice to set what was set and overridden; return the findings ranked anew.
+    """Remove advice to use a setting that the user set and vLLM overrode; return the findings, ranked again.
 
     A finding that loses its first advice also loses its gain, which belongs to that advice. If no advice is
-    left, its ``refuted`` gives the reason.
+    left, the finding's ``refuted`` gives the reason.
 
     Args:
         findings: Ranked.

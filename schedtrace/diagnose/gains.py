@@ -1,9 +1,8 @@
-"""Gains of another setting on this load, as far as the trace bounds them.
+"""Gains from a changed setting on this load, as far as the trace bounds them.
 
-Work is conserved: a higher limit saves no token's time. It reduces the number of steps in which requests
-waited, and so saves the fixed cost of a step. The waiting requests bound how many steps are saved, and the
-recorded steps bound the cost of a step. If the bounds are far apart, no gain is stated, and a replay must
-measure it.
+A higher limit saves no token's work. It reduces the number of steps in which requests waited, and so saves
+the fixed cost of a step. The waiting requests bound how many steps are saved, and the recorded steps bound
+the cost of a step. If the bounds are far apart, no gain is stated, and a replay must measure it.
 """
 
 import polars as pl
@@ -18,7 +17,7 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import AT_ONCE_FRAC
 
 WIDEST_FRAC = 0.25
-"""Largest distance of the bounds for which a gain is stated; their midpoint is off by at most half of it."""
+"""Largest distance between the bounds at which a gain is stated; the midpoint errs by at most half of it."""
 IDLE_FRAC = 0.05
 """Largest share of idle time of an engine that sets the pace; a more idle engine could have taken more
 work.
@@ -26,11 +25,11 @@ work.
 
 RAN = pl.col("total_requests")
 THERE = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-"""Requests of a step that got tokens, and requests that could have."""
+"""Requests that got tokens in a step, and requests that could have got tokens."""
 
 
 def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
-    """Return the gain in output tokens per second if this busy time, in microseconds, is saved."""
+    """Return the gain in output tokens per second from saving this much busy time, in microseconds."""
     busy_us = timeline.busy_us
     if not 0 < most_us < busy_us:
         return None
@@ -39,7 +38,7 @@ def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain
 
 
 def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | None:
-    """Return the gain; None if the bounds are further apart than ``WIDEST_FRAC``, or there may be no gain."""
+    """Return the gain; None if its bounds are further apart than ``WIDEST_FRAC``, or include no gain."""
     if high - low > WIDEST_FRAC or low <= 0 <= high:
         return None
     return Gain(
@@ -53,7 +52,7 @@ def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | 
 
 
 def host_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
-    """Estimate the gain if this much of the time in which the device waits for the host were hidden.
+    """Estimate the gain from hiding this much of the time in which the device waits for the host.
 
     If the engine does not set the pace, the gain is a shorter time per output token. The upper bound counts a
     second effect: requests that leave sooner make later steps smaller (Little's law).
@@ -112,7 +111,7 @@ def _longest(timeline: Timeline) -> int:
 
 
 def _least_step_us(model: StepTime) -> pl.Expr:
-    """Return what a step took in addition to its requests, at most the model's base.
+    """Return the least fixed cost of a step: its time without its requests' work, at most the model's base.
 
     A device may hide the work of few decodes, so each is assumed to cost as much as a prefill token.
     """
@@ -140,7 +139,7 @@ def host_us(timeline: Timeline) -> int:
 def sets_pace(timeline: Timeline) -> bool:
     """Return whether the engine sets the pace: requests all came at once, or each right after an answer.
 
-    Otherwise the clients' timing decides the throughput, and a higher limit only brings answers sooner.
+    If it does not, the clients' timing decides the throughput, and a higher limit only brings answers sooner.
     """
     load = offered_load(timeline)
     if len(timeline.trials()) <= 1 and load.working_frac < 1 - IDLE_FRAC:  # between trials it is usual
@@ -149,5 +148,5 @@ def sets_pace(timeline: Timeline) -> bool:
 
 
 def peak_requests(timeline: Timeline) -> int:
-    """Return the most requests in the scheduler after a step."""
+    """Return the largest number of requests in the scheduler after a step."""
     return timeline.demand.requests or 1

@@ -1,4 +1,4 @@
-"""KV blocks that a request needs, and that running requests held, by KV cache group."""
+"""KV blocks that a request needs and that running requests hold, by KV cache group."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def blocks_needed(header: Header, tokens: int) -> list[int] | None:
 def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
     """Return the most KV blocks that sequences of this length ever hold, in all cache groups together.
 
-    Null if they cannot be counted.
+    The result is null if blocks cannot be counted.
     """
     need = need_of_engine(header)
     if need is None or not need.is_bounded or need.most(1) is None:
@@ -39,7 +39,7 @@ def most_blocks(header: Header, lengths: pl.Series) -> pl.Series:
 
 
 def longest_sequence(header: Header) -> int | None:
-    """Return the most tokens that one request can have in the whole KV cache, minus draft slots."""
+    """Return the most tokens of a single request that has the whole KV cache, without slots for drafts."""
     usable, length = usable_blocks(header), header.max_model_len
     need = need_of_engine(header)
     if usable is None or length is None or need is None or blocks_needed(header, 1) is None:
@@ -51,23 +51,25 @@ def longest_sequence(header: Header) -> int | None:
 
 @dataclass(frozen=True)
 class Need:
-    """KV blocks at one refusal; all values are of one step, so that they add up. None: not recorded."""
+    """KV blocks at one refusal. All values belong to one step, so that they add up; None: not recorded."""
 
     held_step: int | None
-    """Step of the refusal that lasted longest, where holders are recorded; else one that holds as many
-    blocks as the median of the refused ones."""
+    """Step of the longest refusal with recorded holders; else a step in which as many blocks are held as in
+    the median refused step.
+    """
     running: int | None
     blocks_held: int | None
     blocks_free: int | None
     blocks_needed: int | None
     blocks_total: int | None
     blocks_for_all: int | None
-    """Blocks for the most requests that were there at once, as far as seats allow; None: the cache has these.
+    """Blocks for the largest number of requests that were present at once, as far as seats allow; None: the
+    cache has that many.
     """
     largest_holder: str | None
     largest_holder_blocks: int | None
     set_aside: int
-    """Requests that hold blocks and do not run."""
+    """Number of requests that hold blocks but do not run."""
 
     def holdings(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -75,7 +77,7 @@ class Need:
 
 
 def need_at_refusals(timeline: Timeline, request_id: str | None = None) -> Need:
-    """Return the need for KV blocks at refusals of the waiting loop or, without refusals, at all steps.
+    """Return the KV blocks needed and held at refusals of the waiting loop; without refusals, at all steps.
 
     Args:
         timeline: Timeline of the engine.
@@ -151,16 +153,16 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
 
 
 class GroupUse(msgspec.Struct, kw_only=True):
-    """KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
+    """Use of one KV cache group, averaged over the refusals for lack of KV blocks that record the holders."""
 
     kind: str
     """vLLM's class of the group's spec: FullAttention, SlidingWindow, Mamba, ..."""
     block_size: int
     """Tokens in a block of this group."""
     blocks_per_request: float
-    """Mean number of blocks that a holder has in this group, null blocks aside."""
+    """Mean number of blocks that a holder has in this group, without null blocks."""
     tokens_need_blocks: float
-    """Mean number of blocks that the tokens of such a request fill: ``ceil(tokens / block_size)``."""
+    """Mean number of blocks that a holder's tokens fill: ``ceil(tokens / block_size)``."""
     share_of_pool: float | None
     """Blocks of all holders in this group as a share of all KV blocks; shared blocks count for each holder.
     None: the pool's size is not recorded."""

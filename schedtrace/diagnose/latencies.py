@@ -16,7 +16,7 @@ ENDS = ("arrived_us", "first_token_us", "last_token_us", "output_tokens")
 
 
 def with_latencies(requests: pl.DataFrame) -> pl.DataFrame:
-    """Add latencies to rows with the columns of ``Finish``; null if a request has none, or it is unknown.
+    """Add latencies to rows with the columns of ``Finish``; null if a request has none or it is unknown.
 
     * ``done``: whether it finished with the requested output,
     * ``ttft_us``: from the arrival at the front end to the first token, however the request ended,
@@ -55,7 +55,7 @@ def request_latencies(timeline: Timeline) -> pl.DataFrame:
 
 
 def _first_tokens(timeline: Timeline, ids: pl.Series) -> pl.DataFrame:
-    """Return ``request_id`` and ``first_token_us`` of unfinished requests that have had their first token."""
+    """Return ``request_id`` and ``first_token_us`` of unfinished requests that already have a first token."""
     if ids.is_empty():
         return pl.DataFrame(schema={"request_id": pl.String, "first_token_us": pl.Int64})
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
@@ -80,7 +80,7 @@ def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
 
 
 def distribution(values: pl.DataFrame) -> Distribution | None:
-    """Return the distribution of ``us``, in ms, each value counted ``weight`` times; None without values.
+    """Return the distribution of ``us`` in ms, with each value counted ``weight`` times; None without values.
 
     It equals the distribution of a list that contains each value ``weight`` times.
     """
@@ -117,7 +117,7 @@ def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
 
 
 def inter_token(timeline: Timeline) -> pl.DataFrame:
-    """Return the times between two outputs of a request, with the number of requests: ``us`` and ``weight``.
+    """Return the times between successive outputs of requests: ``us``, and their number ``weight``.
 
     Within a stretch of decodes, every output follows that of the step before. So there is one row per step,
     whose weight is the number of such requests, and not one row per step and request.
@@ -142,8 +142,9 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
 def _outputs(timeline: Timeline, steps: pl.DataFrame, ids: pl.Series | None = None) -> pl.DataFrame:
     """Return ``request_id``, and the places ``first`` and ``last`` of a stretch's steps with a token.
 
-    A step yields a token if it computes the last existing token of the request: that of its prompt or, after
-    a preemption, the last sampled token. ``opens``: the first of them is the request's first token.
+    A step yields a token if it computes the last existing token of the request: the last of the prompt or,
+    after a preemption, the last sampled token. ``opens`` is whether the stretch's first token is the
+    request's first.
 
     Args:
         timeline: Timeline of one engine.

@@ -1,4 +1,4 @@
-"""Load that an engine is offered and the part that it serves: rates, the backlog, and what sets the pace."""
+"""Offered load and served load of an engine: rates, the backlog, and what sets the pace."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,11 +16,11 @@ from schedtrace.timeline.timeline import Timeline, made_once
 from schedtrace.workloads.clients import Clients, clients_of
 
 BURST_FRAC, DONE_FRAC = 0.9, 0.1
-"""Share of a trial's requests, and share of its steps before which these must come, to count as all at
+"""Share of a trial's requests that must arrive, and the share of its steps within which, to count as all at
 once.
 """
 FEWEST = 8
-"""Fewest requests of a trial that show a rate."""
+"""Fewest requests of a trial from which a rate is computed."""
 BEYOND_FRAC = 0.10
 """Share by which the offered load exceeds the served load if the backlog grows; less may be chance."""
 PARTS = 3
@@ -30,7 +30,7 @@ GROWS_FRAC = 0.2
 BURST = 2
 """Mean number of requests in a busy period from which busy periods are reported."""
 IDLE_FRAC = 0.5
-"""Share of idle time from which an engine waits for its clients."""
+"""Share of idle time from which an engine counts as waiting for its clients."""
 THINKS_MS = 1.0
 ROOM_FRAC = 0.9
 """Share of the working time that fuller steps would save from which an engine waits for its clients."""
@@ -38,7 +38,7 @@ ROOM_FRAC = 0.9
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """Rates per second: offered from the first arrival to the last, served from the first answer to the last.
+    """Offered and served load. Rates per second cover the first to last arrival and the first to last answer.
 
     A run's throughput is lower, because it also covers the time until the first answer.
     """
@@ -52,27 +52,27 @@ class OfferedLoad:
     working_frac: float
     """Share of the time in which the engine had work."""
     clients: Clients | None = None
-    """Pattern in which requests follow answers; None if they have times of their own, or come all at once."""
+    """Pattern in which requests follow answers; None if they arrive at times of their own or all at once."""
     latency_ms: float | None = None
     """Median time from a request to its answer, if requests follow answers."""
     rounds: "Rounds | None" = None
     """Figures about rounds, for a barrier."""
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
-    """Offered tokens per second: prompts without cached tokens, and output."""
+    """Offered tokens per second: uncached prompt tokens, and output tokens."""
     served_requests_per_s: float | None = None
     served_tokens_per_s: float | None = None
     grows: bool = False
     """Whether more load was offered than served, and the backlog grew throughout."""
     backlog: int = 0
-    """Number of requests in the scheduler when the last request came."""
+    """Number of requests in the scheduler when the last request arrived."""
     busy_periods: int = 0
     """Number of periods with requests, separated by periods without any."""
     requests_per_busy_period: float = 0.0
     fullest: int = 0
     """Number of requests in the fullest step."""
     at_fullest_frac: float | None = None
-    """Share of the time that the same work would take in steps as full as the fullest; None without a
+    """Share of the time that the same work would take in steps as full as the fullest one; None without a
     model.
     """
 

@@ -107,8 +107,9 @@ class OneEngine:
     judged: Judged
     unlimited: Unlimited
     problems: list[Message]
-    """Notices that requests were there when its trace began, and where the rebuilt queue disagrees with the
-    recorded counts."""
+    """Notices about requests that were present when the trace began, and about steps in which the rebuilt
+    queue differs from the recorded counts.
+    """
     trials: list[TrialReport]
     request_time: list[RequestTime]
     engine_time: list[EngineTime]
@@ -116,7 +117,7 @@ class OneEngine:
     strip: list[StripCell]
     tails: list[LatencyTail]
     split: pl.DataFrame | None
-    """Split of the requests' time; None if the record does not show it."""
+    """Split of the requests' time; None if the trace does not show it."""
     exits: pl.DataFrame
     caps: pl.DataFrame
     sums: EngineSums
@@ -126,7 +127,7 @@ class OneEngine:
 
 
 def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -> OneEngine:
-    """Judge and sum up one engine.
+    """Summarize one engine and judge it by all rules.
 
     Args:
         timeline: Its trace.

@@ -19,7 +19,7 @@ ENTRY_POINTS = "schedtrace.findings"
 
 
 class PackageRules(NamedTuple):
-    """Rules of other packages by code, and the reasons why some could not be loaded."""
+    """Rules of other packages, by code, and the reasons why some rules could not be loaded."""
 
     rules: dict[str, Rule[Timeline]]
     failed: tuple[str, ...]

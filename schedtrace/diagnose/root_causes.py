@@ -25,11 +25,11 @@ class Judged:
     """Findings of the rules on one engine."""
 
     requests_us: int
-    """Time of all the engine's requests in microseconds, to which its shares refer."""
+    """Total time of all the engine's requests in microseconds; shares refer to it."""
     roots: list[Finding]
     """Root causes with their symptoms; smaller ones are folded under larger ones."""
     symptoms: list[Finding]
-    """Symptoms of none of these root causes."""
+    """Symptoms that belong to none of these root causes."""
     problems: list[Message] = field(default_factory=list)
     """Notices about rules of other packages that failed."""
 
@@ -41,7 +41,7 @@ def ordered_findings(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
 
 
 def _roots(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the root causes among these: findings that lead come first, the others by weight."""
+    """Return the root causes among the findings: those that lead the report first, the rest by weight."""
     roots = [finding for finding in findings if finding.is_root]
     return sorted(roots, key=lambda root: (root.place, -_share(root), root.code))
 
@@ -51,10 +51,10 @@ def ranked(
     of_ranks: Sequence[Finding] = (),
     stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Return the root causes (those that lead first, then by weight), then symptoms without one.
+    """Return the root causes (those that lead the report first, then by weight), then symptoms without one.
 
-    Several engines with the same finding yield one finding with the ranks of all. Its shares refer to all
-    requests' time on all engines; its other figures describe the engine with the largest part of it.
+    If several engines have the same finding, it is listed once with all their ranks. Its shares refer to all
+    requests' time on all engines; its other figures describe the engine on which it matters most.
 
     Args:
         engines: Findings of each engine.
@@ -78,7 +78,7 @@ def ranked(
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
-    """Move a wait beneath the imbalance of ranks if most of it occurred while another rank had room."""
+    """Move a wait beneath the rank imbalance if most of it occurred while another rank had room."""
     ranks = getattr(uneven.evidence, "ranks", [])
     own = next((figures for figures in ranks if figures.rank == root.engine_rank), None)
     if own is None or root.leads or not RULES[root.code].charges:
@@ -99,14 +99,14 @@ def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozen
 
 
 def _put_beneath(cause: Finding, root: Finding) -> None:
-    """Make a root cause, with its symptoms, a symptom of another; its advice would treat an effect."""
+    """Make a root cause, with its symptoms, a symptom of another one; its advice would treat an effect."""
     cause.symptoms = _distinct([*cause.symptoms, *root.symptoms, _symptom(root)])
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
-    """Merge equal findings of several engines into the first one, with the ranks and symptoms of the others.
+    """Merge the same finding of several engines into the first one, with the ranks and symptoms of all.
 
-    A second such root cause of the same engine becomes a symptom of the first.
+    If one engine has the same root cause twice, the second becomes a symptom of the first.
     """
     distinct: list[Finding] = []
     for finding in findings:
@@ -176,7 +176,7 @@ def _share(root: Finding) -> float:
 
 
 def _codes(root: Finding) -> set[str]:
-    """Return its own, and those of the root causes that were folded under it."""
+    """Return the finding's code, and the codes of the root causes folded under it."""
     return {root.code, *(symptom.code for symptom in root.symptoms)}
 
 
@@ -198,7 +198,7 @@ def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
 
 
 def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
-    """Return whether both concern the same resource, or the same requests waited longer for the larger one.
+    """Return whether both findings concern the same resource, or the requests waited longer for the larger.
 
     Steps that become slow with more requests at once explain a wait for seats.
     """
@@ -221,19 +221,19 @@ def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
 
 
 def _symptom(root: Finding) -> Finding:
-    """Return a root cause in the form that it has beneath another."""
+    """Return a root cause as a symptom, to be shown beneath another."""
     return msgspec.structs.replace(root, advice=[], symptoms=[])
 
 
 QUOTED = "share"
-"""Name of the verdict's argument that is the finding's ``share_frac``."""
+"""Name of the verdict's argument that holds the finding's ``share_frac``."""
 
 
 def share_scaled(finding: Finding, part: float) -> Finding:
     """Return the finding with its shares rescaled from this engine to the whole run.
 
-    The verdict quotes the new share. Its clauses with another share describe one engine, and are left out. A
-    verdict that quotes no share describes one engine, and names it.
+    The verdict contains the new share. Clauses of the verdict with a different share describe one engine and
+    are left out. A verdict without a share describes one engine, and names it.
     """
     share, gain = finding.share_frac, finding.gain
     scaled = msgspec.structs.replace(
@@ -259,13 +259,13 @@ def add_shares(finding: Finding, counterpart: Finding) -> None:
 
 
 def quotes_share(finding: Finding) -> bool:
-    """Return whether the verdict states the share of the requests' time that it explains."""
+    """Return whether the verdict states the share of the requests' time that the finding explains."""
     share = finding.share_frac
     return share is not None and finding.verdict.arguments.get(QUOTED) == Share(share)
 
 
 def on_engine(rank: int, sentence: Message) -> Message:
-    """Return a sentence with the engine that it is about; nothing for an empty sentence."""
+    """Return a sentence that also names its engine; nothing for an empty sentence."""
     return say("[{sentence:?}Engine {rank}: {sentence}]", rank=Number(rank), sentence=sentence)
 
 

@@ -16,11 +16,11 @@ Findings = Iterator[Finding]
 
 
 class Threshold(NamedTuple):
-    """Least share from which a rule reports its finding; a single step can take a run across it."""
+    """Smallest share at which a rule reports its finding; a single step can take a run across it."""
 
     least_frac: float
     share: Callable[[Finding], float | None]
-    """Function that returns the share that decided about a finding; None if another property decided."""
+    """Function that returns the share on which a finding was decided; None if another property decided it."""
 
 
 def share_frac(finding: Finding) -> float | None:
@@ -44,27 +44,33 @@ class Rule(Generic[Seen]):
     """Facts that a record must contain for this rule to judge it."""
     find: Callable[[Seen], Iterable[Finding]]
     symptom_of: tuple[str, ...] = ()
-    """Codes of the root causes of which it may be an effect; empty for a root cause."""
+    """Codes of the root causes of which this finding may be a symptom; empty for a root cause."""
     holds_up: bool = False
-    """Whether it is a symptom that costs requests time by itself, with or without its root cause."""
+    """Whether it is a symptom that costs requests time even without its root cause."""
     charges: tuple[str, ...] = ()
-    """Charges of ``timeline.charges`` that it is about, if its wait may be the effect of another wait."""
+    """Charges of ``timeline.charges`` that the finding reports, if its wait may be the effect of another
+    wait.
+    """
     specific: bool = False
-    """Whether it names the holder of a resource, or an event, beyond a shortage; it then precedes near
-    equals.
+    """Whether the finding names the holder of a resource, or an event, and not only a shortage; it then
+    precedes findings of nearly the same weight.
     """
     leads_from_frac: float = 0.05
     """Least share of the requests' time, or of throughput, from which the finding limits a run."""
     only_if_avoidable: bool = False
-    """Whether it limits a run only if some change would help."""
+    """Whether the finding limits a run only if some change would help."""
     quiet: int | None = None
-    """Place among the findings that may open the verdict if nothing limits the run; None if it may not."""
+    """Place among the findings that may open the verdict if nothing limits the run; None if it may not open
+    it.
+    """
     threshold: Threshold | None = None
-    """Threshold for ``diff`` of a finding that one run has and the other has not; of a rule about charges
-    their share."""
+    """Threshold that ``diff`` applies to a finding that only one of two runs has; for a rule about charges,
+    their share.
+    """
     proven: tuple[tuple[str | None, str], ...] = ()
-    """Causes and settings of advice that a contract test has tried: vLLM's scheduler ran with the setting,
-    and the wait became shorter. ``tests/exam/test_advice.py`` fails if these differ from what it tries.
+    """Causes, and settings in their advice, that a contract test has tried: vLLM's scheduler ran with the
+    setting, and the wait became shorter. ``tests/exam/test_advice.py`` fails if the list differs from what it
+    tries.
     """
 
     def __call__(self, seen: Seen) -> list[Finding]:

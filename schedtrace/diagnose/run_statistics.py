@@ -57,7 +57,7 @@ class EngineSums:
     apart: pl.DataFrame
     """Times of steps on the device, and from start to start: ``us`` and ``weight``, each value once."""
     inter_token: pl.DataFrame | None
-    """Times between two outputs of a request, likewise; None: not recorded."""
+    """Times between two outputs of a request, in the form of ``apart``; None: not recorded."""
     kv_used: tuple[float, int] | None
     """Mean share of KV blocks in use after the steps, and the number of steps that record it."""
     spans: pl.DataFrame
@@ -263,7 +263,7 @@ def _class_latency(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
 
 
 def survivors(statistics: Statistics | None) -> Message:
-    """Say that TTFT leaves out many requests that had no first token; nothing if it is of nearly all."""
+    """Return a note that TTFT leaves out the many requests without a first token; nothing if they are few."""
     if statistics is None or not statistics.latency:
         return NOTHING
     whole = statistics.latency[0]

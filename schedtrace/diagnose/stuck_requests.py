@@ -91,7 +91,7 @@ def _refusals(timeline: Timeline) -> pl.DataFrame:
 
 
 def _alone(timeline: Timeline) -> pl.Series:
-    """Return the steps after which nobody ran and nobody, running or not, held anything."""
+    """Return the steps after which no request ran and no request, running or not, held any resource."""
     nobody = (
         pl.col(name).fill_null(0) == 0
         for name in ("num_running_after", "kv_loads_parked", "finished_holding", "deferred_free_blocks")
@@ -105,7 +105,7 @@ def _alone(timeline: Timeline) -> pl.Series:
 
 
 def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
-    """Return requests whose prompts need more KV blocks than there are, as far as the header shows."""
+    """Return requests whose prompts need more KV blocks than the cache has, as far as the header shows."""
     usable = usable_blocks(timeline.header)
     if usable is None or blocks_needed(timeline.header, 1) is None:
         return []
@@ -114,7 +114,7 @@ def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
 
 
 def _last_scheduled(timeline: Timeline) -> pl.DataFrame:
-    """Return ``request_id`` and ``scheduled_step``, the last step that gave it tokens."""
+    """Return ``request_id`` and ``scheduled_step``, the last step that scheduled tokens for the request."""
     got = timeline.stretches.group_by("request_id").agg(pl.col("last_step").max().alias("scheduled_step"))
     return got.collect()
 
@@ -220,7 +220,7 @@ GAIN_FRAC = 0.1
 
 
 def no_progress(timeline: Timeline) -> pl.DataFrame:
-    """Return one row per request without progress, the request that recomputed most first.
+    """Return one row per request without progress; the request that recomputed the most tokens comes first.
 
     Columns: ``request_id``, ``trial``, ``restarts``, ``fruitless`` (restarts that hardly passed the
     high-water mark before them), ``high_tokens`` (the most that it had computed before its last restart),

@@ -21,7 +21,7 @@ FEWEST = 20
 SLOWEST_FRAC = 0.01
 """Share of the requests that count as the slowest, rounded up to a request."""
 MIDDLE_FRAC = 0.1
-"""Share of the requests, around the median, that the slowest are compared with."""
+"""Share of the requests, around the median, with which the slowest requests are compared."""
 TIMES_MEDIAN = 3.0
 """Least ratio of the slowest requests' mean latency to the median that makes them a tail."""
 LEAST_FRAC = 0.01
@@ -53,7 +53,7 @@ _METRICS = (
 
 
 def tails(timeline: Timeline) -> list[LatencyTail]:
-    """Return the tails of TTFT, TPOT and end-to-end latency, where the slowest requests form one."""
+    """Return the tails of TTFT, TPOT and end-to-end latency, if the slowest requests form a tail."""
     requests = request_latencies(timeline).unique("request_id", keep="last", maintain_order=True)
     prompts = timeline.known_requests.unique("request_id", keep="last").select("request_id", "prompt_tokens")
     requests = requests.join(prompts, on="request_id", how="left", maintain_order="left")

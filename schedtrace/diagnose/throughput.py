@@ -41,7 +41,7 @@ def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: f
 
 
 def over(timeline: Timeline) -> Over:
-    """Return which period the throughput covers: whole trials if the trace has them in full."""
+    """Return the period that the throughput covers: whole trials, if the trace has them in full."""
     return "trial" if timeline.whole_trials else "requests"
 
 
@@ -72,7 +72,7 @@ def counted_spans(timeline: Timeline) -> pl.DataFrame:
 
 
 def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
-    """Return the counted seconds of each trial, each moment of any engine once.
+    """Return the counted seconds of each trial; a moment with several engines counts once.
 
     Args:
         engines: ``counted_spans`` of each engine.
@@ -82,7 +82,7 @@ def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
 
 
 def request_presence(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
-    """Return when each request was in the scheduler, cut to the time between two moments."""
+    """Return the time in which each request was in the scheduler, cut to the time between two moments."""
     there = trace.present.select("request_id", queued_us="at_us")
     begun = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
     ended = trace.finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
@@ -134,7 +134,7 @@ def covered_seconds(spans: pl.DataFrame) -> float:
 
 
 def sampled_tokens(steps: pl.DataFrame, finished: pl.DataFrame) -> int:
-    """Return the output tokens of these steps or, if not recorded, those of requests that finished."""
+    """Return the output tokens of these steps or, if not recorded, those of the finished requests."""
     if "output_tokens" in steps.columns and steps["output_tokens"].count():
         return int(steps["output_tokens"].sum())
     return int(finished["output_tokens"].sum())

@@ -1,4 +1,4 @@
-"""Verdict on a run: what limited it, by how much, and who held it; or that nothing did."""
+"""Verdict on a run: what limited it, by how much, and which requests held it up; or that nothing did."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 SAID_FROM_FRAC = 0.05
-"""Share of the requests' time from which a part is named in the first sentence."""
+"""Share of the requests' time from which the first sentence names a part."""
 STAYS_FRAC = 0.5
 EXPLAINS_FROM_FRAC = 0.10
 """Least share of the requests' time from which a finding without gain still explains the run."""

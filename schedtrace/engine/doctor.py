@@ -74,9 +74,11 @@ def environment_checks(scheduler: str | None = None) -> list[Check]:
 
 def _release(name: str, version: str, advice: str = "") -> Check:
     if is_tested(version):
-        return Check(name=name, state="ok", text=f"vLLM {version}: schedtrace was tried with this release")
-    tried = f"the {len(TESTED_RELEASES)} releases that schedtrace was tried with, up to {TESTED_RELEASES[-1]}"
-    return Check(name=name, state="note", text=f"vLLM {version} is none of {tried}", advice=advice)
+        return Check(name=name, state="ok", text=f"vLLM {version}: schedtrace was tested with this release")
+    tested = (
+        f"the {len(TESTED_RELEASES)} releases that schedtrace was tested with, up to {TESTED_RELEASES[-1]}"
+    )
+    return Check(name=name, state="note", text=f"vLLM {version} is none of {tested}", advice=advice)
 
 
 def _probe(scheduler: str | None) -> list[Check]:

@@ -284,7 +284,10 @@ def live_queues(target: str | None) -> tuple[EngineQueues, list[str]]:
 
 
 def queues_of(targets: Listening) -> tuple[EngineQueues, list[str]]:
-    """Return the waiting and running requests of these engines, by rank, and the silent engines."""
+    """Return these engines' waiting and running requests, by rank, and the errors of the silent engines.
+
+    Engines that answered wrongly count as silent, too.
+    """
     queues, errors = [], list(targets.silent.values())
     for engine in targets.engines:
         try:

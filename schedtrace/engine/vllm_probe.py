@@ -1,7 +1,7 @@
-"""What schedtrace can record of the installed vLLM, tried in a process of its own.
+"""Test of what schedtrace can record of the installed vLLM, in a process of its own.
 
 ``python -m schedtrace.engine.vllm_probe FILE [CLASS]`` writes a JSON list of checks to the file. The process
-imports vLLM, wraps its methods and records a made-up load: nobody else should, before a recording is wanted.
+imports vLLM, wraps its methods and records a synthetic load, which no process of a server should do.
 """
 
 import pkgutil
@@ -25,7 +25,7 @@ SCHEDULERS = (
 """Classes between which vLLM chooses."""
 MANAGER = "vllm.v1.core.kv_cache_manager.KVCacheManager"
 ENGINE: dict[str, Any] = {"num_blocks": 30, "max_num_seqs": 4}
-"""Too small for the made-up load, so requests are refused and preempted."""
+"""Too small for the synthetic load, so requests are refused and preempted."""
 LOAD: dict[str, Any] = {"num_prompts": 8, "input_len": 90, "output_len": 40, "prequeue": True}
 LONGEST_WHY = 600
 """Characters that are quoted of an error or a guard."""
@@ -78,7 +78,8 @@ def exit_checks(name: str) -> Iterator[Check]:
         yield Check(name="exits", state="wrong", text=text, advice=advice)
     marked = places(instrumented.sites)
     if instrumented.classes and not instrumented.refused:
-        yield Check(name="exits", state="ok", text=f"{name}: {marked} exits, all recorded by the source")
+        text = f"{name}: {marked} exits, skips and caps, all recorded by a marked copy of the source"
+        yield Check(name="exits", state="ok", text=text)
     for guard in unknown_guards(instrumented.sites):
         text = f"{name}: no cause is known for {shortened(guard, LONGEST_WHY)}; it is recorded as other"
         yield Check(name="exits", state="wrong", text=text, advice="name it: CONTRIBUTING.md, A new cause")
@@ -134,7 +135,7 @@ def device_checks() -> Iterator[Check]:
 
 
 def recording_checks() -> Iterator[Check]:
-    """Yield what a recording of a made-up load holds, and whether it can be replayed."""
+    """Yield what the recording of a synthetic load contains, and whether it can be replayed."""
     from schedtrace.read.run import read_run
     from schedtrace.simulate.replay import play_loads
     from schedtrace.step_times.constants import Constants
@@ -146,10 +147,10 @@ def recording_checks() -> Iterator[Check]:
         trace = read_run(recorded).traces[0]
         taken = trace.exits().collect()
         inferred = int((taken["via"] == "inferred").sum())
-        notices = [notice for notice in trace.header.notices if "has not been tried" not in notice]
+        notices = [notice for notice in trace.header.notices if "has not been tested" not in notice]
         wrong = bool(notices or inferred or trace.header.exits_via != "source" or not taken.height)
         text = (
-            f"a made-up load on vLLM's scheduler: {trace.steps.height} steps and {taken.height} exits "
+            f"a synthetic load on vLLM's scheduler: {trace.steps.height} steps and {taken.height} exits "
             f"recorded, {inferred} inferred"
         )
         text = "; ".join([text, *(shortened(notice, LONGEST_WHY) for notice in notices)])
@@ -167,7 +168,7 @@ def recording_checks() -> Iterator[Check]:
         if why:
             yield Check(name="replay", state="wrong", text=why, advice=REPORT)
         else:
-            yield Check(name="replay", state="ok", text="a replay of that recording decided the same steps")
+            yield Check(name="replay", state="ok", text="a replay of that recording makes the same decisions")
 
 
 def main(file: Path, scheduler: str | None) -> None:

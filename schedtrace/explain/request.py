@@ -19,14 +19,14 @@ MOST_LISTED = 8
 
 
 def find_request(run: Run, text: str) -> tuple[Trace, str]:
-    """Return the trace that has the request, and the whole id.
+    """Return the trace that contains the request, and the request's whole id.
 
     The first of these rules that matches an id decides:
 
     1. it equals ``text``: as it is, as it is printed, or as the trace writes it (cut or hashed);
     2. it begins or ends with ``text`` at a dash (``t1-1`` matches ``t1-1-99fdf569``, not ``t1-12-...``);
     3. it begins or ends with ``text``;
-    4. it is cut, and ``text`` begins as it does: vLLM appends to a client's id, so the hash differs.
+    4. it is cut, and ``text`` has the same beginning. (vLLM appends to a client's id, so the hash differs.)
 
     Raises:
         UsageError: If no request matches, or several do.
@@ -80,7 +80,10 @@ def explain_request(run: Run, text: str) -> Life:
 
 
 def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
-    """Return a request's history by its whole id, from a timeline of the whole trace, which may be reused."""
+    """Return the history of the request with this whole id, from a timeline of the whole trace.
+
+    Callers may reuse the timeline for several requests.
+    """
     rows = request_rows(timeline, request_id)
     states, gaps = rows.life_states(), _gaps(rows)
     arrival, gone = rows.arrival or rows.present or {}, rows.finish or {}

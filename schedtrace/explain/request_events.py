@@ -1,6 +1,6 @@
-"""The events of a request's life, in order: arrival, waits, chunks, decodes, preemptions, end.
+"""Events of a request's life, in order: arrival, waits, chunks, decodes, preemptions, end.
 
-They are derived from all rows of the request in the trace (``RequestRows``), and of its waits.
+They are derived from all rows of the request in the trace (``RequestRows``) and from its waits.
 """
 
 from collections.abc import Iterator
@@ -38,16 +38,17 @@ class RequestRows:
     """State when the trace began; None: it arrived later, or at an unknown time."""
     finish: Row | None
     scheduled: list[Row]
-    """Rows of the steps that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
-    ``outputs``: the step gave it a token, since it reached the end of what it had to compute."""
+    """Rows of the steps that scheduled the request, with ``work``, ``lost_tokens``, ``start_us``,
+    ``output_us`` and ``outputs``: whether the step produced a token, because the request had nothing left to
+    compute before it."""
     preemptions: list[Row]
     """Preemptions, with ``start_us`` of their step."""
     set_aside: list[Row]
-    """Times at which it was set aside, with ``start_us`` of the step."""
+    """Steps that set the request aside, with their ``start_us``."""
     states: list[Row]
-    """Its ``interrupted_states``, in their order in time, with the engine's time in each."""
+    """The request's ``interrupted_states``, in order of time, with the engine's time in each."""
     caps: dict[int, list[str]]
-    """Limits that made its chunk smaller, by step."""
+    """Limits that made the request's chunk smaller, by step."""
 
     @property
     def begin_us(self) -> int:
@@ -56,14 +57,14 @@ class RequestRows:
 
     @property
     def end_us(self) -> int | None:
-        """Time at which it left the scheduler; None if it did not."""
+        """Time at which the request left the scheduler; None if it did not leave."""
         if self.finish is None:
             return None
         return max([int(self.finish["finished_us"]), *(int(row["end_us"]) for row in self.states[-1:])])
 
     @property
     def first_token_us(self) -> int | None:
-        """Time at which the output with its first token came back."""
+        """Time at which the output with the request's first token came back."""
         recorded = self.finish["first_token_us"] if self.finish else None
         # Otherwise it may have got tokens in steps that are missing.
         seen = self.scheduled if self.scheduled and self.scheduled[0]["phase"] == "new" else []
@@ -168,7 +169,7 @@ class WaitedFor:
     steps: int
     wait_ms: float
     interrupted: bool
-    """Whether it is a kind of interruption, in which nothing refused the request."""
+    """Whether the cause is a kind of interruption, in which nothing refused the request."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +178,12 @@ class Wait:
 
     from_ms: float
     since_step: int | None
-    """First step that refused it; None if the first possible step scheduled it."""
+    """First step that refused the request; None if the first possible step scheduled it."""
     left_step: int | None
-    """Step that scheduled it; None if no step did."""
+    """Step that scheduled the request; None if no step did."""
     wait_ms: float
     before_step_ms: float
-    """Part of the wait until a step could see it."""
+    """Part of the wait before the first step that could schedule the request."""
     causes: list[WaitedFor]
     """Causes of the rest of the wait, the longest first."""
 
@@ -374,7 +375,7 @@ def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
 
 
 def _causes_of(wait: Wait) -> Message:
-    """Return ``3 steps kv_blocks (9 ms)``; nothing where the request did not wait through a step."""
+    """Return text such as ``3 steps kv_blocks (9 ms)``; nothing if the request waited through no step."""
     if not wait.causes:
         return NOTHING
     parts = [
@@ -409,7 +410,7 @@ def _set_aside(rows: RequestRows) -> Iterator[LifeEvent]:
 
 
 def _interruptions(rows: RequestRows) -> Iterator[LifeEvent]:
-    """Yield interruptions while the request ran, if they matter for it; waits cover the others."""
+    """Yield the interruptions that took much of the request's time while it ran; its waits cover the rest."""
     whole = sum(row["end_us"] - row["begin_us"] for row in rows.states)
     for row in rows.states:
         took = row["end_us"] - row["begin_us"]
@@ -496,7 +497,7 @@ def _grammar(grammar: Row) -> Message:
 
 
 def _cached(admitted: Row) -> Message:
-    """Return what admission found in caches; nothing for prefix-cache hits alone, which the chunk counts."""
+    """Return the cache hits at admission; nothing for prefix-cache hits alone, which the chunk counts."""
     return say(
         "[found nothing in the prefix cache: {reason}][found {external_tokens:n token} through a KV connector"
         "[, {local_tokens:n} in the prefix cache]{reason:!}]",

@@ -1,4 +1,4 @@
-"""A step, explained: arrivals, tokens of each request, refusals and their cause, what else would have fit."""
+"""Explanation of a step: arrivals, each request's tokens, refusals and causes, what else would have fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,11 +56,13 @@ Row = dict[str, Any]
 
 
 def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
-    """Return a turn per rank, in their order; none with a single rank, or without a common step.
+    """Return what each rank did in the same step, in order of ranks.
+
+    The list is empty for a single rank, or if the ranks have no such step in common.
 
     Args:
         traces: Traces of all ranks.
-        row: A step of one of them.
+        row: A step of one of these traces.
     """
     if len(traces) < 2 or any(row.get(name) is None for name in PASS):  # noqa: PLR2004  # ranks
         return []
@@ -74,7 +76,7 @@ def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
 
 
 def _turn(trace: Trace, same: pl.Expr, offset_us: int) -> tuple[int | None, RankTurn]:
-    """Return when a rank began, and its turn with the time of its output, on the first rank's clock."""
+    """Return the time at which a rank began the step, and its turn, on the first rank's clock."""
     turn = RankTurn(
         engine_rank=trace.header.engine_rank,
         step=None,
@@ -223,7 +225,7 @@ def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
 
 
 def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
-    """Return interruptions between the starts of the step before and of the step after."""
+    """Return the interruptions between the start of the previous step and the start of the next step."""
     starts = timeline.steps.select("step", "start_us").drop_nulls()
     before = starts.filter(pl.col("step") < row["step"])["start_us"].max()
     after = starts.filter(pl.col("step") > row["step"])["start_us"].min()
@@ -256,7 +258,7 @@ def _interruptions(timeline: Timeline, row: Row) -> list[Message]:
 
 
 def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
-    """Return requests that reached the front end before the step's output, but the scheduler too late."""
+    """Return the requests that arrived before the step's output, but too late to be scheduled in the step."""
     later = timeline.steps.filter(pl.col("step") > row["step"]).head(1).to_dicts()
     if not later or row["output_us"] is None:
         return []
@@ -268,7 +270,7 @@ def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
 
 
 def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) -> pl.DataFrame:
-    """Return events of this step's line, or between the starts of the step before and of this step."""
+    """Return the events in this step's line, or between the starts of the previous step and this one."""
     before = timeline.steps.filter(pl.col("step") < row["step"])["start_us"].max()
     after = pl.lit(value=True) if before is None else pl.col(time) > before
     between = pl.col("step").is_null() & after & (pl.col(time) <= row["start_us"])
@@ -276,7 +278,7 @@ def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) ->
 
 
 def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
-    """Return the tokens of each scheduled request, and what made its chunk smaller."""
+    """Return each scheduled request with its tokens and the limits that made its chunk smaller."""
     caps: dict[str, list[Row]] = {}
     for cap in timeline.caps.filter(pl.col("step") == number).to_dicts():
         caps.setdefault(cap["request_id"], []).append(cap)
@@ -340,7 +342,7 @@ def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def stop_values(row: Row) -> Values:
-    """Return what differs between two exits of one kind; ``row`` is of ``stop_rows``."""
+    """Return the values in which two exits of the same kind may differ, from a row of ``stop_rows``."""
     return {
         "requests": Requests(row["request_ids"], row["count"]),
         "needed": Count(row["blocks_needed"] or 0, "block"),
@@ -355,7 +357,7 @@ def stop_message(header: Header, row: Row, values: Values) -> Message:
     Args:
         header: Header of the trace.
         row: Row of ``stop_rows``; it determines the sentence.
-        values: ``stop_values`` of a row, or slots for them.
+        values: ``stop_values`` of a row, or placeholders for them.
     """
     skips, named = row["kind"] == "continue", bool(row["request_ids"])
     counted = skips and (named or row["count"] > 1)
@@ -387,7 +389,7 @@ def victims(timeline: Timeline, number: int) -> list[Victim]:
 
 
 def victim_values(row: Row) -> Values:
-    """Return what differs between two preemptions of one kind; ``row`` is of ``timeline.preemptions``."""
+    """Return the values in which two preemptions may differ, from a row of ``timeline.preemptions``."""
     return {
         "victim": Request(row["request_id"]),
         "for": Request(row["for_request_id"] or ""),
@@ -403,7 +405,7 @@ def preemption_message(row: Row, values: Values) -> Message:
 
     Args:
         row: Row of ``timeline.preemptions``; it determines the sentence.
-        values: ``victim_values`` of a row, or slots for them.
+        values: ``victim_values`` of a row, or placeholders for them.
     """
     return say(
         "vLLM preempted {victim} {reason}[, which needed {needed}{asked:?}]: {victim} lost {lost}"
@@ -417,7 +419,7 @@ def preemption_message(row: Row, values: Values) -> Message:
 
 
 def preempted_for(row: Row, request: Value) -> Message:
-    """Return the request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
+    """Return the request for which a preemption (a row of ``timeline.preemptions``) made room."""
     if not row["in_schedule"]:
         return say("outside schedule(), in a reset of the prefix cache")
     if row["for_request_id"] == row["request_id"]:
@@ -428,7 +430,7 @@ def preempted_for(row: Row, request: Value) -> Message:
 
 
 def ending() -> pl.Expr:
-    """Return how a request of ``timeline.finishes`` ended; an unrequested abort is the scheduler's."""
+    """Return how a request of ``timeline.finishes`` ended; the scheduler itself causes unrequested aborts."""
     by_scheduler = pl.col("in_schedule") & pl.col("abort_us").is_null()
     return pl.when(by_scheduler).then(pl.col("status") + " by the scheduler").otherwise("status")
 
@@ -440,11 +442,11 @@ MISSES = {
     "not_cached": "no other request has the first block",
     "other_group": "only some cache groups have the first block",
 }
-"""Why a lookup found nothing; ``unknown`` is not among them."""
+"""Reasons why a look-up in the prefix cache found nothing; without ``unknown``."""
 
 
 def step_facts(timeline: Timeline, row: Row) -> list[Message]:
-    """Return the facts of a step, a row of ``timeline.steps``; none if the trace has none."""
+    """Return the recorded facts about a step (a row of ``timeline.steps``); none if the trace has none."""
     return [*_refusals(timeline, row), *_hits(timeline, row), *_step_columns(row)]
 
 

@@ -35,7 +35,7 @@ class Left:
 
 @dataclass(frozen=True)
 class FittingRequests:
-    """The requests that fit; false if none does."""
+    """Requests that fit; false if none does."""
 
     request_ids: list[str]
     tokens: int
@@ -60,7 +60,7 @@ class FittingRequests:
 
 
 def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name: str) -> FittingRequests:
-    """Return the waiting requests that fit, in order until one does not fit, as in the waiting loop.
+    """Return the waiting requests that fit, in queue order up to the first that does not, as in vLLM's loop.
 
     With ``need.whole``, the whole request must fit, but it takes only the blocks of its first chunk.
     """
@@ -96,7 +96,7 @@ def admit(need: AdmissionNeed, waiting: list[Waiter], left: Left, *, seats_name:
 
 
 def known_need(timeline: Timeline) -> AdmissionNeed | None:
-    """Return the room that a request needs; None if blocks in use do not follow from tokens."""
+    """Return the room that a request needs; None if its blocks cannot be derived from its tokens."""
     need = need_of(timeline, timeline.refused_heads)
     if need is None:
         return None
@@ -157,11 +157,11 @@ class Question:
         return "max_num_scheduled_tokens" if configured else "max_num_batched_tokens"
 
     def cut_by(self, cap: str) -> list[Scheduled]:
-        """Return requests whose chunk this limit reduced last."""
+        """Return the requests for which this limit was the last to make the chunk smaller."""
         return [request for request in self.scheduled if request.caps and request.caps[-1] == cap]
 
     def more_blocks(self, requests: list[Scheduled], tokens: int) -> int:
-        """Return the KV blocks needed for ``tokens`` more tokens, given to one request after the other."""
+        """Return the KV blocks needed for ``tokens`` more tokens, given to one request after another."""
         blocks = 0
         for request in requests:
             more = min(tokens, _lacking([request]))
@@ -206,7 +206,7 @@ def what_if(
 def _answer(
     sentence: str, limit: str, now: int, then: int | None, request_ids: list[str], tokens: int, **values: Any
 ) -> WhatIf:
-    """Return an answer. Its sentence may refer to the fields of the answer and to ``values``."""
+    """Return an answer whose sentence may refer to its fields and to ``values``."""
     answer = WhatIf(limit=limit, now=now, then=then, request_ids=request_ids, tokens=tokens, message=NOTHING)
     answer.message = say(sentence, answer, **values)
     return answer
@@ -266,7 +266,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
 
 
 def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
-    """Yield what requests would have got of the budget left without ``long_prefill_token_threshold``."""
+    """Yield what requests would have got of the remaining budget without ``long_prefill_token_threshold``."""
     cut = asked.cut_by(Cap.LONG_PREFILL)
     tokens = min(asked.left.budget, _lacking(cut))
     if tokens <= 0 or asked.more_blocks(cut, tokens) > asked.left.blocks:

@@ -1,4 +1,4 @@
-"""The answer of ``schedtrace doctor``: what was checked before a recording, and what is wrong."""
+"""Document that ``schedtrace doctor`` prints: what it checked, and what is wrong."""
 
 from typing import Literal
 
@@ -18,13 +18,13 @@ class Check(msgspec.Struct, kw_only=True):
     ``engine``, ``version`` or ``metrics``.
     """
     state: State
-    """``note``: recording works, but you should know this. ``wrong``: something is not recorded, or not
-    possible.
+    """``note``: recording works, but you should know this. ``wrong``: something cannot be recorded, or does
+    not work.
     """
     text: str
-    """What was seen."""
+    """Result of the check."""
     advice: str = ""
-    """What to do; empty if nothing has to be done."""
+    """Action to take; empty if none is needed."""
 
 
 class Checkup(msgspec.Struct, kw_only=True):

@@ -39,8 +39,8 @@ class KvNeed:
         rejected drafts had needed is not counted, nor one that a batch in flight still reads.
 
         Args:
-            computed: Its tokens that were computed before the step.
-            tokens: Those that are when the step is over.
+            computed: Number of the request's tokens that were computed before the step.
+            tokens: Number of its tokens that are computed after the step.
         """
         slots = tokens + self.lookahead
         if self.max_model_len is not None:
@@ -50,8 +50,8 @@ class KvNeed:
     def sequence(self, tokens: int) -> list[int] | None:
         """Return the blocks that vLLM wants free before it admits a whole sequence, by group; None: unknown.
 
-        The check of ``scheduler_reserve_full_isl``: groups that give blocks back are counted with the most
-        that they hold at once (``admission_cap``).
+        Follows the check of ``scheduler_reserve_full_isl``: a group that frees blocks on the way counts with
+        the largest number that it holds at once (``admission_cap``).
         """
         if self.max_model_len is not None:
             tokens = min(tokens, self.max_model_len)

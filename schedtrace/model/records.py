@@ -65,7 +65,7 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     waiting: Range
     """Waiting requests, including deferred ones."""
     deferred: Range | None = None
-    """Waiting requests that capacity would not help; null: no line has them."""
+    """Waiting requests that more capacity would not help; null: no line reports them."""
     kv_cache_usage_frac: Range | None = None
     """KV cache usage."""
     prompt_tokens_per_s: Range
@@ -73,11 +73,15 @@ class ConsoleSnapshots(msgspec.Struct, kw_only=True):
     generation_tokens_per_s: Range
     """Output tokens a second."""
     prefix_cache_hit_frac: float | None = None
-    """Share of prompt tokens found in the prefix cache, in the last line: over the latest 1,000 requests."""
+    """Share of prompt tokens found in the prefix cache, from the last line, which covers the latest 1,000
+    requests.
+    """
     external_hit_frac: float | None = None
-    """The same of an external cache."""
+    """The same for an external cache."""
     preemptions: int | None = None
-    """Sum of the preemptions that lines name; null: none does, which is no proof that there were none."""
+    """Sum of the preemptions that the lines report; null: no line reports any, which does not prove that
+    there were none.
+    """
     acceptance_frac: Range | None = None
     """Share of draft tokens that were accepted."""
 
@@ -128,7 +132,7 @@ class Failure(msgspec.Struct, kw_only=True):
     line: int
     """Number of its line."""
     worker_died: str | None = None
-    """Worker process whose end the log names; null: none."""
+    """Worker process that died, by the log; null: the log reports no death."""
 
 
 class MetricsWindow(msgspec.Struct, kw_only=True):
@@ -197,7 +201,9 @@ class ClientLatency(msgspec.Struct, kw_only=True):
     p99_ms: float | None = None
     """99th percentile."""
     engine_p50_ms: float | None = None
-    """Median in the trace whose trial finished as many requests; null: there is none."""
+    """Median in the trace that has a trial with as many finished requests as the client counted; null: there
+    is none.
+    """
     engine_p99_ms: float | None = None
     """99th percentile in the engine's trace."""
 
@@ -218,7 +224,7 @@ class Statement(msgspec.Struct, kw_only=True):
     text: Message
     """The statement with its evidence."""
     advice: Message = NOTHING
-    """What to do about it."""
+    """Action to take."""
 
 
 class WeakRecord(msgspec.Struct, kw_only=True):
@@ -229,7 +235,7 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     kind: str
     """Kind of record."""
     source: str | None = None
-    """Container or pod whose lines these are; null: the file has a single source."""
+    """Container or pod that wrote the lines; null: the file has a single source."""
     server: ServerStart | None = None
     """Facts about the server; null: the record has none."""
     engines: list[ConsoleSnapshots] = []
@@ -237,7 +243,7 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     step: DumpedStep | None = None
     """Dumped step; null: none."""
     failure: Failure | None = None
-    """End of the server; null: the record shows none."""
+    """Failure of the server; null: the record shows no failure."""
     metrics: list[EngineMetrics] = []
     """Metrics, one entry per engine."""
     requests: int | None = None
@@ -245,9 +251,9 @@ class WeakRecord(msgspec.Struct, kw_only=True):
     latencies: list[ClientLatency] = []
     """Latencies that a benchmark's client measured."""
     statements: list[Statement] = []
-    """What the record supports, the most useful first."""
+    """Statements that the record supports, the most useful first."""
     cannot_tell: Message
-    """What such a record never shows."""
+    """Facts that a record of this kind never shows."""
     commands: list[str]
     """Commands that would show the rest."""
     notices: list[Message] = []

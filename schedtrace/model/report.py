@@ -379,20 +379,21 @@ class LatencyTail(msgspec.Struct, kw_only=True):
     median_ms: float
     """Median of all of them."""
     parts: list[TailPart]
-    """What the slowest spend more time in than the tenth of the requests around the median, the largest
-    first; parts under 1 % are left out."""
+    """Parts of the latency in which the slowest requests spend more time than the tenth of the requests
+    around the median, the largest first; parts under 1 % are left out."""
     first_step: int | None
-    """First step in which the slowest had the largest part; null: no step knew of them."""
+    """First step in which the slowest requests spent time in the largest of these parts; null: they spent it
+    in no step."""
     last_step: int | None
     """Last of these steps."""
     prompt_tokens: float | None
-    """Mean prompt of the slowest."""
+    """Mean prompt length of the slowest requests."""
     usual_prompt_tokens: float | None
-    """Mean prompt of the requests around the median."""
+    """Mean prompt length of the requests around the median latency."""
     output_tokens: float | None
-    """Mean output of the slowest."""
+    """Mean output length of the slowest requests."""
     usual_output_tokens: float | None
-    """Mean output of the requests around the median."""
+    """Mean output length of the requests around the median latency."""
 
 
 class NotJudged(msgspec.Struct, kw_only=True):

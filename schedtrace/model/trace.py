@@ -90,7 +90,7 @@ class Header(Line, tag="header", kw_only=True):
     kv_block_bytes: int | None = None
     """Memory of one KV block on each device, all layers of a pipeline's first stage together."""
     device_memory_bytes: int | None = None
-    """Memory of a GPU, by vLLM's platform; null on a CPU and for a simulated device."""
+    """Memory of a GPU, as reported by vLLM's platform; null on a CPU and for a simulated device."""
     enable_prefix_caching: bool | None = None
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""

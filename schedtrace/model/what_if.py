@@ -172,10 +172,11 @@ class Configuration(msgspec.Struct, kw_only=True):
     place: int | None = None
     """Place among the advised configurations, 1 is the best; null: not advised."""
     removed: list[str] | None = None
-    """Codes of root causes that the recorded configuration has, replayed, and this one has not; null: not
-    compared."""
+    """Codes of root causes in the replay of the recorded configuration that are absent from this one; null:
+    not compared."""
     appeared: list[str] | None = None
-    """Codes of root causes that this configuration has, and the recorded one, replayed, has not."""
+    """Codes of root causes in the replay of this configuration that are absent from that of the recorded one;
+    null: not compared."""
     folder: str | None = None
     """Run folder of the replay, if it was kept."""
 

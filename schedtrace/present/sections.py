@@ -198,7 +198,7 @@ class FindingSection:
     paragraphs: list[Content]
     action: Text = ""
     engine_rank: int = 0
-    """The engine whose steps the texts name."""
+    """Rank of the engine whose steps the texts refer to."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class RootCauseSection:
     actions: list[Text]
     """Alternative actions, the best first."""
     engine_rank: int = 0
-    """The engine whose steps the texts name."""
+    """Rank of the engine whose steps the texts refer to."""
     steps: Text = ""
     """Steps that show it, for a renderer that can link to them."""
 

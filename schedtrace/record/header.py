@@ -31,8 +31,8 @@ def notices_about(version: str) -> list[str]:
     """Return the notices about this release of vLLM; none if it was tested."""
     if is_tested(version):
         return []
-    tried = ", ".join(TESTED_RELEASES)
-    return [f"vLLM {version} has not been tried with this version of schedtrace (tried: {tried})"]
+    tested = ", ".join(TESTED_RELEASES)
+    return [f"vLLM {version} has not been tested with this version of schedtrace (tested: {tested})"]
 
 
 def make_header(

@@ -221,7 +221,7 @@ def shaped_options(
 
     Args:
         shape: Shape of the model.
-        gpu: One of ``tensor_parallel_size``.
+        gpu: One of the ``tensor_parallel_size`` GPUs.
         arguments: vLLM's arguments, by name.
         online: Whether to use the defaults of ``vllm serve``, which differ from those of ``LLM``.
 

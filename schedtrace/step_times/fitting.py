@@ -32,7 +32,8 @@ SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
 ROUNDS = 4
-"""Rounds of choosing the slowest rank by a fit, and fitting to the chosen ones."""
+"""Number of rounds; each chooses the slowest rank of every step by the latest fit, and fits again to the
+chosen ranks."""
 PASS = ("trial", "wave", "step_counter")
 """Columns that identify a forward pass of ranks in lock-step."""
 NO_TIME = Linear(0.0, {}, [], {}, 0)

@@ -20,7 +20,7 @@ def is_aborted() -> pl.Expr:
 
 
 def have_same_age(ages: pl.Series) -> bool:
-    """Return whether most requests were aborted at about the same age, as a client's timeout would do."""
+    """Return whether most requests were aborted at about the same age, as by a client's timeout."""
     spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     return ages.len() > 0 and spread <= SAME_AGE_FRAC * median(ages)
 
@@ -28,8 +28,8 @@ def have_same_age(ages: pl.Series) -> bool:
 def abandoned_requests(frames: EngineFrames) -> pl.Series:
     """Return the requests whose clients certainly left: aborted without a token, or all at the same age.
 
-    A further aborted request may have ended at a stop string, which vLLM's front end detects: its client got
-    the answer.
+    Any other aborted request may have reached a stop string, at which vLLM's front end aborts it; its client
+    got the answer.
     """
     aborted = frames.finishes.filter(is_aborted()).with_columns(us=pl.coalesce("abort_us", "finished_us"))
     ages = (aborted["us"] - aborted.select(pl.coalesce("arrived_us", "queued_us")).to_series()).drop_nulls()

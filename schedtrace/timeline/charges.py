@@ -24,9 +24,9 @@ from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, steps_of, time_within, united
 
 FEWEST_STEPS = 10
-"""Fewest steps of a run; within so many steps, every running request normally gets tokens."""
+"""Fewest steps of a run; within this number of steps, every running request normally gets tokens."""
 MOST_FRAC = 0.5
-"""Share of the held blocks from which their holders are reported."""
+"""Least share of all held blocks that idle holders must keep to be reported."""
 ELSEWHERE = ("kv_loads", "set_aside")
 
 HOLDERS_SCHEMA = {
@@ -219,11 +219,11 @@ OF_LIMITS = (
     Cause.INPUT_BUDGET,
     Cause.KV_BLOCKS,
 )
-"""Charges that shrink by the time in which the device works in vain."""
+"""Charges from which the time is subtracted in which the device works for requests that are aborted later."""
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
 """Causes that follow from a preemption, and thus from a lack of KV blocks."""
 HALF = 0.5
-"""Share of the seats that decides the charge."""
+"""Share of the running requests above which the cause that stalls them is charged with waits for a seat."""
 
 SCHEMA = {
     "request_id": pl.String,
@@ -251,8 +251,8 @@ def make_charges(
 ) -> pl.DataFrame:
     """Return the rows of ``request_states`` in which requests got nothing, divided among charges.
 
-    Columns: those of ``SCHEMA``. A row appears once for each of its charges; their ``time_us`` add up to the
-    row's length, or to the length of the part that is behind a refused head.
+    Columns: those of ``SCHEMA``. A row appears once for each of its charges. The ``time_us`` of these add up
+    to the row's length, or to the length of its part behind a refused head.
 
     Args:
         frames: Frames of one engine.

@@ -31,7 +31,7 @@ from schedtrace.timeline.timeline import Timeline
 PASS = ("wave", "step_counter")
 """Columns that identify a lock-step pass in the steps of all ranks."""
 STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
-"""Columns of ``Timeline.steps`` that ``RankSummary.steps`` also has; null if a record lacks them."""
+"""Columns that ``RankSummary.steps`` takes from ``Timeline.steps``; null if a record lacks them."""
 
 
 BEYOND = 1.5
@@ -51,11 +51,14 @@ class Pace:
     """Largest value of each feature."""
 
     def knows(self, work: dict[str, float]) -> bool:
-        """Return whether the steps had about as much of each feature; far beyond, no model is trusted."""
+        """Return whether this work lies in, or close to, the range of the recorded steps.
+
+        A model is not trusted far outside that range.
+        """
         return all(self.least[name] / BEYOND <= work[name] <= self.most[name] * BEYOND for name in FEATURES)
 
     def expected_us(self, work: dict[str, float]) -> float:
-        """Return the microseconds that a step with this work takes on the rank."""
+        """Return the predicted duration, in microseconds, of a step with this work on the rank."""
         return float(pl.DataFrame(work).select(self.model.predicted()).item())
 
 
@@ -68,7 +71,7 @@ class RankSummary:
     seats: int
     """Requests that may run at once (``Timeline.seats``)."""
     requests_us: int
-    """Time of all its requests, in microseconds."""
+    """Total time of the rank's requests, in microseconds."""
     most_running: int
     """Largest number of requests that ran at the same time."""
     steps: pl.DataFrame
@@ -77,7 +80,7 @@ class RankSummary:
     presence: pl.DataFrame
     """Spans with ``begin_us``, ``end_us``, ``running`` and ``waiting`` requests, without gaps."""
     arrived: int
-    """Requests that reached its scheduler."""
+    """Number of requests that reached the rank's scheduler."""
     pinned: int
     """Number of arrivals for which the client asked for this rank."""
     mean_prompt_tokens: float | None
@@ -90,7 +93,7 @@ class RankSummary:
     """Table with a row per request: ``trial``, ``came_us``, ``gone_us`` (null: it did not end) and
     ``gave_up`` (its client went away)."""
     pace: Pace | None = None
-    """Step times; None if too few steps have them."""
+    """Step times; None if too few steps have a time."""
 
     @property
     def number(self) -> int:
@@ -99,12 +102,12 @@ class RankSummary:
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether its steps have the counter that ranks in lock-step share."""
+        """Whether the rank's steps have the counter that ranks in lock-step share."""
         return self.steps["wave"].count() > 0
 
 
 def rank_of(timeline: Timeline) -> RankSummary:
-    """Return the figures of a timeline that are needed across ranks."""
+    """Return the figures of one rank's timeline that rules about all ranks need."""
     steps = timeline.steps
     arrivals = timeline.first_arrivals
     most = steps["num_running_after"].max()
@@ -322,7 +325,7 @@ class PassTime:
     per_request_us: float
 
     def expected_us(self, requests: pl.Expr) -> pl.Expr:
-        """Return the microseconds that a pass takes if the fullest rank has this many requests."""
+        """Return the predicted length of a pass, in microseconds, by the requests of the fullest rank."""
         return self.base_us + self.per_request_us * requests
 
 
@@ -346,11 +349,11 @@ class PrefillStalls:
     """Passes with a prefill on any rank, and their cost to the other ranks."""
 
     passes: pl.DataFrame
-    """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without one. Noise affects
-    each excess, so only sums of it are meaningful.
+    """Passes with a prefill, with ``excess_us``: their time beyond that of a pass without a prefill. Noise
+    affects each single excess, so only sums are meaningful.
     """
     stalled: pl.DataFrame
-    """Turns of ranks that only decoded in such a pass, with its ``excess_us``, in order of passes."""
+    """Turns of ranks that only decoded in such a pass, with the pass's ``excess_us``, in order of passes."""
     own: pl.DataFrame
     """Turns of ranks that prefilled in such a pass, with ``own_us``, the time of their own prefill. This
     is their share of the excess, by their tokens relative to the most that a rank prefilled.
@@ -366,12 +369,12 @@ class PrefillStalls:
         )
 
     def steps(self) -> dict[int, frozenset[int]]:
-        """Return the steps that waited, by rank."""
+        """Return the steps that waited for another rank's prefill, by rank."""
         each = self.stalled.group_by("rank").agg("step")
         return {rank: frozenset(steps) for rank, steps in each.iter_rows()}
 
     def saved_us(self) -> float:
-        """Return the most microseconds saved if the ranks prefilled the same chunks at the same time.
+        """Return the most time, in microseconds, that would be saved if the ranks prefilled at the same time.
 
         The passes would then take at least as long as the prefills of the rank with the most prefill time.
         """
@@ -413,7 +416,7 @@ class RecordedRanks:
     each: list[RankSummary]
     """Ranks in order of their number."""
     timeline: Callable[[int], Timeline]
-    """Function that rebuilds a rank's timeline, for questions about a single rank."""
+    """Function that builds a rank's timeline again, for rules that look at a single rank."""
 
     @classmethod
     def from_timelines(cls, timelines: Iterable[Timeline]) -> Self:
@@ -455,12 +458,12 @@ class RecordedRanks:
 
     @cached_property
     def lockstep(self) -> bool:
-        """Whether the ranks step together; False for a single rank, and if no step counter was recorded."""
+        """Whether the ranks run in lock-step; False for a single rank or without a recorded step counter."""
         return len(self.each) > 1 and any(rank.in_lockstep for rank in self.each)
 
     @cached_property
     def missing_ranks(self) -> int:
-        """Ranks of a lock-step run without a trace here, whose effect on the other ranks is unknown."""
+        """Ranks of a lock-step run without a trace in it; their effect on the other ranks is unknown."""
         size = max(rank.header.data_parallel_size or 1 for rank in self.each)
         return max(0, size - len(self.each)) if self.lockstep else 0
 
@@ -505,9 +508,10 @@ class RecordedRanks:
         Columns: ``wave``, ``step_counter``, ``trial``; ``begin_us`` and ``end_us``: from the time when the
         last rank finished the previous pass (or from the first start, for the first pass of a wave and after
         passes of dummy batches only) to the time when the last rank finishes this one; ``length_us``;
-        ``computing`` and ``prefilling``: numbers of such ranks; ``largest`` and ``decoding``: the largest
-        numbers of requests, and of possibly decoding requests, on a rank; ``requests``: those of all ranks;
-        ``most_prefill``: the largest number of prefill tokens on a rank.
+        ``computing`` and ``prefilling``: numbers of ranks that compute and that prefill; ``largest`` and
+        ``decoding``: the largest number of requests, and of possibly decoding requests, on a rank;
+        ``requests``: the requests of all ranks; ``most_prefill``: the largest number of prefill tokens on a
+        rank.
         """
         of_wave = pl.col("wave")
         follows = (of_wave == of_wave.shift(1)) & (

@@ -19,12 +19,12 @@ from schedtrace.timeline.frames import NOT_RECORDED, EngineFrames
 from schedtrace.timeline.spans import LENGTH_US, level, overlap_us, time_within, total_us
 
 DEVICE = "device"
-"""State in which the worker's thread has its turn."""
+"""State of the engine in which the worker's thread should run; in all others, the engine's thread should."""
 BUSY = (DEVICE, "schedule", "update", "dummy", "host_gap")
 STATES = (NOT_RECORDED, *BUSY, "idle")
 """States in order of precedence."""
 LEAST_FRAC = 0.2
-"""Share of the busy time that is lost in a starved period, so that the rest takes a quarter longer."""
+"""Least share of the busy time that is lost in a starved period; the work then takes a quarter longer."""
 MOST_OF_IT = 0.5
 """Share of a step that must lie in starved periods for the step to count as starved."""
 FEWEST = 30
@@ -116,7 +116,7 @@ def _work(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _presence(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return each request's time in the scheduler; it is ``host_gap`` if no other work covers it."""
+    """Return each request's time in the scheduler; the parts that no work covers are ``host_gap``."""
     states = requests.filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
     return _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))
@@ -129,7 +129,7 @@ def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.D
 
 
 def engine_busy_us(engine: pl.DataFrame) -> int:
-    """Return the time of ``engine_states`` without idle time, in microseconds."""
+    """Return the total time of all ``engine_states`` except ``idle``, in microseconds."""
     return total_us(engine.filter(pl.col("state").is_in(BUSY)))
 
 
@@ -156,7 +156,7 @@ class _Turn(NamedTuple):
 def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
     """Return a row per thread of the engine or a worker, and time between two ``cpu`` lines: ``THREADS``.
 
-    ``lost_us``: the least time of its turn in which the thread waited for a processor.
+    ``lost_us`` is the least time in which the thread waited for a processor although it was its turn to run.
 
     Args:
         frames: Frames of one engine.
@@ -181,7 +181,7 @@ def thread_times(frames: EngineFrames, engine: pl.DataFrame) -> pl.DataFrame:
 
 
 def _turns(seen: list[tuple[int, int, int]]) -> Iterable[_Turn]:
-    """Return the periods of a thread between two lines, in order.
+    """Return the periods of a thread between two ``cpu`` lines, in order.
 
     Linux counts a wait when it is over, so the part of a wait that exceeds the remaining time belongs to
     earlier periods.

@@ -24,12 +24,12 @@ from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, until
 from schedtrace.timeline.step_time import median
 
 LEAST_FRAC = 0.002
-"""Share of the engine's time that all interruptions of a kind must take to be kept."""
+"""Least share of the engine's time that all interruptions of a kind must take together to be reported."""
 MOST_FIRST = 50
 """Number of a trial's first steps among which slow steps are ``first_steps``."""
 FEWEST_PERIODIC = 3
 SHORTEST_PERIOD = 4
-"""Fewest steps in a period; of a shorter period, nearly every distance is a multiple."""
+"""Fewest steps in a period; nearly every distance is a multiple of a shorter period."""
 REGULAR_FRAC = 0.8
 """Share of the distances that must be multiples of the period."""
 LATE_FRAC = 0.1
@@ -44,7 +44,7 @@ STARVED = "starved"
 INTERRUPTED = "interrupted"
 """State of a request, and charge of its wait, while an interruption lasts."""
 ALWAYS = (PAUSED, ASLEEP, HUNG, STALLED)
-"""Kinds of interruptions that are kept however short they are."""
+"""Kinds of interruptions that are reported however short they are."""
 DEVICE = "device"
 """Part of an interruption that did not occupy the engine's thread."""
 KINDS = (
@@ -60,8 +60,8 @@ NOT_RETURNED = "schedule() has not returned"
 HUNG_FACTOR = 5.0
 """Factor by which a hanging call is longer than a usual one."""
 ELSEWHERE = {"worker": DEVICE, "ranks": DEVICE, "connector": "schedule", "engine": "schedule"}
-"""Kinds of stalls, as the watchdog reports them, in which no step is made, with the part of a step that is
-held up.
+"""Kinds of stalls, as the watchdog reports them, in which no step runs, with the part of a step that is held
+up.
 """
 SCHEMA = {
     "kind": pl.String,
@@ -76,7 +76,9 @@ SCHEMA = {
 def make_events(
     frames: EngineFrames, engine: pl.DataFrame, starved: pl.DataFrame, starving: pl.Series
 ) -> pl.DataFrame:
-    """Return one row per interruption, in order of time; only ``starved`` may overlap slow steps, by half.
+    """Return one row per interruption, in order of time.
+
+    Interruptions do not overlap, except that up to half of a slow step may lie in ``starved`` periods.
 
     Columns:
 
@@ -122,9 +124,9 @@ def make_events(
 
 
 def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFrame) -> int:
-    """Return the total time, in microseconds, of requests during the interruptions that held them up.
+    """Return the total time, in microseconds, that requests spent in interruptions that held them up.
 
-    While a paused scheduler still makes steps, only waiting requests count.
+    While a paused scheduler still runs steps, only waiting requests count.
 
     Args:
         states: ``request_states``.
@@ -142,7 +144,7 @@ def cost_us(states: pl.DataFrame, engine: pl.DataFrame, interruptions: pl.DataFr
 
 
 def standstills(engine: pl.DataFrame, interruptions: pl.DataFrame) -> pl.DataFrame:
-    """Return the parts of interruptions in which the engine did not step at all: ``begin_us`` and ``end_us``.
+    """Return the parts of interruptions in which the engine ran no step: ``begin_us`` and ``end_us``.
 
     The time before the engine's first step is such a part.
 
@@ -188,7 +190,7 @@ def interrupted_requests(states: pl.DataFrame, spans: pl.DataFrame) -> list[str]
 
 
 def make_host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:
-    """Return the periods in which an interruption kept the engine's thread from making steps.
+    """Return the periods in which an interruption kept the engine's thread from running steps.
 
     Args:
         interruptions: ``events``.
@@ -198,7 +200,7 @@ def make_host_spans(interruptions: pl.DataFrame, engine: pl.DataFrame) -> pl.Dat
 
 
 def starved_us(interruptions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
-    """Return how many microseconds of each row a worker that had the batch waited for a processor.
+    """Return each row's time, in microseconds, in which a worker that had a batch waited for a processor.
 
     Args:
         interruptions: ``events``.
@@ -236,7 +238,7 @@ def _asked(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _hung(frames: EngineFrames) -> pl.DataFrame:
-    """Return the calls of ``schedule()`` that took so long that no other event explains the time."""
+    """Return the calls of ``schedule()`` that took very long and that no other event explains."""
     steps = frames.steps.select("trial", "step", "start_us", "end_us", "schedule_us")
     usual = median(steps["schedule_us"])
     took = pl.col("schedule_us")
@@ -254,7 +256,7 @@ def _hung(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _stalled(frames: EngineFrames) -> pl.DataFrame:
-    """Return the stalls that the watchdog saw, without those in which the engine still made steps."""
+    """Return the stalls that the watchdog reported, without those in which the engine still ran steps."""
     last = frames.end_us
     hung = pl.col("sentence").str.starts_with(NOT_RETURNED)
     stalls = frames.stalls.filter(pl.col("kind").is_in(list(ELSEWHERE))).select(
@@ -324,7 +326,7 @@ def _first(slow: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rest(slow: pl.DataFrame) -> list[pl.DataFrame]:
-    """Return slow spans as periodic, or else as episodes; short spans in between do not break a period."""
+    """Return slow spans as periodic or else as episodes; short spans in between do not break a period."""
     if slow.is_empty():
         return []
     usual = slow.select((LENGTH_US**2).sum() / LENGTH_US.sum()).item()

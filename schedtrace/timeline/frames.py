@@ -1,9 +1,7 @@
-"""Frames of one engine's trace, warm-up left out: the plain data beneath all of ``timeline/``.
+"""Frames of one engine's trace without the warm-up: the plain data beneath all of ``timeline/``.
 
-The tables of ``timeline/timeline.py`` are made of ``EngineFrames``.
-
-``EngineFrames.gaps`` has the gaps. A request neither waits, runs nor ends in one: its state there is
-``NOT_RECORDED``, and a request that is not recorded afterwards has no end.
+``EngineFrames.gaps`` lists the gaps in the trace. In a gap, a request's state is ``NOT_RECORDED``; a request
+that is not recorded after the gap has no end.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +30,7 @@ class Demand:
     ended: int = 0
     """Requests that produced tokens and ended."""
     blocks: int = 0
-    """Sum of the most KV blocks that each of these requests held; 0 if they cannot be counted."""
+    """Sum over these requests of the most KV blocks that each held; 0 if blocks cannot be counted."""
 
     def __add__(self, later: "Demand") -> "Demand":
         return Demand(
@@ -92,7 +90,7 @@ class EngineFrames:
     closed_workload: bool = False
     """Whether all requests of a trial are sent to one engine at once; also False if unknown."""
     facts: frozenset[Fact] = ALL_FACTS
-    """Facts that the record holds; an empty frame means "none" only if its fact is among them."""
+    """Facts that the trace records; an empty frame means "none" only if its fact is among them."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """Tables of facts other than decisions, by name (``model/trace_facts.py``)."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
@@ -100,13 +98,13 @@ class EngineFrames:
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """Calls to the engine other than requests, in order of time, over the whole trace."""
     stalls: pl.DataFrame = field(default_factory=lambda: stalls_in([]).with_columns(open=pl.lit(value=True)))
-    """Times without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: whether
-    the trace ends within the stall; ``until_us`` is then the last recorded moment.
+    """Periods without progress that the engine's watchdog saw (``read/tables.py``), and ``open``: whether the
+    trace ends within the stall; ``until_us`` is then the last recorded moment.
     """
     front_end: FrontEndRecord | None = None
     """Records of the run's front ends, for all its engines."""
     gaps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GAP_SCHEMA))
-    """Periods of which nothing is recorded (``read/problems.py``)."""
+    """Periods for which nothing is recorded (``read/problems.py``)."""
     there_after: pl.DataFrame = field(default_factory=lambda: present_in([]))
     """Requests present after gaps, as far as recorded: one row per request and gap."""
     missing: list[Message] = field(default_factory=list)
@@ -129,11 +127,11 @@ class EngineFrames:
         return all_rows(self.stretches, self.steps)
 
     def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
-        """Return the rows of the stretches that meet this condition."""
+        """Return the rows of ``requests`` in the stretches that meet this condition."""
         return rows_of(self.stretches.filter(wanted), self.steps)
 
     def requests_in(self, step: int) -> pl.DataFrame:
-        """Return the rows of one step."""
+        """Return the rows of ``requests`` in one step."""
         return rows_between(self.stretches, self.steps, step, step)
 
     @cached_property
@@ -155,9 +153,9 @@ class EngineFrames:
 
     @cached_property
     def known_requests(self) -> pl.DataFrame:
-        """Table with a row per request with known demand: requests present at the start, and arrivals.
+        """Table with a row per request with known properties: requests present at the start, and arrivals.
 
-        It has the columns of ``arrivals``; ``queued_us`` may be null for requests that were there.
+        It has the columns of ``arrivals``; ``queued_us`` may be null for requests present at the start.
         """
         if self.present.is_empty():
             return self.arrivals.unique("request_id", keep="first", maintain_order=True)
@@ -189,7 +187,7 @@ class EngineFrames:
 
     @property
     def begins(self) -> bool:
-        """Whether its first steps may be the engine's first: not attached, and no request present."""
+        """Whether the trace may begin with the engine's first step: not attached, and no request present."""
         return not (self.header.attached or self.header.first_step) and self.there_first.is_empty()
 
     @property
@@ -205,7 +203,7 @@ class EngineFrames:
 
     @property
     def by_priority(self) -> bool:
-        """Whether the scheduler's policy is priority, not first come, first served."""
+        """Whether the scheduler orders requests by priority instead of first come, first served."""
         return self.header.scheduler_config.get("policy") == "priority"
 
     @property
@@ -354,7 +352,7 @@ def make_gone(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _numbered(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Return the last step begun at each row's moment: ``request_id`` and ``step`` (-1 for none)."""
+    """Return the last step that had begun at each row's moment: ``request_id`` and ``step`` (-1: none)."""
     numbers = frames.steps.sort("step")["step"]
     places = (
         frames.steps.sort("step")["start_us"].search_sorted(rows[moment], side="right").cast(pl.Int64) - 1
@@ -379,7 +377,7 @@ def after_gaps(frames: EngineFrames) -> pl.Series:
 
 
 def next_steps(frames: EngineFrames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
-    """Sort rows by a ``moment`` and add the first step from then on: ``next_step`` and its ``begin_us``."""
+    """Sort rows by ``moment`` and add the next step that begins from then on: ``next_step``, ``begin_us``."""
     begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
     return rows.sort(moment, maintain_order=True).join_asof(
         begins,
@@ -406,7 +404,7 @@ def lost_before(frames: EngineFrames) -> pl.DataFrame:
 
 
 def lost_in_gaps(frames: EngineFrames) -> pl.DataFrame:
-    """Return the same for requests present after a gap; ``step`` is the first step after it."""
+    """Return ``lost_before`` for requests present after a gap; ``step`` is the first step after the gap."""
     return _losses(after(frames)).select("request_id", "lost_tokens", step="next_step")
 
 
@@ -422,7 +420,7 @@ def known_loss() -> pl.Expr:
 
 
 def cut_by_gaps(states: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Return states with their parts in gaps as ``NOT_RECORDED``, without steps, tokens or cause.
+    """Return states, cut at gaps; the parts in gaps are ``NOT_RECORDED``, without steps, tokens or cause.
 
     Args:
         states: ``begin_us``, ``end_us``, ``state``, ``cause``, ``begin_step``, ``end_step`` and ``tokens``.

@@ -8,13 +8,14 @@ Every request in the queue after a step was refused: by the skip that passed ove
 that ended the loop. Its cause applies from the start of that step to the start of the next step.
 
 A request computes from the start of the step that admits it until its next token is back: ``prefill``, or
-``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that gives it
-nothing (or from the return of its last output, if that is later) to the start of the step that schedules it
-again. A step that passes over it because its output is in flight (asynchronous scheduling) costs it nothing.
+``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that does not
+schedule it (or from the return of its last output, if that is later) to the start of the step that schedules
+it again. A step that passes over it because its output is in flight (asynchronous scheduling) costs nothing.
 
-An example: a prompt of 100 tokens is prefilled in steps 1 and 2, decodes in step 3, gets nothing in step 4
-for lack of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us, its output is back 50 us
-later. From its stretches, ``_portions`` makes these rows (the first output is that of step 2):
+An example: a request with a prompt of 100 tokens is prefilled in steps 1 and 2, decodes in step 3, is not
+scheduled in step 4 for lack of token budget, and decodes in step 5. Step ``n`` starts at ``100 n`` us; its
+output is back 50 us later. From the request's stretches, ``_portions`` makes these rows (step 2 has the first
+output):
 
     step  last_step  place  last_place  decodes  state    tokens  output_us  output_place
     1     1          0      0           False    prefill  60      250        1
@@ -102,8 +103,8 @@ def cause_runs(
     Args:
         spans: ``request_id``, and ``first`` and ``end``: the places of the first step of the span and of the
             first step after it. Other columns are kept.
-        usual: Cause that each step gives for requests that it does not name.
-        named: ``step``, ``request_id``, ``cause``: requests that a step names.
+        usual: Cause in each step of the requests that no skip of the step names.
+        named: ``step``, ``request_id``, ``cause``: requests that a skip names.
         steps: ``placed(frames.steps)``.
 
     Returns:
@@ -201,7 +202,7 @@ def waiting_pieces(frames: EngineFrames, steps: pl.DataFrame, waits: pl.DataFram
 
 
 def arrival_pieces(frames: EngineFrames) -> pl.DataFrame:
-    """Return the pieces from the front end to the scheduler, and until a step can see the request."""
+    """Return the pieces of requests between the front end and the first step that can schedule them."""
     first = {"place": pl.lit(-1)}
     arrivals = _where_known(frames, frames.first_arrivals)
     through_front_end = arrivals.filter(pl.col("arrived_us") < pl.col("queued_us"))
@@ -261,7 +262,7 @@ def present_pieces(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Begin a request at the next recorded step if the step after its arrival was not recorded."""
+    """Let a request begin at the next recorded step if the step after its arrival was not recorded."""
     gaps = after_gaps(frames)
     unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
@@ -271,7 +272,7 @@ def _where_known(frames: EngineFrames, arrivals: pl.DataFrame) -> pl.DataFrame:
 
 
 def waits_for(frames: EngineFrames) -> tuple[str | None, dict[str, str]]:
-    """Return the cause of requests in the queue after the last step, and the requests with a different cause.
+    """Return the cause for which requests wait after the last step, and the requests with a different cause.
 
     The cause is None if there is no step.
     """
@@ -297,7 +298,7 @@ def loop_ends(frames: EngineFrames) -> pl.Series:
 
 ADMISSION = ["request_id", "admission"]
 BEFORE = -1
-"""Number of a step, or its place, before the first one."""
+"""Step number, or place of a step, that stands for the time before the first step."""
 
 
 def running_pieces(frames: EngineFrames, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
@@ -422,7 +423,7 @@ def _portions(frames: EngineFrames, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _known_tokens() -> pl.Expr:
-    """Return the tokens of a request at its admission: its next token is back once these are computed.
+    """Return the tokens that a request must compute after its admission before its next token comes back.
 
     If output tokens are among them, the last one had been sampled but not computed before the preemption. A
     request that finds all its lost tokens in a cache decodes at once.
@@ -436,7 +437,7 @@ def _known_tokens() -> pl.Expr:
 def _stalls(
     frames: EngineFrames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the runs of steps that gave a running request nothing, with one row per cause.
+    """Return the runs of steps that did not schedule a running request, with one row per cause.
 
     ``lost`` has the place of each preemption, and of each step that found a request set aside, sorted.
     Columns of the result: ``request_id``, ``place``, ``since_us``, ``cause``, ``begin_step``, ``end_step``
@@ -519,7 +520,7 @@ def _is_session(frames: EngineFrames) -> pl.Expr:
 
 
 def _causes(frames: EngineFrames) -> tuple[pl.Series, pl.DataFrame]:
-    """Return the cause for which each step gave running requests nothing, and the requests that it names.
+    """Return the cause for which each step left out running requests, and the requests its refusals name.
 
     A request that a step does not name was skipped together with too many requests to name, or was not
     reached; its cause is then the exit that ended the running loop.

@@ -138,7 +138,10 @@ def _arrivals(frames: EngineFrames) -> pl.DataFrame:
 
 
 def _present(frames: EngineFrames, there: pl.DataFrame) -> pl.DataFrame:
-    """Return the same for requests present; victims of later preemptions come before them."""
+    """Return the columns of ``_arrivals`` for requests present at the start.
+
+    Requests that are preempted later come before them in the queue.
+    """
     before, place = was_preempted(), pl.int_range(pl.len())
     in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
     rows = there if "next_step" in there.columns else next_steps(frames, there, "at_us")
@@ -225,7 +228,7 @@ alignment, stop every request.
 
 @dataclass(frozen=True)
 class AdmissionNeed:
-    """Most room that a waiting request needs; its hits in the prefix cache are unknown."""
+    """Largest need of a waiting request for tokens and KV blocks, as if it had no prefix-cache hits."""
 
     kv: KvNeed
     chunked: bool
@@ -244,7 +247,7 @@ class AdmissionNeed:
         return chunk if chunk <= budget else 0
 
     def blocks_held(self, tokens: int, computed: int = 0) -> int:
-        """Return the KV blocks that it holds after a step that took it from ``computed`` to ``tokens``."""
+        """Return the KV blocks held after a step that computes the tokens from ``computed`` to ``tokens``."""
         return sum(self.kv.held(computed, tokens) or ())
 
     def blocks_later(self, tokens: int, computed: int) -> int:
@@ -253,7 +256,7 @@ class AdmissionNeed:
         return sum(map(min, most, self.kv.held(computed, tokens) or []))
 
     def blocks_asked(self, wanted: int, tokens: int) -> int:
-        """Return the KV blocks that must be free to admit it with a first chunk of this many tokens."""
+        """Return the KV blocks that must be free to admit the request with a first chunk of this length."""
         chunk = self.blocks_held(tokens)
         return max(chunk, sum(self.kv.sequence(wanted) or ())) if self.whole else chunk
 
@@ -313,7 +316,7 @@ def heads_by_size(heads: pl.DataFrame) -> pl.DataFrame:
 
 
 def need_of(frames: EngineFrames, heads: pl.DataFrame) -> AdmissionNeed | None:
-    """Return the room that a request needs on this engine; None if its KV blocks cannot be counted.
+    """Return what a request needs on this engine; None if its KV blocks cannot be counted.
 
     Args:
         frames: The engine's trace.
@@ -355,18 +358,18 @@ PASSED_SCHEMA = {
 
 
 def behind_head(frames: EngineFrames, waits: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests that a step would have admitted: one row each, with the first such step.
+    """Return the requests behind a refused head that would have been admitted, with the first such step.
 
     Args:
         frames: The engine's trace.
         waits: ``queue_waits.waits``.
-        heads: ``refused_heads``. Steps in which more requests are not ready than are known by name
-            let nobody pass.
+        heads: ``refused_heads``. No request passes in a step in which more requests are not ready than the
+            trace names.
 
     Returns:
-        ``PASSED_SCHEMA``: ``head`` was refused there, ``budget_left``, ``kv_blocks_free`` and ``seats_left``
-        are what the step left over, ``tokens`` and ``blocks`` what the request would have got, ``left_step``
-        the step in which it really left the queue (``queue_waits.NEVER``: none).
+        ``PASSED_SCHEMA``: ``head`` is the refused request; ``budget_left``, ``kv_blocks_free`` and
+        ``seats_left`` are what the step left unused; ``tokens`` and ``blocks`` are what the request would
+        have got; ``left_step`` is the step in which it really left the queue (``queue_waits.NEVER``: none).
     """
     need = need_of(frames, heads)
     if need is None or heads.is_empty() or frames.header.foreign_queues:  # who comes next is not known
@@ -396,7 +399,9 @@ class _Passing:
     need: AdmissionNeed
     passed: dict[int, dict[str, Any]] = field(default_factory=dict)
     inside: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Requests that in fact still wait, with the step of their hypothetical admission (``passed_step``)."""
+    """Admitted requests that in fact still wait, with the step of their hypothetical admission
+    (``passed_step``).
+    """
     given_up: set[int] = field(default_factory=set)
     """Queue places of requests that vLLM would have preempted again."""
 

@@ -43,9 +43,9 @@ def make_request_states(frames: EngineFrames, waits: pl.DataFrame, departures: p
       ``stalled``, running without getting tokens; ``not_recorded``, in a gap of the trace,
     * ``cause``: for ``waiting``, ``preempted``, ``set_aside`` and ``stalled``, a ``Cause`` or ``next_step``;
       else null,
-    * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled it; null if
-      no step knew of it,
-    * ``tokens``: scheduled for it in these steps.
+    * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled the request;
+      null if no step had it,
+    * ``tokens``: the tokens scheduled for the request in these steps.
     """
     ends = _ends(frames, departures)
     steps = placed(frames.steps)

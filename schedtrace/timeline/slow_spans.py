@@ -13,11 +13,11 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 FAR = 2.0
-"""Factor by which a slow time exceeds that of the same work elsewhere; models of step times err by less."""
+"""Least factor by which a slow step exceeds steps with the same work; models of step times err by less."""
 FAR_HOST = 5.0
 """The same factor for host times, which vary more; a slow one must also exceed a usual step."""
 ABOUT = 0.8
-"""Share of another step's work from which that work counts as similar."""
+"""Least share of a step's work that another step must have for their work to count as similar."""
 FEWEST_LIKE = 3
 """Fewest steps with as much work, or as many requests, for which the median is the usual time."""
 NEAR = 20_000
@@ -25,7 +25,7 @@ NEAR = 20_000
 minutes.
 """
 MOST_FRAC = 0.25
-"""Share of slow steps above which they are no interruption but a property of the load."""
+"""Share of slow steps above which they count as a property of the load, not as interruptions."""
 SCHEMA = {
     "trial": pl.Int64,
     "begin_us": pl.Int64,

@@ -52,11 +52,11 @@ def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps of rows of ``request_states``, with ``requests``, the number of rows for each.
+    """Return the steps in which rows of ``request_states`` lie, with ``requests``, the number of such rows.
 
     Args:
         steps: Steps of the timeline, with ``step`` and the requested columns.
-        rows: Rows with ``begin_step`` and ``end_step``; null if no step knew of the request.
+        rows: Rows with ``begin_step`` and ``end_step``; null if no step had the request.
     """
     spans = rows.drop_nulls(["begin_step", "end_step"])
     levels = level(spans, "begin_step", pl.col("end_step") + 1, requests=1)
@@ -103,7 +103,7 @@ def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 
 
 def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
-    """Return how much of the time of ``rows`` lies before each moment, in microseconds.
+    """Return the time of all ``rows`` together that lies before each moment, in microseconds.
 
     A row contributes the time since its beginning minus, once it is over, the time since its end.
     """

@@ -33,17 +33,17 @@ class StepTime:
     per_prefill_token_us: float
     per_decode_token_us: float
     per_context_token_us: float
-    """Microseconds per token of context that the step's requests had computed before."""
+    """Microseconds per token of context: tokens that the step's requests had computed before the step."""
     steps: int
     """Number of steps in the fit."""
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
     most_base_us: float
-    """Largest base in microseconds that fits these steps as well; far above ``base_us`` if all did the
-    same work.
+    """Largest base in microseconds that fits these steps about as well; far above ``base_us`` if all steps
+    did the same work.
     """
     most_decode_base_us: float = 0.0
-    """Largest base that fits the steps that only decode: their whole time if all had the same batch. A
+    """Largest base that fits the steps that only decode; it is their whole time if all had the same batch. A
     prefill hides this base on a device that reads its weights while it computes.
     """
 

@@ -1,9 +1,9 @@
 """Timeline of one engine: its trace, or a part of it, with all tables behind findings and metrics.
 
-``make_tables`` builds the tables that everything needs, in order: each from the frames and the tables before
-it. ``Timeline`` adds the tables that not every command needs. ``windowed`` cuts a timeline to the time
-between two moments, with the requests as they were then. ``per_step`` is the table behind its pictures, which
-also draw ``request_states`` and ``preemptions``.
+``make_tables`` builds the tables on which all others depend, each from the frames and the tables before it.
+``Timeline`` adds the tables that not every command needs. ``windowed`` cuts a timeline to the time between
+two moments, with the requests as they were then. ``per_step`` builds the table from which the report page
+draws; the page also draws ``request_states`` and ``preemptions``.
 """
 
 from collections.abc import Callable
@@ -178,12 +178,12 @@ class Timeline(EngineFrames):
 
     @cached_property
     def held_up(self) -> pl.DataFrame:
-        """Requests behind such a head that would have fitted."""
+        """Requests that would have fitted behind a refused head (``timeline/queue_waits.py``)."""
         return behind_head(self, self.waits, heads_by_size(self.refused_heads))
 
     @cached_property
     def idle_holders(self) -> pl.DataFrame:
-        """Requests that held KV blocks and got nothing (``timeline/charges.py``)."""
+        """Requests that held KV blocks and got no tokens (``timeline/charges.py``)."""
         return make_idle_holders(self)
 
     @cached_property
@@ -216,7 +216,7 @@ Made = TypeVar("Made")
 def made_once(make: Callable[[Timeline], Made]) -> Callable[[Timeline], Made]:
     """Wrap a function of a timeline so that it computes its result once per timeline.
 
-    The results belong to the wrapped function, and nothing else can reach them.
+    The wrapped function stores the results, and no other code can reach them.
     """
     results: WeakKeyDictionary[Timeline, Made] = WeakKeyDictionary()
 
@@ -241,7 +241,7 @@ def make_timeline(
     Args:
         trace: One engine's trace.
         manifest: Manifest of its run, which states how the requests were sent.
-        whole: Whether to leave nothing out, not even the warm-up, to describe single steps and requests.
+        whole: Whether to include the warm-up, as descriptions of single steps and requests need it.
         front_end: Record of the run's front ends.
     """
     steps = trace.steps
@@ -350,7 +350,7 @@ def _stalls(trace: Trace) -> pl.DataFrame:
 def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
     """Return the steps with the token budget that ``schedule()`` really used, if that is less than recorded.
 
-    A user's own scheduler may lower the budget during a call and raise it again. This shows where
+    A user's own scheduler may lower the budget during a call and raise it again. In such a step,
     ``schedule()`` ends for lack of budget although the step's tokens leave some.
     """
     spent = exits.filter(
@@ -364,7 +364,7 @@ def _as_scheduled(steps: pl.DataFrame, exits: pl.DataFrame) -> pl.DataFrame:
 
 
 def context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return ``step`` and ``context_tokens``: tokens of its requests that were computed before it."""
+    """Return ``step`` and ``context_tokens``: tokens of the step's requests that were computed before it."""
     # In step n a request has computed_tokens + (n - step) * scheduled_tokens.
     grows = pl.when(pl.col("last_step") > pl.col("step")).then("scheduled_tokens").otherwise(0)
     at_zero = pl.col("computed_tokens") - pl.col("step") * grows
@@ -380,7 +380,7 @@ def _used() -> pl.Expr:
 
 
 def _waiting_cause(cause: pl.Expr) -> pl.Expr:
-    """Return the cause; if no exit was recorded, the cause that follows from the queue's length."""
+    """Return the cause that ended the waiting loop; if none was recorded, take it from the queue's length."""
     waiting = pl.col("num_waiting_after")
     nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
     return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
@@ -394,7 +394,7 @@ def _exits(trace: Trace) -> pl.DataFrame:
 
 
 def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
-    """Add a column of the step to the rows of a nested list."""
+    """Return the rows of a nested list of the steps, with a column of their step."""
     beside = trace.steps.lazy().select("step", column)
     return rows.join(beside, on="step", how="left", maintain_order="left").collect()
 

@@ -158,7 +158,7 @@ class _Chosen(NamedTuple):
 def _choose(
     load: Workload, timelines: Sequence[Timeline], most_s: float, time: _Time, lead: Finding | None
 ) -> _Chosen:
-    """Return, of the parts that show the leading root cause, the one that begins with the fewest requests."""
+    """Return the section of the load with the leading root cause and the fewest requests at its beginning."""
     import numpy as np  # noqa: PLC0415  # as everywhere
 
     began = load.began_us or 0

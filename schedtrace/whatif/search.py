@@ -285,7 +285,7 @@ class Search:
         return Trial(configuration, most, least, saved_frac(figure, figure.change_frac))
 
     def _best_by_family(self) -> list[Trial]:
-        """Return the best trial of each kind of setting that helps, the best first."""
+        """Return, for each kind of setting with a helpful change, the replay that helps most; best first."""
         best: dict[str, Trial] = {}
         for trial in self._helpful():
             held = best.get(trial.family)

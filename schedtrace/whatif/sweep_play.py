@@ -195,7 +195,10 @@ def _begin(work: Work, scratch: str) -> None:
 
 
 def _end_with_the_command() -> None:
-    """End with the command: a killed command cannot end its processes, and their queue does not show it."""
+    """Exit when the command exits.
+
+    A killed command cannot end its worker processes, and their queue does not tell them that it was killed.
+    """
     command = multiprocessing.parent_process()
     assert command is not None  # noqa: S101  # a process of a pool has one
     command.join()

@@ -38,6 +38,6 @@ def test_nothing_is_said_about_a_release_that_was_tried_whatever_its_build():
 def test_another_release_is_told_with_those_that_were_tried():
     [notice] = notices_about("0.32.1")
     assert notice.startswith(
-        "vLLM 0.32.1 has not been tried with this version of schedtrace (tried: 0.10.0, "
+        "vLLM 0.32.1 has not been tested with this version of schedtrace (tested: 0.10.0, "
     )
     assert notice.endswith(", 0.33.0)")

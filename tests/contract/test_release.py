@@ -33,7 +33,7 @@ def test_a_release_that_was_not_tried_is_recorded_and_says_so(recording, warning
     driver.finish()
     [trace] = read_run(recording).traces
     [notice] = trace.notices
-    assert notice.startswith("vLLM 0.99.0 has not been tried with this version of schedtrace (tried: 0.")
+    assert notice.startswith("vLLM 0.99.0 has not been tested with this version of schedtrace (tested: 0.")
     assert trace.steps.height == trace.end.steps == 4
     assert trace.exits().collect()["cause"].to_list() == ["queue_empty"] * 4
     assert warnings == []

@@ -1,7 +1,8 @@
-"""Statements on records that are weaker than a trace, by rules of their own.
+"""Statements about records that are weaker than a trace, made by rules of their own.
 
-A rule counts the moments that show something, and says how certain that is; it never turns moments into
-shares of time or gains. A fact that the record lacks switches off every sentence that needs it.
+A rule counts the snapshots that show a fact, and states with what certainty they show it; it never turns
+snapshots into shares of time or gains. If a record lacks a fact, every sentence that needs the fact is left
+out.
 """
 
 from schedtrace.diagnose.records.benchmarks import compare_with_trace

@@ -1,4 +1,4 @@
-"""Statements on benchmarks' results: the client's latencies, alone or beside the engine's trace."""
+"""Statements about benchmarks' results: the client's latencies, alone or beside the engine's trace."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from schedtrace.model.say import say
 from schedtrace.read.records.benchmark_result import BenchmarkResult
 
 OUTSIDE_FRAC = 0.1
-"""Share of a client's median latency outside the engine from which it is reported as such."""
+"""Share of a client's median latency that must be spent outside the engine to be reported as such."""
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
 
 
@@ -21,7 +21,7 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
         requests=result.requests,
         latencies=result.latencies,
         cannot_tell=say(
-            "A benchmark's result has latencies and no steps: it cannot tell why they are what they are."
+            "A benchmark's result contains latencies but no steps: it does not show what caused them."
         ),
         commands=["schedtrace attach --for 60s", f"schedtrace analyze RUN {path}"],
         notices=[say("{notice}", notice=notice) for notice in result.notices],
@@ -29,9 +29,9 @@ def described_benchmark(path: str, result: BenchmarkResult) -> WeakRecord:
 
 
 def compare_with_trace(record: WeakRecord, runs: Sequence[RunReport]) -> None:
-    """Set the engine's latencies beside the client's, if one trial of the traces has as many requests.
+    """Set the engine's latencies beside the client's, if exactly one trial has as many finished requests.
 
-    As many requests are no proof that they are the same ones; a statement is therefore likely at best.
+    Equal numbers do not prove that the requests are the same; a statement is therefore likely at best.
     """
     if not record.latencies or record.requests is None:
         return
@@ -58,13 +58,14 @@ def _beside(latency: ClientLatency, trial: TrialReport) -> Statement | None:
     outside = latency.p50_ms - engine.p50
     share = outside / latency.p50_ms if latency.p50_ms else 0.0
     if share < -OUTSIDE_FRAC:
-        code, words = "other-requests", "; the trace is likely of other requests"
+        code, words = "other-requests", "; the trace probably contains other requests"
     elif share < OUTSIDE_FRAC:
-        code, words = "latency-of-engine", ": nearly all of it passes in the engine"
+        code, words = "latency-of-engine", ": nearly all of it is spent in the engine"
     else:
         code = "latency-outside-engine"
         words = (
-            ": {outside:ms} ({share:%}) pass outside, in the front end's answers, the network or the client"
+            ": {outside:ms} ({share:%}) are spent outside, in the front end's response path, the network or "
+            "the client"
         )
     values = {"outside": outside, "share": share} if code == "latency-outside-engine" else {}
     text = say(

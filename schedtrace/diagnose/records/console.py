@@ -1,4 +1,4 @@
-"""Statements on vLLM's periodic console lines."""
+"""Statements about vLLM's periodic console lines."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -12,9 +12,11 @@ from schedtrace.read.records.console_lines import EngineLines, PeriodicLine
 from schedtrace.read.records.vllm_log import ServerLog
 
 LEAST_PACES = 2
-"""Snapshots with prompts, and without, from which the pace of decodes is compared."""
+"""Fewest snapshots with prompts, and without, at which the pace of decodes is compared."""
 SLOWED_FRAC = 0.7
-"""Pace of decodes beside prompts, as a share of that without, up to which they count as slowed."""
+"""Pace of decodes in snapshots with prompts, as a share of the pace without, up to which they count as
+slowed.
+"""
 STEADY = 2.0
 """Largest ratio of paces without prompts that still count as steady: noise hides what prompts do."""
 SIMILAR = 1.5
@@ -60,7 +62,7 @@ def extent(values: Sequence[float]) -> Range:
 
 
 def span_s(lines: Sequence[PeriodicLine]) -> float | None:
-    """Return the time from the first line to the last; None if one has no time or time goes back."""
+    """Return the time from the first line to the last; None if a line has no time or time goes back."""
     times = [line.at_s for line in lines]
     if len(times) < 2 or None in times:  # noqa: PLR2004  # for a span
         return None
@@ -79,7 +81,7 @@ def elapsed_s(before: float | None, after: float | None) -> float | None:
 
 
 def console_statements(log: ServerLog) -> Iterator[Statement]:
-    """Yield what the periodic lines support, engine by engine, then what their comparison does."""
+    """Yield the statements that the periodic lines support, by engine, then those that compare engines."""
     several = len(log.engines) > 1
     for engine in log.engines:
         rank = engine.engine_rank if several else None
@@ -148,9 +150,9 @@ def _slowed_decodes(lines: list[PeriodicLine], rank: int | None) -> Iterator[Sta
     if median(beside) > SLOWED_FRAC * median(alone):
         return
     text = say(
-        "Prefills likely slow down decodes: a running request gets {beside_low:n} to {beside_high:n} output "
-        "tokens/s at {with_prompts:n snapshot} with prompts, {alone_low:n} to {alone_high:n} at {without:n} "
-        "without.",
+        "Prefills probably slow down decodes: a running request gets {beside_low:n} to {beside_high:n} "
+        "output tokens/s in {with_prompts:n snapshot} with prompts, and {alone_low:n} to {alone_high:n} in "
+        "{without:n} without.",
         beside_low=min(beside),
         beside_high=max(beside),
         with_prompts=len(beside),
@@ -195,7 +197,7 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
         if silence is not None and silence >= SILENT * interval:
             silences.append(silence)
     text = say(
-        "Running requests got no token at {idle:n} of {snapshots:n snapshot}: {running} in the last of them"
+        "Running requests got no token in {idle:n} of {snapshots:n snapshot}: {running} in the last of them"
         "[. Then vLLM printed no such line for {silence:s}, as it does while no token is computed]. A prompt "
         "that takes longer than the interval looks the same: vLLM counts its tokens at its end.",
         idle=len(idle),
@@ -218,13 +220,13 @@ def _stall(lines: list[PeriodicLine], rank: int | None, last_s: float | None) ->
 
 
 def interval_s(lines: Sequence[PeriodicLine]) -> float | None:
-    """Return the least time between lines, which pauses lengthen; None if too few have times."""
+    """Return the shortest time between lines, because pauses lengthen others; None if too few have times."""
     steps = [step for before, after in pairwise(lines) if (step := elapsed_s(before.at_s, after.at_s))]
     return min(steps, default=None)
 
 
 def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]:
-    """Report what lines count themselves: preemptions and deferred requests."""
+    """Report the numbers that the lines themselves contain: preemptions and deferred requests."""
     preempting = [line.preemptions for line in lines if line.preemptions]
     if preempting:
         yield Statement(
@@ -249,10 +251,10 @@ def _counted(lines: list[PeriodicLine], rank: int | None) -> Iterator[Statement]
             snapshots=len(lines),
             engine_rank=rank,
             text=say(
-                "Up to {most:n request} {verb} for something other than capacity at {at:n} of "
+                "Up to {most:n request} {verb} for something other than capacity in {at:n} of "
                 "{snapshots:n snapshot}: a KV transfer, a grammar or a limit on LoRA adapters.",
                 most=max(deferred),
-                verb="waits" if max(deferred) == 1 else "wait",
+                verb="is waiting" if max(deferred) == 1 else "are waiting",
                 at=len(deferred),
                 snapshots=len(lines),
             ),

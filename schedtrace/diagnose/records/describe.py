@@ -1,4 +1,4 @@
-"""Records as documents: what was read, what it supports, what it cannot tell, and what would."""
+"""Documents about records: what schedtrace read, what it supports, what it does not show, and what would."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,15 +24,18 @@ from schedtrace.read.run import Run
 ATTACH = "schedtrace attach --for 60s"
 RESTART = "SCHEDTRACE_DIR=logs vllm serve ..."
 KEEP = "SCHEDTRACE_KEEP=120s SCHEDTRACE_DIR=logs vllm serve ..."
-_CANNOT = "which request waited for what, for how long, who held it, and what another setting would gain"
+_CANNOT = (
+    "which request waited for what or for how long, which requests held it, or what another setting would "
+    "improve"
+)
 _FIRST = ("start-failed", "engine-failed", "dumped-step")
-"""Codes that come before everything else."""
+"""Codes of the statements that come first."""
 
 
 def analyzed_records(
     readers: Mapping[Path, RecordReader], names: Mapping[Path, str], url: str | None
 ) -> list[WeakRecord]:
-    """Read records and say what each supports; two files of metrics of one server are a window.
+    """Read records and return the statements that each supports; two dumps of one server form a window.
 
     Args:
         readers: Files with the readers of their kinds.
@@ -59,7 +62,7 @@ def analyzed_records(
 
 
 def periodic_lines(runs: Sequence[Run], names: Mapping[Path, str]) -> list[WeakRecord]:
-    """Return what periodic lines in logs of iterations support: they have the queue that iterations lack.
+    """Return the statements of periodic lines in iteration logs; only these lines show queue lengths.
 
     Args:
         runs: Runs, of which logs of iterations are looked at.
@@ -75,7 +78,7 @@ def periodic_lines(runs: Sequence[Run], names: Mapping[Path, str]) -> list[WeakR
 
 
 def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkResult]) -> list[WeakRecord]:
-    """Return what the contents of a file support; all dumps of metrics in it are one record."""
+    """Return the statements that a file supports; all dumps of metrics in it form one record."""
     dumps = [content for content in contents if isinstance(content, MetricsDump)]
     records = [described_log(path, content) for content in contents if isinstance(content, ServerLog)]
     records += [
@@ -85,12 +88,12 @@ def described(path: str, contents: Sequence[ServerLog | MetricsDump | BenchmarkR
 
 
 def described_log(path: str, log: ServerLog) -> WeakRecord:
-    """Return what the log of one server supports."""
+    """Return the statements that the log of one server supports."""
     statements = [*failure_statements(log), *console_statements(log)]
     engines = [summary(engine) for engine in log.engines]
     intervals = [interval_s(list(engine.snapshots)) for engine in log.engines]
     lacks = say(
-        "Periodic lines are snapshots[, {interval:s} apart]: they cannot tell {facts}.",
+        "Periodic lines are snapshots[, {interval:s} apart]: they do not show {facts}.",
         interval=min(filter(None, intervals), default=None),
         facts=_CANNOT,
     )
@@ -103,14 +106,14 @@ def described_log(path: str, log: ServerLog) -> WeakRecord:
         step=log.step,
         failure=log.failure,
         statements=_in_order(statements),
-        cannot_tell=lacks if engines else say("This log cannot tell {facts}.", facts=_CANNOT),
+        cannot_tell=lacks if engines else say("This log does not show {facts}.", facts=_CANNOT),
         commands=_log_commands(log),
         notices=[say("{notice}", notice=notice) for notice in log.notices],
     )
 
 
 def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
-    """Return what one or several dumps of metrics support."""
+    """Return the statements that one or several dumps of metrics support."""
     engines = engine_metrics(dumps)
     broken = sum(dump.broken for dump in dumps)
     notices = [say("{broken:n line} of vLLM's metrics are not understood", broken=broken)] if broken else []
@@ -128,7 +131,7 @@ def described_metrics(path: str, dumps: Sequence[MetricsDump]) -> WeakRecord:
         metrics=engines,
         statements=_in_order(list(metrics_statements(dumps, engines))),
         cannot_tell=say(
-            "Metrics are a snapshot and totals[{single:?} since the start], so they cannot tell {facts}.",
+            "Metrics are a snapshot and totals[{single:?} since the start], so they do not show {facts}.",
             single=len(dumps) == 1,
             facts=_CANNOT,
         ),
@@ -149,7 +152,7 @@ def _in_order(statements: list[Statement]) -> list[Statement]:
 
 
 def _log_commands(log: ServerLog) -> list[str]:
-    """Return how to record what the log does not show: a failed server keeps its last minutes next time."""
+    """Return commands that record what the log lacks; a failed server should next keep its last minutes."""
     if log.failure is not None and log.failure.stage == "start":
         return [RESTART]
     return [KEEP] if log.failure is not None else [ATTACH, RESTART]

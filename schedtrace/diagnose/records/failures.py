@@ -1,4 +1,4 @@
-"""Statements on a server that failed, and on the step that it dumped."""
+"""Statements about a server that failed, and about the step that it dumped."""
 
 from collections.abc import Iterator
 
@@ -32,11 +32,11 @@ _ADVICE = {
 }
 """Advice by a part of the error."""
 NEXT_PROMPT = 1
-"""A decode computes one token, apart from drafts."""
+"""Number of tokens that a decode computes, apart from drafts."""
 
 
 def failure_statements(log: ServerLog) -> Iterator[Statement]:
-    """Yield why the server failed, and what it was computing."""
+    """Yield statements about why the server failed and which step it was computing."""
     if log.failure is not None:
         yield _failure(log.failure)
     if log.worker_waits:
@@ -44,8 +44,8 @@ def failure_statements(log: ServerLog) -> Iterator[Statement]:
             code="processes-waiting",
             certainty="recorded",
             text=say(
-                "vLLM reported {times:n time} that one of its processes waited long for another one: that "
-                "one hangs, does something long such as compiling, or has nothing to do.",
+                "vLLM reported {times:n time} that one of its processes waited a long time for another: the "
+                "other process hangs, is busy for a long time (for example, compiling), or is idle.",
                 times=log.worker_waits,
             ),
         )
@@ -60,7 +60,7 @@ def _failure(failure: Failure) -> Statement:
     worker = failure.worker_died
     text = say(
         "{during}[: {reason:code} (line {line:n})][. Worker process {worker:code} died, which ended the "
-        "engine: look for its reason in the lines before that].",
+        "engine: look for the cause in the lines before this message].",
         during=during[failure.stage],
         reason=None if worker is not None and worker in failure.reason else failure.reason,
         line=failure.line,
@@ -97,10 +97,10 @@ def _mix(prompts: list[DumpedRequest], decodes: list[DumpedRequest]) -> Message 
     contexts = [request.computed_tokens for request in decodes if request.computed_tokens is not None]
     single = prompts[0] if len(prompts) == 1 and prompts[0].prompt_tokens is not None else None
     return say(
-        "[{prefill:n} of {prompt:n token} of the prompt of {request:id}]"
-        "[{prefills:n token} of {prompts:n prompt}]"
+        "[{prefill:n} for {request:id} (its prompt has {prompt:n})]"
+        "[{prefills:n} for {prompts:n prompt}]"
         "[{both:?} and ]"
-        "[{decode:n token} of {decodes:n decode}][, {drafts:n} of them drafts][, at {low:n}][ to {high:n}]"
+        "[{decode:n}][ ({drafts:n} of them drafts)][ for {decodes}][ with {low:n}][ to {high:n}]"
         "[{context:?} tokens of context]",
         prefill=None if single is None else single.scheduled_tokens,
         prompt=None if single is None else single.prompt_tokens,
@@ -109,7 +109,7 @@ def _mix(prompts: list[DumpedRequest], decodes: list[DumpedRequest]) -> Message 
         prompts=len(prompts),
         both=bool(prompts and decodes),
         decode=sum(request.scheduled_tokens for request in decodes),
-        decodes=len(decodes),
+        decodes="a decode" if len(decodes) == 1 else say("[{decodes:n decode}]", decodes=len(decodes)),
         drafts=drafts,
         low=min(contexts, default=None),
         high=max(contexts) if len(set(contexts)) > 1 else None,
@@ -121,11 +121,11 @@ def _load(step: DumpedStep) -> Message | None:
     if step.running is None:
         return None
     return say(
-        "{running:n request} {verb}, {waiting} {waits}[, KV cache usage is {usage:%}]",
+        "{running:n request} {runs} running and {waiting} {waits} waiting[; KV cache usage is {usage:%}]",
         running=step.running,
-        verb="runs" if step.running == 1 else "run",
+        runs="is" if step.running == 1 else "are",
         waiting="none" if not step.waiting else say("{waiting:n}", waiting=step.waiting),
-        waits="waits" if (step.waiting or 0) <= 1 else "wait",
+        waits="is" if (step.waiting or 0) <= 1 else "are",
         usage=step.kv_cache_usage_frac,
     )
 

@@ -1,4 +1,4 @@
-"""Statements on vLLM's Prometheus metrics: of a moment, since the start, and of the time between dumps."""
+"""Statements about vLLM's metrics: values at a moment, totals since the start, changes between dumps."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from schedtrace.model.say import say
 from schedtrace.read.records.metrics import EngineValues, MetricsDump
 
 QUEUE_FRAC = 0.1
-"""Share of the requests' time in the queue from which it is worth a word that they waited."""
+"""Share of the requests' time in the queue from which a statement says that they waited."""
 
 Values = dict[str, float]
 
@@ -36,7 +36,7 @@ def is_window(dumps: Sequence[MetricsDump]) -> bool:
 
 
 def metrics_statements(dumps: Sequence[MetricsDump], engines: Sequence[EngineMetrics]) -> Iterator[Statement]:
-    """Yield what the metrics support, engine by engine."""
+    """Yield the statements that the metrics support, engine by engine."""
     for engine in engines:
         rank = int(engine.engine) if len(engines) > 1 and engine.engine.isdecimal() else None
         yield from _queue(dumps, engine, rank)
@@ -79,7 +79,7 @@ def _metrics(engine: EngineValues, before: EngineValues | None, elapsed_s: float
 
 
 def _restarted(before: Values, after: Values) -> bool:
-    """Return whether dumps are of different starts: by the counters' creation, or if one went back."""
+    """Return whether the server restarted between dumps: a counter was created later, or went down."""
     if before.get("prompt_tokens_created") != after.get("prompt_tokens_created"):
         return True
     counters = [name for name in before if name.endswith(("_total", "_count", "_sum"))]
@@ -87,7 +87,7 @@ def _restarted(before: Values, after: Values) -> bool:
 
 
 def _window(values: Values, window_s: float | None) -> MetricsWindow:
-    """Return counts and means; a mean of nothing is unknown."""
+    """Return counts and means; the mean of no values is unknown."""
 
     def mean(name: str, factor: float = 1e3) -> float | None:
         count, total = values.get(f"{name}_count", 0.0), values.get(f"{name}_sum")
@@ -126,8 +126,8 @@ def _whole(value: float | None) -> int | None:
 def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
     """Report what requests wait for at the moments of the dumps.
 
-    A single moment shows no constant number of running requests: that the KV cache has room then suggests
-    another limit, but not which.
+    A single moment cannot show that the number of running requests is constant. If the KV cache has room,
+    another limit applies, but the dump does not show which.
     """
     moments, seen = [], 0
     for dump in dumps:
@@ -145,7 +145,7 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
     if statement is None:
         if engine.running:
             text = say(
-                "No request waits for capacity at the time of {dumps}.",
+                "No request is waiting for capacity at the time of {dumps}.",
                 dumps="the dump" if seen == 1 else "the dumps",
             )
             yield Statement(
@@ -157,12 +157,13 @@ def _queue(dumps: Sequence[MetricsDump], engine: EngineMetrics, rank: int | None
     if statement.code == "unexplained-queue" and has_room:
         statement.code, statement.certainty = "seats-or-budget", "likely"
         statement.text = say(
-            "{waiting:n request} {verb} for capacity while {running:n} run, and the KV cache has room (usage "
-            "{usage:%}): likely for a seat ({seats:setting}) or, while prompts are computed, for the token "
-            "budget.",
+            "{waiting:n request} {verb} waiting for capacity while {running:n} {runs} running, and the KV "
+            "cache has room (usage {usage:%}). The probable limit is a seat ({seats:setting}) or, while "
+            "prompts are computed, the token budget.",
             waiting=moments[-1].waiting,
-            verb="waits" if moments[-1].waiting == 1 else "wait",
+            verb="is" if moments[-1].waiting == 1 else "are",
             running=moments[-1].running,
+            runs="is" if moments[-1].running == 1 else "are",
             usage=usages[-1],
             seats="max_num_seqs",
         )
@@ -182,11 +183,11 @@ def _pace(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
     tokens = window.generation_tokens + window.prompt_tokens
     if tokens == 0 and engine.running:
         text = say(
-            "{when} no token was computed, while {running:n request} {verb}. A long prompt looks the same: "
-            "vLLM counts its tokens at its end.",
+            "{when} no token was computed, while {running:n request} {verb} running. A long prompt looks the "
+            "same: vLLM counts its tokens at its end.",
             when=_when(window, lately=True),
             running=engine.running,
-            verb="runs" if engine.running == 1 else "run",
+            verb="was" if engine.running == 1 else "were",
         )
         yield Statement(code="no-tokens", certainty="possible", engine_rank=rank, text=text)
     elif tokens and window.window_s:
@@ -200,7 +201,7 @@ def _pace(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
 
 
 def _latencies(engine: EngineMetrics, rank: int | None) -> Iterator[Statement]:
-    """Report where finished requests spent their time, as vLLM sums it up."""
+    """Report where finished requests spent their time, by vLLM's totals."""
     lately = engine.window is not None and bool(engine.window.finished_requests)
     window = engine.window if engine.window is not None and lately else engine.totals
     if not window.finished_requests:

@@ -1,4 +1,4 @@
-"""What requests wait for at moments at which vLLM reports a queue: likely the KV cache, seats, or unknown."""
+"""Probable limit that requests wait for when vLLM reports a queue: KV cache, seats, or unknown."""
 
 import re
 from collections import Counter
@@ -10,9 +10,9 @@ from schedtrace.model.records import Certainty, Range, Statement
 from schedtrace.model.say import say
 
 NEARLY_FULL = 0.9
-"""KV cache usage from which the next request is likely refused for want of blocks."""
+"""KV cache usage from which the next request is probably refused for lack of blocks."""
 HALF_FULL = 0.5
-"""KV cache usage up to which it is no likely reason: even a large request would find room."""
+"""KV cache usage up to which the cache is not the probable limit: even a large request would fit."""
 LEAST_EQUAL = 3
 """Snapshots with a queue that must show the same number of running requests to suggest a limit on it."""
 
@@ -26,13 +26,13 @@ class Moment(NamedTuple):
     waiting: int
     kv_cache_usage_frac: float | None
     prompts: bool
-    """Whether prompts were computed about then."""
+    """Whether prompts were computed at about this moment."""
 
 
 def queue_statement(
     moments: Sequence[Moment], *, seats: int | None, engine_rank: int | None, of: int, noun: str = "snapshot"
 ) -> Statement | None:
-    """Return what the requests waited for at these moments; None if no request waited.
+    """Return a statement about what requests waited for at these moments; None if no request waited.
 
     Args:
         moments: Those with waiting requests.
@@ -49,19 +49,24 @@ def queue_statement(
     if limit == "unknown" or 2 * at <= len(moments):
         limit, at = "unknown", len(moments)
     running, usage = _range([moment.running for moment in moments]), _usage(moments)
+    waiting = _range([moment.waiting for moment in moments])
     counted = say(
-        "{waiting} wait at {queued:n} of {of:n} {noun}[, {running} run][, KV cache usage is {usage}]",
-        waiting=_amount(_range([moment.waiting for moment in moments]), "request"),
-        queued=len(moments),
-        of=of,
+        "in {queued} {noun}, {waiting} {verb} waiting[ and {running}][; KV cache usage is {usage}]",
+        queued=_out_of(len(moments), of),
         noun=noun if of == 1 else f"{noun}s",
-        running=_amount(running, ""),
+        waiting=_amount(waiting, "request"),
+        verb="is" if waiting.high == 1 else "are",
+        running=say(
+            "{running} {verb} running",
+            running=_amount(running, ""),
+            verb="is" if running.high == 1 else "are",
+        ),
         usage=None if usage is None else _share(usage),
     )
     wording = _WORDINGS[limit]
     values: dict[str, Worded] = {
         "counted": counted,
-        "shown": say("at {at:n} of these {all:n}", at=at, all=len(moments)) if len(moments) > 1 else None,
+        "shown": say("in {at:n} of these {all:n}", at=at, all=len(moments)) if len(moments) > 1 else None,
         "seats": seats,
         "constant": None if seats is not None else round(running.high),
         "setting": "max_num_seqs",
@@ -83,9 +88,9 @@ def queue_statement(
 
 
 def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
-    """Return what a request likely waits for at a moment.
+    """Return the limit that requests probably wait for at a moment.
 
-    vLLM looks for a free seat before it looks for KV blocks: where all known seats are taken, nothing else
+    vLLM checks for a free seat before it checks for KV blocks: if all known seats are taken, nothing else
     refuses a request.
     """
     usage = moment.kv_cache_usage_frac
@@ -103,7 +108,7 @@ def _limit(moment: Moment, seats: int | None, *, constant: bool) -> Limit:
 
 
 class _Wording(NamedTuple):
-    """Words for what requests waited for."""
+    """Code, certainty, sentence and advice for one limit."""
 
     code: str
     certainty: Certainty
@@ -115,9 +120,10 @@ _WORDINGS: dict[Limit, _Wording] = {
     "kv": _Wording(
         "kv-cache-full",
         "likely",
-        "Requests likely wait for KV cache space: {counted}[, 90 % or more {shown}].",
+        "Requests are probably waiting for KV cache space: {counted}[ (90 % or more {shown})].",
         say(
-            "If a recording confirms this, {memory:setting} or {dtype:setting} gives the KV cache more room.",
+            "If a recording confirms this, a higher {memory:setting} or {dtype:setting} gives the KV cache "
+            "more room.",
             memory="--gpu-memory-utilization",
             dtype="--kv-cache-dtype fp8",
         ),
@@ -125,13 +131,14 @@ _WORDINGS: dict[Limit, _Wording] = {
     "some_kv": _Wording(
         "kv-cache-possible",
         "possible",
-        "Requests may wait for KV cache space: {counted}; the next request may need more than what is free.",
+        "Requests may be waiting for KV cache space: {counted}; the next request may need more blocks than "
+        "are free.",
     ),
     "none_run": _Wording(
         "none-admitted",
         "likely",
-        "Requests wait although none runs[ {shown}]: {counted}. Likely the first one can never be admitted, "
-        "or the scheduler is paused.",
+        "Requests are waiting although none is running[ {shown}]: {counted}. Probably the first request can "
+        "never be admitted, or the scheduler is paused.",
         say(
             "While it lasts, {queue:code} shows what each request waits for.",
             queue="schedtrace queue",
@@ -140,28 +147,29 @@ _WORDINGS: dict[Limit, _Wording] = {
     "seats": _Wording(
         "seats-taken",
         "likely",
-        "Requests likely wait for a seat: [all {seats:n seat} ({setting:setting}) are taken]"
-        "[running requests stay at exactly {constant:n}, as they do under a limit ({setting:setting})]"
+        "Requests are probably waiting for a seat: [all {seats:n seat} ({setting:setting}) are taken]"
+        "[the number of running requests stays at exactly {constant:n}, as under a limit ({setting:setting})]"
         "[ {shown}]; {counted}"
-        "[. At {full:n} of them the KV cache is nearly full, too: more seats alone would not help].",
+        "[. In {full:n} of them, the KV cache is nearly full, too: more seats alone would not help].",
         say("If a recording confirms this, raise {setting:setting}.", setting="--max-num-seqs"),
     ),
     "both": _Wording(
         "seats-or-kv-cache",
         "possible",
-        "Requests wait for a seat or for KV cache space, which this record cannot tell apart: {counted}"
-        "; running requests stay at exactly {constant:n}, and the KV cache is at least half full[, {shown}].",
+        "Requests are waiting for a seat or for KV cache space; this record does not show which: {counted}"
+        "; the number of running requests stays at exactly {constant:n}, and the KV cache is at least half "
+        "full[ {shown}].",
     ),
     "prompts": _Wording(
         "prompts-pending",
         "possible",
-        "Prompts may wait for earlier prompts, that is for the token budget: {counted}; prompts are "
+        "Prompts may be waiting for earlier prompts, that is, for token budget: {counted}; prompts are "
         "being computed[ {shown}], and nothing suggests another limit.",
     ),
     "unknown": _Wording(
         "unexplained-queue",
         "recorded",
-        "Requests wait, and this record cannot tell for what: {counted}.",
+        "Requests are waiting, but this record does not show what for: {counted}.",
     ),
 }
 
@@ -180,6 +188,14 @@ def _amount(amount: Range, noun: str) -> Message:
     if noun:
         return say("[{low:n} to ]{high:n request}", low=low, high=int(amount.high))
     return say("[{low:n} to ]{high:n}", low=low, high=int(amount.high))
+
+
+def _out_of(number: int, total: int) -> Message:
+    return (
+        say("all {total:n}", total=total)
+        if 1 < number == total
+        else say("{number:n} of {total:n}", number=number, total=total)
+    )
 
 
 def _share(share: Range) -> Message:

@@ -1,6 +1,6 @@
 """Rules for all findings: one per file, each a pure function from a timeline, or from all ranks, to findings.
 
-Every rule's definition, with its columns and thresholds, stands in ``docs/findings/<code>.md``.
+Every rule's definition, with its columns and thresholds, is in ``docs/findings/<code>.md``.
 """
 
 from types import ModuleType
@@ -91,7 +91,7 @@ _OWN: dict[str, Rule[Any]] = _rules((*_OF_AN_ENGINE, *_OF_ALL_RANKS, *_OF_REPLAY
 PACKAGES = package_rules(_OWN)
 """Rules that other packages register (``diagnose/package_rules.py``)."""
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE) | PACKAGES.rules
-"""Rules that judge each engine by itself, by code."""
+"""Rules that judge each engine separately, by code."""
 RANK_RULES: dict[str, Rule[RecordedRanks]] = {
     **_rules(_OF_ALL_RANKS),
     client_limited.RULE.code: client_limited.RANKS_RULE,

@@ -1,4 +1,4 @@
-"""``aborted-requests``: requests that were given up before their end, after work that was in vain."""
+"""``aborted-requests``: requests that clients gave up before their end, so their work was wasted."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -34,9 +34,9 @@ class AbortExample(msgspec.Struct, kw_only=True):
     age_ms: float
     """Time from its arrival to its abort."""
     output_tokens: int
-    """Tokens that it had generated."""
+    """Number of output tokens before the abort."""
     retried_as: str | None
-    """Id of the request that repeats it; None: it did not come again."""
+    """Id of the request that repeats it; None: the client did not send it again."""
 
 
 class Aborts(Evidence, kw_only=True):
@@ -47,31 +47,33 @@ class Aborts(Evidence, kw_only=True):
     requests: int
     """Number of all requests."""
     time_ms: float
-    """Time that the aborted requests had taken, added up."""
+    """Total time of the aborted requests from arrival to abort."""
     kept_waiting_ms: float
-    """Time that other requests waited for a limit while the device worked for them, added up."""
+    """Total time that other requests waited for a limit while the device worked for aborted requests."""
     kept_waiting: int
     """Number of these other requests."""
     device_frac: float | None
-    """Share of the engine's busy time in which the device worked for them; None: no model of step times."""
+    """Share of the engine's busy time in which the device worked for aborted requests; None: no model of step
+    times.
+    """
     computed_tokens: int
-    """Tokens scheduled for them."""
+    """Number of tokens scheduled for the aborted requests."""
     output_tokens: int
-    """Output among these tokens."""
+    """Number of output tokens among these."""
     median_age_ms: float
     """Median time from arrival to abort."""
     same_age: bool
-    """Whether most were aborted at about the same age."""
+    """Whether most of them were aborted at about the same age."""
     retries: int
-    """Number of aborted requests that came again."""
+    """Number of aborted requests that clients sent again."""
     by_content: bool
     """Whether retries were recognized by the hashes of their prompts."""
     examples: list[AbortExample]
-    """Requests with most output."""
+    """Aborted requests with the most output."""
 
     @property
     def again(self) -> bool:
-        """Whether most aborted requests came again at once."""
+        """Whether clients sent most aborted requests again at once."""
         return self.retries >= MOST_FRAC * self.aborted
 
 

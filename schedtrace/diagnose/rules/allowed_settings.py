@@ -1,7 +1,8 @@
 """Advice on settings in the form that vLLM accepts: the option's unit, the current value, and legal values.
 
-What it refuses or overrides was read in its source (``config/``, ``platforms/cpu.py``,
-``engine/arg_utils.py``); ``tests/contract/test_allowed_settings.py`` asks its real configuration.
+What vLLM refuses or overrides was read in its source (``config/``, ``platforms/cpu.py``,
+``engine/arg_utils.py``); ``tests/contract/test_allowed_settings.py`` checks it with vLLM's real
+configuration.
 """
 
 import math
@@ -20,9 +21,9 @@ from schedtrace.timeline.timeline import Timeline
 UNITS = {"G": 2**30, "M": 2**20, "K": 2**10}
 """Suffixes of vLLM's options; a fraction before one of them is refused."""
 LEAST_UNITS = 16
-"""Fewest units of a suffix: with fewer, rounding up would ask for much more than is needed."""
+"""Fewest units for which a suffix is used; with fewer, rounding up would ask for much more than needed."""
 LEAST_COST = 0.01
-"""Smallest share of a step that all running requests together must add to be visible."""
+"""Smallest share of a step that all running requests together must add to be mentioned."""
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 BATCHED_TOKENS = Setting("--max-num-batched-tokens")
@@ -109,7 +110,7 @@ def _tokens(timeline: Timeline, value: Any) -> Message:
 
 
 def _adapters(timeline: Timeline, value: Any) -> Message:
-    """Return why vLLM refuses so many LoRA adapters; an unset ``max_cpu_loras`` follows ``max_loras``."""
+    """Return why vLLM refuses this many LoRA adapters; an unset ``max_cpu_loras`` follows ``max_loras``."""
     most, now = (timeline.header.settings.get(f"lora_config.max_{name}") for name in ("cpu_loras", "loras"))
     is_set = isinstance(most, int) and most != now
     return _above(value, most if is_set else None, Setting("--max-cpu-loras"))
@@ -144,7 +145,7 @@ def _unsure(timeline: Timeline, advice: Advice) -> bool:
 
 
 def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
-    """Return option, value and current value for a KV cache of this many blocks, including the null block.
+    """Return option, value and current value for a KV cache with this many blocks and the null block.
 
     Args:
         timeline: Timeline of the engine.
@@ -225,12 +226,12 @@ def batched_tokens(timeline: Timeline) -> int:
 
 
 class Decodes(NamedTuple):
-    """Tokens that a step needs for a decode of every request that the seats hold."""
+    """Tokens that a step needs for a decode of each request that the seats hold."""
 
     each: int
     """Tokens of a decode: one, and the drafts that it verifies."""
     seats: int
-    """Requests that the seats hold, as far as there were so many at once."""
+    """Number of requests that the seats hold; at most the number that were present at once."""
     batched_tokens: int
     """Smallest ``--max-num-batched-tokens`` that holds a decode of each, with the slots kept for drafts."""
 
@@ -241,7 +242,7 @@ class Decodes(NamedTuple):
 
 
 def decodes_of_all(timeline: Timeline) -> Decodes:
-    """Return the tokens for decodes of all seats, with the configured draft tokens or else a step's most."""
+    """Return the tokens for decodes in all seats, with the configured drafts or else the most of a step."""
     drafts = timeline.header.settings.get("speculative_config.num_speculative_tokens")
     if not isinstance(drafts, int):
         drafts = int(timeline.stretches.select(pl.col("draft_tokens").max()).collect().item() or 0)
@@ -306,7 +307,7 @@ def current_value_note(timeline: Timeline, name: str) -> Message:
 
 
 def seats_cost(timeline: Timeline) -> Message:
-    """Return what another running request adds to each step, as far as steps of several sizes show it."""
+    """Return the time that one more running request adds to each step, if steps of several sizes show it."""
     unknown = say("Longer steps: a longer time per output token.")
     model = timeline.step_time
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))

@@ -1,4 +1,4 @@
-"""``arrival-limited``: the step was small because requests had not arrived yet; none was refused."""
+"""``arrival-limited``: steps were small because requests had not arrived yet; no request was refused."""
 
 import msgspec
 import polars as pl
@@ -15,9 +15,9 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5
-"""Share of requests that must come in bursts for a bursty load."""
+"""Share of requests that must arrive in bursts for a load to count as bursty."""
 SLOW_HANDOVER_FRAC = 0.01
-"""Share of the busy time in short steps from which they matter for throughput."""
+"""Share of the busy time spent in short steps from which they matter for throughput."""
 HANDOVER = (
     "{steps:n step} ran with tokens and seats to spare and no request waiting, while up to "
     "{to_come:n request} of the same trial had not arrived: {spent_ms:ms}, {spent_frac:%} of the busy time. "
@@ -35,13 +35,13 @@ class LateExample(StepExample, kw_only=True):
     scheduled_tokens: int
     """Tokens that it scheduled."""
     remaining_budget: int
-    """Tokens of its budget that were left."""
+    """Tokens of its budget that it left unused."""
     late_requests: int
     """Number of requests that it missed."""
     late_tokens: int
     """Prompt tokens of these requests."""
     late_us_max: int
-    """Latest of their arrivals at the front end, since the end of ``schedule()``."""
+    """Arrival of the last of them at the front end, since the end of ``schedule()``."""
 
     @property
     def requests(self) -> int:
@@ -50,14 +50,14 @@ class LateExample(StepExample, kw_only=True):
 
 
 class Handover(msgspec.Struct, kw_only=True):
-    """Short steps of a run whose requests all exist from the start, and how long the front end took."""
+    """Short steps of a run whose requests all exist from the start, and the time that the front end took."""
 
     steps: int
     """Number of steps that nothing limited except that requests of their trial had not arrived."""
     to_come: int
-    """Most requests of the trial that were still to come at such a step."""
+    """Largest number of requests of the trial that had not arrived yet at such a step."""
     spent_ms: float
-    """Time of these steps, from start to output."""
+    """Total time of these steps, from start to output."""
     spent_frac: float
     """Share of the busy time."""
     budget_used_frac: float
@@ -72,18 +72,19 @@ class LateRequests(Evidence, kw_only=True):
     late_requests: int
     """Number of requests that came too late for a step."""
     late_us_max: int | None
-    """Latest of their arrivals at the front end, since the end of the ``schedule()`` that missed them.
-    Negative: the request was at the front end before, but not in the scheduler. None: no request was late."""
+    """Arrival of the last of them at the front end, since the end of the ``schedule()`` call that missed it.
+    Negative: the request had already reached the front end, but not the scheduler. None: no request was late.
+    """
     on_their_way: int
     """Number of late requests that were at the front end when ``schedule()`` ended."""
     extra_steps: int
     """Number of later steps that first scheduled late requests; they may have run other requests, too."""
     extra_steps_us: int
-    """Time of these steps from start to output, added up."""
+    """Total time of these steps, from start to output."""
     handover: Handover | None
-    """Short steps; None: they took too little of the run, or requests came as clients sent them."""
+    """Short steps; None: they took too little of the run, or clients sent their requests over time."""
     examples: list[LateExample]
-    """Steps with most late requests."""
+    """Steps with the most late requests."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -139,9 +140,9 @@ def _late_finding(timeline: Timeline, late: pl.DataFrame, handover: Handover | N
 
 
 def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
-    """Return the share of the requests' time from a step that missed requests to the next step.
+    """Return the share of the requests' time between a step that missed requests and the next step.
 
-    None if requests come at times of their own: each must wait for a step then, and no setting changes that.
+    None if requests arrive independently: each must then wait for the next step, and no setting changes that.
     """
     if not timeline.requests_us or not (timeline.closed_workload or _in_bursts(timeline, late)):
         return None
@@ -175,18 +176,18 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
         and first["step"][0] == timeline.trial_rows(timeline.steps, first["trial"][0])["step"].min()
     ):
         return say(
-            "The client, not the scheduler: when the first step was made, {there:n} of {came:n request} had "
-            "arrived. The others ran in later steps; no ready request was refused. "
-            "[Waiting for them took {spent:%} of the requests' time; ]{prequeue:code} has them wait before "
-            "the first step.",
+            "The client set the pace, not the scheduler: when the first step ran, {there:n} of "
+            "{came:n request} had arrived. The others ran in later steps; no ready request was refused. "
+            "[The requests spent {spent:%} of their time waiting for those steps. ]With {prequeue:code}, all "
+            "requests are queued before the first step.",
             there=there,
             came=in_trial.height,
             spent=spent,
             prequeue="--prequeue",
         )
     return say(
-        "The client, not the scheduler: steps were small because requests had not arrived; no ready request "
-        "was refused.[ They spent {spent:%} of their time until the next step.]",
+        "The client set the pace, not the scheduler: steps were small because requests had not arrived; no "
+        "ready request was refused.[ They spent {spent:%} of their time until the next step.]",
         spent=spent,
     )
 
@@ -224,7 +225,7 @@ def _evidence(timeline: Timeline, late: pl.DataFrame, handover: Handover | None)
 
 
 def late_requests(timeline: Timeline) -> pl.DataFrame:
-    """Return requests that a step missed only because they arrived later, and that would have fitted.
+    """Return requests that a step missed only because they arrived too late, and that would have fitted.
 
     One row per request: ``step``, ``trial``, ``request_id``, ``prompt_tokens``, ``late_us`` (arrival at the
     front end minus the end of ``schedule()``; negative: it was on its way) and the step's columns. A request
@@ -298,7 +299,7 @@ def _handover(timeline: Timeline) -> Handover | None:
 
 
 def short_steps(timeline: Timeline) -> pl.DataFrame:
-    """Return working steps that nothing limited except that requests of their trial had not arrived.
+    """Return the steps with work that nothing limited except that requests of their trial had not arrived.
 
     Columns of ``timeline.steps``, ``to_come`` (requests that reached the scheduler after ``schedule()`` had
     returned) and ``spent_us`` (from the step's start to its output).

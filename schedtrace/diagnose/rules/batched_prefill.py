@@ -1,4 +1,4 @@
-"""``batched-prefill``: prompts were prefilled together: each had its first token when all were done."""
+"""``batched-prefill``: prompts prefilled together each had their first token only when all were computed."""
 
 import polars as pl
 
@@ -21,12 +21,12 @@ MOST_FRAC = 0.5
 
 
 class BatchedPrefill(Evidence, kw_only=True):
-    """Steps that ended several prompts, and what these waited for each other."""
+    """Steps that completed several prompts, and the time that these prompts waited for each other."""
 
     prefill_frac: float
     """All prefill as a share of all requests' time."""
     others_frac: float
-    """Time that prompts waited for others of their step, as a share of all requests' time."""
+    """Time that prompts waited for the other prompts of their step, as a share of all requests' time."""
     steps: int
     """Number of steps that completed two prompts or more."""
     mean_prompts: float

@@ -15,10 +15,11 @@ class BetterSetting(Evidence, kw_only=True):
     """A change that was replayed."""
 
     settings: dict[str, Any]
-    """Arguments of vLLM to their new values; two of them where the two together gain more than either."""
+    """Arguments of vLLM with their new values; two if both together gain more than either alone."""
     saved_frac: float | None
-    """Share of the requests' time that is saved, or of the run's where the engine or its clients set the
-    pace; None: there may be no saving."""
+    """Share of the requests' time that the change saves, or of the run's time if the engine or its clients
+    set the pace; None: it may save nothing.
+    """
 
 
 def finding(

@@ -1,4 +1,4 @@
-"""``blocked-budget``: token budget was left although requests waited; one finding per cause."""
+"""``blocked-budget``: token budget was left unused although requests waited; one finding per cause."""
 
 import polars as pl
 
@@ -16,12 +16,12 @@ _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause
 
 
 class BlockedStep(StepExample, kw_only=True):
-    """A step that left budget while requests waited."""
+    """Step that left budget unused while requests waited."""
 
     request_id: str | None
-    """Request that the exit names; None: it names none."""
+    """Request that the exit names; None: it names no request."""
     budget_left: int
-    """Tokens of the budget that were left."""
+    """Tokens of the budget that were left unused."""
     num_waiting_after: int
     """Number of requests that waited after the step."""
     num_running_after: int
@@ -40,7 +40,7 @@ class BlockedStep(StepExample, kw_only=True):
 
 
 class BlockedBudget(Evidence, kw_only=True):
-    """Budget left, requests waiting, and the exits taken."""
+    """Unused budget, waiting requests, and the exits that the steps took."""
 
     mean_budget_left_frac: float
     """Mean of ``remaining_budget / token_budget`` over these steps."""
@@ -49,7 +49,7 @@ class BlockedBudget(Evidence, kw_only=True):
     details: list[str]
     """Up to five different ``detail`` texts of the exits."""
     guards: list[str]
-    """Up to five different guards; for ``other`` the condition that stands in the scheduler's code."""
+    """Up to five different guards; for the cause ``other``, the condition in the scheduler's code."""
     examples: list[BlockedStep]
     """Steps with the largest ``min(remaining_budget, waiting_tokens_after)``."""
 

@@ -1,6 +1,7 @@
 """``budget-underused``: a step left budget that the next step's new requests would have fitted into.
 
-Only for records without queue lengths: with them, ``arrival-limited`` and ``blocked-budget`` know why.
+This rule judges only records without queue lengths; with them, ``arrival-limited`` and ``blocked-budget``
+show the reason.
 """
 
 import polars as pl
@@ -13,7 +14,7 @@ from schedtrace.timeline.timeline import Timeline
 
 
 class MissedExample(StepExample, kw_only=True):
-    """A step and the next one."""
+    """Step and the step after it."""
 
     next_step: int
     """Number of the next step."""
@@ -24,13 +25,13 @@ class MissedExample(StepExample, kw_only=True):
     used_tokens: int
     """Tokens that it scheduled."""
     remaining_budget: int
-    """Tokens of its budget that were left."""
+    """Tokens of its budget that it left unused."""
     next_total: int
     """Number of requests that the next step scheduled."""
     missed_requests: int
     """Number of new requests of the next step that would have fitted."""
     missed_tokens: int
-    """Tokens that they got there."""
+    """Tokens that these requests got in the next step."""
 
 
 class MissedRequests(Evidence, kw_only=True):
@@ -39,7 +40,7 @@ class MissedRequests(Evidence, kw_only=True):
     missed_requests: int
     """Number of new requests of the next steps that would have fitted."""
     examples: list[MissedExample]
-    """Steps that missed most tokens."""
+    """Steps that missed the most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -1,4 +1,4 @@
-"""``client-limited``: the engine waits for clients, which keep few requests open or send few or in rounds."""
+"""``client-limited``: the engine waits for clients, which send few requests, or send them in rounds."""
 
 import polars as pl
 
@@ -13,7 +13,7 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.clients import clients_of
 
 EMPTY_FROM_FRAC = 0.10
-"""Least mean share of places left empty by rounds that makes a finding."""
+"""Least mean share of places left empty by rounds at which the finding is reported."""
 FEW = (
     "{client_words}; [{several:!}the engine[ has {seats:n seat} and] {works}]"
     "[{several:?}the engines have {seats:n seat}]."
@@ -39,7 +39,7 @@ class ClientPace(Evidence, kw_only=True):
     think_ms: float | None
     """Median time in milliseconds from an answer to its client's next request; for ``sessions``, the mean."""
     requests_per_s: float | None
-    """Requests per second; None if requests follow answers."""
+    """Requests per second that arrive; None if requests follow answers."""
     tokens_per_s: float | None
     """Tokens per second that the requests offer; None if they follow answers."""
     working_frac: float

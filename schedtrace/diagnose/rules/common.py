@@ -17,13 +17,13 @@ from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_COST_FRAC = 0.10
 WARNING_COST_FRAC = 0.01
-"""Share of the run from which a cost is a warning; under a hundredth, a cost is in the noise of most runs."""
+"""Share of the run from which a cost is a warning; a smaller cost is within the noise of most runs."""
 RESOLVED_FRAC = 0.005
-"""Smallest share that a sentence states; less would be 0 % and is left out."""
+"""Smallest share that a sentence states; a smaller share would be printed as 0 % and is left out."""
 
 
 class StepExample(msgspec.Struct, kw_only=True):
-    """A case of a finding, at a step."""
+    """Example of a finding in one step."""
 
     step: int
     """Number of the step."""
@@ -50,18 +50,18 @@ class Waited(Evidence, kw_only=True):
     """Evidence about a wait."""
 
     wait_ms: float
-    """Time charged to it, added up over the requests."""
+    """Total time charged to it, over all requests."""
     requests: int
-    """Number of requests that it concerns."""
+    """Number of requests that waited."""
 
 
 class LongestWaited(Waited, kw_only=True):
     """Evidence about a wait that names the request that waited longest."""
 
     longest_ms: float
-    """Longest of these waits of a request, added up."""
+    """Largest total of these waits for a single request."""
     longest_request: str
-    """Request with the longest of these waits."""
+    """Request with the largest total."""
 
 
 class WaitFigures(TypedDict):
@@ -97,7 +97,7 @@ class Cost:
     """Time that a finding cost, by the step-time model."""
 
     ms: float | None = None
-    """Time in milliseconds; None: there is no model, or it does not resolve so little."""
+    """Time in milliseconds; None: there is no model, or it cannot resolve so small a cost."""
     frac: float | None = None
     """``ms`` as a share of the busy time."""
     error_frac: float | None = None
@@ -111,7 +111,7 @@ class Cost:
 
 
 def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
-    """Return an estimate from the step-time model, unless the model cannot resolve it."""
+    """Return an estimate from the step-time model; it has no value if the model cannot resolve it."""
     model, duration_us = timeline.step_time, timeline.busy_us
     if model is None or cost_us is None or not duration_us:
         return Cost()
@@ -358,7 +358,7 @@ def by_class(classes: list[ClassTime]) -> Message:
 
 
 def only(values: pl.Series) -> str | None:
-    """Return the value that all rows have; None if they differ, or have none."""
+    """Return the value that all rows share; None if they differ or have none."""
     different = values.unique().to_list()
     return different[0] if len(different) == 1 else None
 
@@ -383,10 +383,10 @@ Example = TypeVar("Example", bound=msgspec.Struct)
 
 
 def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> list[Example]:
-    """Return the first rows as examples; columns that are no fields are ignored."""
+    """Return the first rows as examples; columns that are not fields are ignored."""
     return msgspec.convert(rows.head(most).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
-    """Return a time as a share of all requests' time, at most 1; None if that time is unknown."""
+    """Return a time as a share of all requests' time, at most 1; None if the latter is unknown."""
     return min(1.0, time_us / timeline.requests_us) if timeline.requests_us else None

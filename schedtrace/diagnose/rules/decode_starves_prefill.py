@@ -32,16 +32,16 @@ class StarvedStep(StepExample, kw_only=True):
 
 
 class StarvedPrefills(Evidence, kw_only=True):
-    """What decodes took, and what it took the others."""
+    """Budget that decodes took, and the time that prefills waited for it."""
 
     decode_share_frac: float
     """Mean of ``decode_tokens / token_budget``."""
     spent_ms: float
-    """Time of these steps."""
+    """Total time of these steps."""
     wait_ms: float
-    """Time that requests waited for the token budget after them, added up."""
+    """Total time that requests waited for token budget after these steps."""
     examples: list[StarvedStep]
-    """Steps with most waiting requests."""
+    """Steps with the most waiting requests."""
 
 
 def _find(timeline: Timeline) -> Findings:

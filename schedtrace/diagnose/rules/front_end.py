@@ -1,4 +1,4 @@
-"""``front-end``: requests are on their way to the engine for much of the time to first token."""
+"""``front-end``: requests spend much of the time to first token on their way to the engine."""
 
 import msgspec
 import polars as pl
@@ -63,9 +63,9 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
 
 
 def _with_step_under_way(timeline: Timeline, arrivals: pl.DataFrame) -> pl.DataFrame:
-    """Return arrivals with ``taken_us``, from which on each waits for the engine to take it.
+    """Return arrivals with ``taken_us``, the time from which each request waits for the engine to take it.
 
-    The engine takes requests between two steps; an idle one takes each at once.
+    The engine takes requests between two steps; an idle engine takes each at once.
     """
     begins = timeline.steps.select(begin_us="start_us").sort("begin_us")
     rows = arrivals.sort("queued_us").join_asof(
@@ -94,11 +94,11 @@ def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
 FOUND_FROM_FRAC = 0.15
 """Least share of the time to first token, or offline of the run; every request pays less than that."""
 NOTICED_MS = 50
-"""Least median way in milliseconds on a server; users do not notice less, however short the rest is."""
+"""Least median time of the way on a server, in milliseconds; users do not notice less."""
 STARVED_FRAC = 0.10
-"""Least share of a thread's ready time in which it must wait for a processor to explain anything."""
+"""Least share of its ready time that a thread must wait for a processor to explain a delay."""
 SATURATED_FRAC = 0.90
-"""Share of the time from which a thread that runs so much does nothing else."""
+"""Share of the time on a processor from which a thread counts as saturated."""
 MOST_THREADS = 3
 """Maximum number of threads that a sentence names."""
 NAMES = {
@@ -135,10 +135,9 @@ class ThreadShare(msgspec.Struct, kw_only=True):
     pid: int
     """Id of the operating system's process."""
     ran_frac: float
-    """Share of the time that it was on a processor. A front end's thread is named from 0.90 on."""
+    """Share of the time that the thread was on a processor. A front end's thread is named from 0.90 on."""
     waited_frac: float
-    """Share of the time that it was ready to run and no processor was free, of all that it was ready. It is
-    named from 0.10 on."""
+    """Share of the thread's ready time in which no processor was free. It is named from 0.10 on."""
 
 
 class SlowWay(msgspec.Struct, kw_only=True):
@@ -158,26 +157,29 @@ class FrontEndTime(Evidence, kw_only=True):
     requests: int
     """Number of requests with a first token and a known arrival at the front end."""
     offline: bool
-    """Whether ``LLM(...)`` handed over whole batches: ``found_frac`` is of the run."""
+    """Whether ``LLM(...)`` handed over whole batches; ``found_frac`` then refers to the run."""
     found_frac: float
-    """Share of the definition. Of a server: the way's share of the time to first token, added up over the
-    requests. Offline: the share of the run in which the engine was idle while requests were on their way."""
+    """Share on which the finding is decided. On a server: the way's share of the time to first token, summed
+    over the requests. Offline: the share of the run in which the engine was idle while requests were on their
+    way.
+    """
     way_ms_p50: float
     """Median time from the arrival at the front end until the request was prepared for the engine."""
     before_ms_p50: float
     """Median part of the way before the engine's input thread took the request; the whole way, less the
     step under way, where that is not recorded."""
     prepare_ms_p50: float | None
-    """Part of the way in the input thread, for block hashes and the grammar, at the median; None: not
-    recorded."""
+    """Median part of the way in the input thread, for block hashes and the grammar; None: not recorded."""
     input_queue_ms_p50: float | None
-    """Time after the way until the step under way was over, at the median; in no share here. None: not
-    recorded."""
+    """Median time after the way until the current step ended; not included in any share here. None: not
+    recorded.
+    """
     queue_empty_frac: float | None
-    """Share of the working steps after which no request waited."""
+    """Share of the steps with work after which no request waited."""
     threads: list[ThreadShare]
-    """Main threads of engine, workers and front end that the trace saw twice during the run; empty where the
-    system does not count their time."""
+    """Main threads of engine, workers and front end that the trace recorded at least twice during the run;
+    empty if the system does not count their time.
+    """
     examples: list[SlowWay]
     """Requests with the longest way."""
 
@@ -208,7 +210,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
-    """Return the share that decides about the finding, and that of all requests' time.
+    """Return the share on which the finding is decided, and the share of all requests' time.
 
     Offline, all requests of a batch exist from the start: their way to the engine costs something only while
     the engine has nothing else to do, and then it costs all of them that time.
@@ -358,7 +360,7 @@ def starved_thread_names(shares: list[ThreadShare]) -> Message:
 
 
 def saturated(shares: list[ThreadShare]) -> Message:
-    """Return whether the front end's main thread ran all the time; nothing if not, or not known."""
+    """Return whether the front end's main thread ran all the time; nothing if it did not, or if unknown."""
     ran = max((share.ran_frac for share in shares if share.role == "front_end"), default=0.0)
     if ran < SATURATED_FRAC:
         return NOTHING

@@ -21,16 +21,16 @@ from schedtrace.timeline.timeline import Timeline
 WORTH_FRAC = 0.05
 """Share of throughput below which the gain of a higher limit counts as nothing: the device is full."""
 OVERLOADED_FRAC = 0.10
-"""The same share if more requests arrive than the engine serves."""
+"""Share of throughput below which a gain counts as nothing if more requests arrive than the engine serves."""
 MISSING_FRAC = 0.25
-"""Share of the missing throughput below which the gain must then stay."""
+"""Share of the missing throughput below which the gain must then also stay."""
 LIMITS = {
     Cause.MAX_NUM_SEQS: ("a seat", "more seats"),
     Cause.TOKEN_BUDGET: ("the token budget", "a larger one"),
     Cause.INPUT_BUDGET: ("the token budget", "a larger one"),
     Cause.KV_BLOCKS: ("KV blocks", "more of them"),
 }
-"""Causes of waits, with what raises each limit."""
+"""Causes of waits, with the words for a higher limit."""
 
 
 def limit_finding(
@@ -119,7 +119,7 @@ OF_TOKENS = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
 def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
-    """Return the part of each step that is saved if the waiting requests join it."""
+    """Return the part of each step that would be saved if the waiting requests joined it."""
     ran, joining = pl.col("total_requests"), pl.col("num_waiting_after").fill_null(0)
     if cause != Cause.MAX_NUM_SEQS and timeline.seats:
         joining = pl.min_horizontal(joining, timeline.seats - pl.col("num_running_after"))

@@ -1,4 +1,4 @@
-"""``head-of-line``: a request refused for its own size held up others behind it that would have fitted."""
+"""``head-of-line``: a request refused for its size held up requests behind it that would have fitted."""
 
 import polars as pl
 
@@ -26,7 +26,7 @@ class HeldUp(StepExample, kw_only=True):
     head_tokens: int
     """Tokens that the head wanted."""
     budget_left: int
-    """Tokens of the budget that were left."""
+    """Tokens of the budget that were left unused."""
     kv_blocks_free: int
     """KV blocks that were free."""
     seats_left: int
@@ -36,13 +36,13 @@ class HeldUp(StepExample, kw_only=True):
     tokens: int
     """Tokens that this request needed."""
     blocks: int
-    """KV blocks that it needed."""
+    """KV blocks that this request needed."""
     waited_us: int
-    """Time that it waited longer."""
+    """Additional time that this request waited."""
 
 
 class HeadOfLine(Evidence, kw_only=True):
-    """Refused requests, and those behind them."""
+    """Refused requests, and the requests behind them."""
 
     refused_steps: int
     """Number of steps that refused their head."""
@@ -51,15 +51,15 @@ class HeadOfLine(Evidence, kw_only=True):
     head: str
     """Head behind which requests waited longest."""
     head_tokens: int
-    """Tokens that it wanted."""
+    """Tokens that this head wanted."""
     head_blocks: int | None
-    """KV blocks that it needed; None: not recorded."""
+    """KV blocks that this head needed; None: not recorded."""
     blocks_free: float | None
-    """KV blocks that were free after the steps that refused it, at the median."""
+    """Median number of free KV blocks after the steps that refused it."""
     requests_held_up: int
-    """Number of requests that were passed over."""
+    """Number of requests that a head held up."""
     held_up_ms: float
-    """Time charged to the heads, added up."""
+    """Total time charged to the heads."""
     longest_ms: float
     """Longest of these waits."""
     examples: list[HeldUp]

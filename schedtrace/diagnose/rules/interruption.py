@@ -1,7 +1,7 @@
 """``interruption``: the engine was paused, did something else, or took far too long for a step.
 
-A reset of the prefix cache is one, too: its cost is not its own length, but what requests that it preempted
-waited and computed again.
+A reset of the prefix cache is an interruption, too. Its cost is not its own length but the time that the
+requests that it preempted waited and computed again.
 """
 
 import re
@@ -25,10 +25,10 @@ from schedtrace.timeline.spans import LENGTH_US, merged, overlap_us, total_us
 from schedtrace.timeline.timeline import Timeline
 
 LEAST_FRAC = 0.01
-"""Least share of the requests' time; a smaller share moves no latency."""
+"""Least share of the requests' time; a smaller share does not affect latencies."""
 
 WHOLE_FROM = 10.0
-"""Factor from which it is written without a decimal."""
+"""Factor from which a factor is written without a decimal."""
 
 WHERE = {
     "device": "on the device",
@@ -40,16 +40,16 @@ WHERE = {
 
 
 class Kind(NamedTuple):
-    """What is said of one kind of event."""
+    """Sentences about one kind of event."""
 
     title: str
     what: str
     advice: str = ""
-    """Empty: it depends on the part."""
+    """Advice; empty if it depends on the part."""
 
 
 NOT_SLOW = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL, events.HUNG, events.STALLED)
-"""Kinds whose whole time counts, not only what exceeds the expected time."""
+"""Kinds whose whole time counts, not only the time beyond the expected one."""
 ASKED = "Send requests to another engine meanwhile: a client asked for it."
 SLOW = Kind(
     "Slow steps now and then",
@@ -118,80 +118,80 @@ KINDS = {
 
 
 class Interruption(StepExample, kw_only=True):
-    """An interruption: ``step`` is the slow step, or the first one afterwards."""
+    """Interruption: ``step`` is the slow step, or the first step after the interruption."""
 
     begin_us: int
-    """Beginning, since the recording began."""
+    """Beginning, as time since the recording began."""
     length_us: int
     """Length of the interruption."""
     part: str
     """Part of the step that took most of the time."""
     factor: float | None
-    """Actual over expected time; None for an event that is no slow step."""
+    """Ratio of actual to expected time; None for an event other than a slow step."""
     open: bool | None = None
     """Whether the trace ends in it."""
 
 
 class StarvedThread(msgspec.Struct, kw_only=True):
-    """A thread in the time in which processors were short."""
+    """Thread during the time in which processors were short."""
 
     role: str
     """``engine`` or ``worker``."""
     pid: int
     """Id of the operating system's process."""
     ran_frac: float
-    """Share of the time in which processors were short that it was on a processor."""
+    """Share of the time with too few processors in which the thread was on a processor."""
     waited_frac: float
-    """Share of that time that it was ready to run and had none."""
+    """Share of that time in which the thread was ready to run but had no processor."""
     lost_ms: float
-    """Time that it waited while it was its turn, at least."""
+    """Least time that the thread waited for a processor although it was its turn to run."""
 
 
 class Interruptions(Evidence, kw_only=True):
-    """Interruptions of a kind."""
+    """Interruptions of one kind."""
 
     kind: str
     """Kind of the event, as above."""
     first_step: int | None
-    """First step of what they span."""
+    """First step of the range that they span."""
     last_step: int | None
-    """Last step of what they span."""
+    """Last step of the range that they span."""
     times: int
     """Number of interruptions."""
     time_ms: float
-    """Time of all of them."""
+    """Total time of the interruptions."""
     requests_ms: float
     """Time that requests lost, as above."""
     requests: int
-    """Number of requests that were open meanwhile."""
+    """Number of requests that were open during the interruptions."""
     aborted: int
-    """Number of these whose clients gave up meanwhile."""
+    """Number of these requests whose clients gave up during the interruptions."""
     longest_request: str
-    """Request that lost most."""
+    """Request that lost the most time."""
     part: str
     """Part of the step that took most of the time."""
     factor: float | None
-    """Median of actual over expected time."""
+    """Median ratio of actual to expected time."""
     detail: str | None
-    """State of the pause, or what was called."""
+    """State of the pause, or name of the call."""
     period_steps: float | None
-    """Steps from one to the next, of ``periodic``."""
+    """Number of steps from one ``periodic`` interruption to the next."""
     period_ms: float | None
-    """Time from one to the next, of ``periodic``."""
+    """Time from one ``periodic`` interruption to the next."""
     open: bool = False
-    """Whether the trace ends in it; it then is always reported, and first."""
+    """Whether the trace ends during the interruption; the finding is then always reported, and first."""
     scheduler: str
     """The scheduler's class."""
     sentence: str | None = None
-    """Sentence of the watchdog about the longest, of ``hung`` and ``stalled``."""
+    """Watchdog's sentence about the longest interruption, if ``hung`` or ``stalled``."""
     stacks: list[str] = msgspec.field(default_factory=list)
     """Stacks of the threads of engine and workers at that time."""
     examples: list[Interruption]
     """Longest interruptions."""
     short_ms: float | None
-    """Time for which processors were short, of ``starved``."""
+    """Time in which processors were short, if ``starved``."""
     threads: list[StarvedThread]
-    """Threads whose processors these were, of ``starved``; the thread that lost most first."""
+    """Threads that lacked a processor, if ``starved``; the thread that lost the most time first."""
 
     @property
     def thread(self) -> str:
@@ -248,12 +248,12 @@ class Interruptions(Evidence, kw_only=True):
 
 
 class CacheReset(StepExample, kw_only=True):
-    """A reset of the prefix cache: ``step`` is the first one afterwards."""
+    """Reset of the prefix cache: ``step`` is the first step after it."""
 
     preempted: int
     """Number of requests that the reset preempted."""
     lost_tokens: int
-    """Computed tokens that they lost."""
+    """Computed tokens that these requests lost."""
 
 
 class CacheResets(Evidence, kw_only=True):
@@ -276,7 +276,7 @@ class CacheResets(Evidence, kw_only=True):
     wait_ms: float
     """Time charged to the resets."""
     examples: list[CacheReset]
-    """Resets that cost most tokens; the step is the first one afterwards."""
+    """Resets that cost the most tokens; the step is the first step after the reset."""
 
     @property
     def repeated(self) -> bool:

@@ -28,7 +28,7 @@ STATE = "Mamba"
 
 
 class KvSpace(LongestWaited, kw_only=True):
-    """Waiting for KV blocks, and what preemptions cost."""
+    """Waits for KV blocks, and the cost of preemptions."""
 
     refused_steps: int
     """Number of steps that refused a request for KV blocks."""
@@ -62,14 +62,14 @@ class KvSpace(LongestWaited, kw_only=True):
     seats), plus one, vLLM's null block. With several cache groups, what a running request held on average
     counts instead. None: the cache has as many."""
     largest_holder: str | None
-    """Request that held most blocks at that refusal, where the trace lists the holders."""
+    """Request that held the most blocks at that refusal, if the trace lists the holders."""
     largest_holder_blocks: int | None
-    """KV blocks that it held."""
+    """Number of KV blocks that it held."""
     set_aside: float
     """Number of requests that a scheduler other than vLLM's had taken out of the running ones, their blocks
     kept, at that refusal."""
     groups: list[GroupUse]
-    """KV cache groups; empty with one group, or where they are not recorded."""
+    """KV cache groups; empty if there is only one group, or if groups are not recorded."""
 
     @property
     def usable(self) -> int | None:

@@ -1,4 +1,4 @@
-"""``kv-held-idle``: requests that get no token keep the KV blocks that others, or they, wait for."""
+"""``kv-held-idle``: requests without tokens keep the KV blocks that they or other requests wait for."""
 
 from typing import Any, TypedDict
 
@@ -26,7 +26,7 @@ ADVICE = {
 
 
 class ParkedLoads(Waited, kw_only=True):
-    """Parked requests and what they hold."""
+    """Requests whose KV loads are in progress (*parked*), and the blocks that they hold."""
 
     parked: float | None
     """Mean number of parked requests in these steps."""
@@ -35,36 +35,38 @@ class ParkedLoads(Waited, kw_only=True):
     parked_blocks: int | None
     """Most KV blocks that parked requests held at once; None: the trace does not record loads."""
     parked_requests: int | None
-    """Most requests that were parked at once; None likewise."""
+    """Largest number of requests that were parked at once; None: the trace does not record loads."""
     blocks_total: int | None
     """KV blocks of the cache."""
     oldest_ms: float | None
-    """Longest time from a load's begin to its arrival, or to the trace's end; None likewise."""
+    """Longest time from a load's beginning to its arrival, or to the trace's end; None: the trace does not
+    record loads.
+    """
 
 
 class IdleHolders(Waited, kw_only=True):
-    """Requests that kept blocks; the run of steps is the longest."""
+    """Requests that kept blocks without getting tokens, in the longest run of such steps."""
 
     first_step: int
-    """First step of the longest stretch."""
+    """First step of the longest run."""
     last_step: int
-    """Last step of that stretch."""
+    """Last step of that run."""
     time_ms: float
-    """Time of that stretch."""
+    """Length of that run."""
     kind: str
     """``session``, ``finished``, or ``request`` where the holders differ or are something else."""
     holders: int
-    """Number of idle holders in that stretch."""
+    """Number of idle holders in that run."""
     largest: str
-    """Holder that keeps most blocks."""
+    """Holder that keeps the most blocks."""
     largest_blocks: int
     """KV blocks that it keeps."""
     idle_blocks: int
-    """KV blocks that all of them keep."""
+    """KV blocks that all these holders keep."""
     blocks_total: int | None
     """KV blocks of the cache."""
     deadlock: bool
-    """Whether no request ran and each of the holders waited for blocks itself."""
+    """Whether no request ran and each of the holders itself waited for blocks."""
 
 
 def _find(timeline: Timeline) -> Findings:
@@ -74,7 +76,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _parked_loads(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that wait for KV blocks from elsewhere; None if they hold up none."""
+    """Return the finding about requests that wait for KV from elsewhere; None if they hold up no request."""
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
         return None
@@ -152,7 +154,7 @@ def _parked(timeline: Timeline) -> Parked:
 
 
 def _idle_holders(timeline: Timeline) -> Finding | None:
-    """Return the finding about requests that got nothing and kept their blocks; None if they hold up none."""
+    """Return the finding about requests that kept blocks without tokens; None if they hold up no request."""
     waits = charged(timeline, IDLE_HOLDERS)
     if waits is None:
         return None

@@ -14,28 +14,30 @@ from schedtrace.timeline.timeline import Timeline
 
 
 class LongPrompt(Evidence, kw_only=True):
-    """The prompt, what it took, and who waited."""
+    """Long prompt, the budget that it took, and the requests that waited."""
 
     request_id: str
-    """Request whose prompt took most tokens in these steps."""
+    """Request whose prompt took the most tokens in these steps."""
     prompt_tokens: int
     """Length of its prompt."""
     prompts: int
-    """Number of requests of which the same is true, this one included."""
+    """Number of requests whose prompts took most of a step's prefill tokens in this way, this request
+    included.
+    """
     prefill_frac: float
-    """Its share of the prefill tokens of the steps in which it took most."""
+    """Share of the prefill tokens that the prompt took in the steps in which it took most of them."""
     steps: int
     """Number of these steps."""
     time_ms: float
-    """Time of these steps."""
+    """Total time of these steps."""
     requests: int
     """Number of short requests that waited."""
     mean_wait_ms: float
-    """Mean time that they waited."""
+    """Mean time that these requests waited."""
 
     @property
     def like_it(self) -> int:
-        """Sentence about other prompts of this size; empty if there is none."""
+        """Number of prompts of this kind if there are several, else 0."""
         return self.prompts if self.prompts > 1 else 0
 
 

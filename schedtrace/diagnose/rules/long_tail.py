@@ -1,4 +1,4 @@
-"""``long-tail``: at the end a few requests with far longer outputs run alone."""
+"""``long-tail``: at the end of a trial, a few requests with far longer outputs run alone."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.timeline import Timeline
 
 FAR = 3.0
-"""Factor by which a tail's outputs exceed those of nine tenths of the requests; less is a usual spread."""
+"""Least factor by which a tail's outputs exceed those of nine tenths of the requests; less is usual."""
 QUANTILE = 0.9
 FEWEST = 20
-"""Fewest requests of a trial; of fewer, a single request is a tenth."""
+"""Fewest requests of a trial; with fewer, a single request is more than a tenth."""
 FOUND_FROM_FRAC = 0.05
 """Least share of the run from which the finding is reported."""
 
@@ -29,7 +29,7 @@ class Tail(Evidence, kw_only=True):
     requests: list[str]
     """Requests of the longest tail, the longest output first."""
     output_tokens: int
-    """Output of the first of them."""
+    """Output tokens of the first of these requests."""
     usual_tokens: float
     """90th percentile of the outputs."""
     tail_ms: float
@@ -46,7 +46,7 @@ class _OneTail:
     output_tokens: int
     usual_tokens: float
     began_first: bool
-    """Whether the longest request began nearly with the run, so that sending it first would not help."""
+    """Whether the longest request began almost with the run, so that sending it first would not help."""
 
     @property
     def length_us(self) -> int:

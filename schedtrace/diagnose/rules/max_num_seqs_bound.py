@@ -1,4 +1,4 @@
-"""``max-num-seqs-bound``: requests waited for a seat among the running ones."""
+"""``max-num-seqs-bound``: requests waited for one of the seats of running requests."""
 
 import polars as pl
 
@@ -35,7 +35,7 @@ FULLEST_FRAC = 0.1
 
 
 class Seats(LongestWaited, kw_only=True):
-    """Waiting for a seat, who sat, and what else was free."""
+    """Waits for a seat, the requests that had seats, and the resources that were free."""
 
     refused_steps: int
     """Number of steps in which requests waited for a seat."""
@@ -48,7 +48,7 @@ class Seats(LongestWaited, kw_only=True):
     prefilling: float | None
     """Mean number of requests that prefilled or recomputed."""
     without_tokens: float | None
-    """Mean number of requests that had a seat and got no token."""
+    """Mean number of requests that had a seat but got no tokens."""
     mean_blocks_free_frac: float | None
     """Mean share of the KV blocks that were free."""
     mean_budget_left_frac: float | None
@@ -170,7 +170,7 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
 
 
 def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:
-    """Return what to raise together with the seats if more seats alone do nothing; nothing if unknown."""
+    """Return the limit to raise together with the seats if more seats alone have no effect; else nothing."""
     option, costs = seats_setting(timeline), seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)

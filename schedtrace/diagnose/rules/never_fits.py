@@ -1,4 +1,4 @@
-"""``never-fits``: requests that can never run, since they need more than there is."""
+"""``never-fits``: requests that can never run, because they need more than the engine has."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ MOST_EXAMPLES = 3
 
 
 class NeverFits(msgspec.Struct, kw_only=True):
-    """A request that can never run to its end."""
+    """Request that can never run to its end."""
 
     request_id: str
     """vLLM's id of the request."""
@@ -39,7 +39,7 @@ class NeverFits(msgspec.Struct, kw_only=True):
     refusals: int
     """Number of refusals."""
     self_preemptions: int
-    """Number of its preemptions for blocks that it needed itself."""
+    """Number of its preemptions to free blocks for itself."""
     tokens: int
     """Length of its prompt, or the tokens with which it outgrew the pool."""
     blocks_needed: list[int]
@@ -67,7 +67,7 @@ class NeverFits(msgspec.Struct, kw_only=True):
 
 
 class NeverFitting(Evidence, kw_only=True):
-    """The requests of one cause."""
+    """Requests that can never run, for one cause."""
 
     requests: int
     """Number of requests that can never run for this cause."""
@@ -138,7 +138,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
 
 
 def _lost(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return these requests' time in the engine, and the time that others waited meanwhile."""
+    """Return these requests' time in the engine, and the time that other requests waited behind them."""
     first, last = rows["first_step"].min(), rows["last_step"].max()
     steps = timeline.steps
     begins = min(steps.filter(pl.col("step") >= first)["start_us"].to_list())
@@ -167,7 +167,7 @@ def _example(timeline: Timeline, cause: str, row: dict[str, Any]) -> NeverFits:
 
 
 def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:
-    """Return what the request needs and what there is; leave out what is not recorded."""
+    """Return the request's need and the amount that exists; leave out values that are not recorded."""
     total, budget, block = usable_blocks(timeline.header), timeline.token_budget, _mamba_block(timeline)
     if cause == Cause.KV_BLOCKS and total is not None and worst.needed > total:
         return say(

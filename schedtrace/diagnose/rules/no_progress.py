@@ -1,4 +1,4 @@
-"""``no-progress``: requests that start again and again, or are ready and never taken."""
+"""``no-progress``: requests that restart again and again, or are ready but never scheduled."""
 
 import msgspec
 import polars as pl
@@ -43,15 +43,15 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
     restarts: int = 0
     """Number of restarts."""
     fruitless: int = 0
-    """Number of restarts after which it got no further than before."""
+    """Number of restarts after which the request got no further than before."""
     high_tokens: int = 0
-    """Most tokens that it had computed at once."""
+    """Largest number of its tokens that were computed at one time."""
     recomputed_tokens: int = 0
     """Tokens computed again."""
     unfinished: bool
-    """Whether it did not finish (parked: was not scheduled again)."""
+    """Whether the request did not finish or, if it was parked, was not scheduled again."""
     hopeless: bool = False
-    """Whether it cannot get on."""
+    """Whether the request cannot make progress."""
     preemptions: int = 0
     """Number of its preemptions."""
     for_itself: int = 0
@@ -68,14 +68,14 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
 
 
 class NoProgress(Evidence, kw_only=True):
-    """The requests of one finding."""
+    """Requests without progress, and the tokens that they recomputed."""
 
     requests: int
     """Number of requests."""
     unfinished: int
-    """Number of these that did not finish (parked: were not scheduled again)."""
+    """Number of these that did not finish or, if they were parked, were not scheduled again."""
     hopeless: int
-    """Number of these that cannot get on, as no other request did either until the trace ended."""
+    """Number of these that cannot make progress, as no other request did either until the trace ended."""
     recomputed_tokens: int = 0
     """Tokens computed again."""
     recomputed_frac: float | None = None
@@ -84,7 +84,7 @@ class NoProgress(Evidence, kw_only=True):
     """Requests for which vLLM preempted the first one; where it was preempted for itself, those that had
     tokens in most steps meanwhile."""
     examples: list[NoProgressExample]
-    """Requests that recomputed most."""
+    """Requests that recomputed the most tokens."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""``other-limit``: requests waited for a limit that no other rule is about: one finding per cause."""
+"""``other-limit``: requests waited for a limit without a rule of its own; one finding per cause."""
 
 import polars as pl
 
@@ -22,7 +22,7 @@ from schedtrace.timeline.timeline import Timeline
 HAVE_A_RULE = frozenset(
     charge for rule in (KV_BOUND, MAX_NUM_SEQS_BOUND, TOKEN_BUDGET_BOUND) for charge in rule.charges
 )
-"""Causes that have a rule of their own."""
+"""Causes about which another rule reports."""
 
 
 def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:  # noqa: PLR0911  # one per cause
@@ -153,7 +153,7 @@ def _loads(timeline: Timeline) -> Message:
 
 
 class LimitWait(LongestWaited, kw_only=True):
-    """Waiting for one limit."""
+    """Waits for one limit."""
 
     refused_steps: int
     """Number of steps with an exit that refused or passed over a request for it."""
@@ -198,7 +198,7 @@ def _cause_findings(timeline: Timeline, cause: str) -> Findings:
 
 
 def _guard(refusals: pl.DataFrame) -> Message:
-    """Return the scheduler's condition that refused most of them."""
+    """Return the scheduler's condition that refused most of the requests."""
     guarded = refusals.filter(pl.col("guard").is_not_null() & pl.col("location").is_not_null())
     if guarded.is_empty():
         return NOTHING

@@ -1,4 +1,4 @@
-"""``pipeline-bubbles``: a pipeline's stages wait: its batches do not overlap, or differ in size."""
+"""``pipeline-bubbles``: a pipeline's stages idle because its batches do not overlap or differ in size."""
 
 import polars as pl
 
@@ -42,7 +42,7 @@ class Cycle(StepExample, kw_only=True):
 
 
 class PipelineBubbles(Evidence, kw_only=True):
-    """Sizes of the batches in flight, and what their unevenness costs."""
+    """Sizes of the batches in flight, and the cost of their unevenness."""
 
     stages: int
     """``pipeline_parallel_size``."""
@@ -63,23 +63,23 @@ class PipelineBubbles(Evidence, kw_only=True):
 
 
 class BatchAlone(StepExample, kw_only=True):
-    """A batch that was alone in the pipeline."""
+    """Batch that was alone in the pipeline."""
 
     total_requests: int
     """Number of requests in the batch."""
     num_running_after: int
-    """Requests that ran."""
+    """Number of running requests."""
     execute_us: int
     """Time of its execution."""
 
 
 class OneAtATime(Evidence, kw_only=True):
-    """Batches in flight: as many as configured, and as many as there were."""
+    """Batches in flight: the configured number and the actual number."""
 
     stages: int
     """``pipeline_parallel_size``."""
     depth: int
-    """Number of batches in flight that is configured."""
+    """Configured number of batches in flight."""
     mean_in_flight: float
     """Mean number of batches in flight right after ``schedule()``, its own included: those whose execution
     had not ended."""
@@ -88,13 +88,13 @@ class OneAtATime(Evidence, kw_only=True):
     alone_steps: int
     """Number of batches that were alone in flight although requests ran that were not in them."""
     alone_ms: float
-    """Time of their executions."""
+    """Total time of their executions."""
     executed_ms: float
-    """Time of all executions."""
+    """Total time of all executions."""
     most_gain_frac: float
-    """Rise of throughput if these executions overlapped as configured, at most."""
+    """Largest possible rise of throughput if these executions overlapped as configured."""
     examples: list[BatchAlone]
-    """Batches that took longest."""
+    """Batches that took the longest."""
 
 
 def _find(timeline: Timeline) -> Findings:

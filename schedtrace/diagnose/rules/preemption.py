@@ -1,4 +1,4 @@
-"""``preemption``: running requests lost their KV blocks and have to compute again."""
+"""``preemption``: running requests lost their KV blocks and had to compute tokens again."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ FEWEST_PREEMPTIONS = 3
 MUCH_FRAC = 0.10
 """Share of prefill done twice that makes a storm, with ``FEWEST_PREEMPTIONS`` or more."""
 STORM_NEEDS = frozenset({Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES})
-"""Facts that a record must hold for a storm to be judged."""
+"""Facts that a record must contain so that a storm can be judged."""
 STORM = (
     " It is a storm: {cycles:n} came within {cycle_steps:n step} of admission, and {prefill_again_frac:%} of "
     "all prefill was done twice. The first was in {first_step:step} with {first_running:n request} running"
@@ -47,25 +47,25 @@ class RepeatVictim(msgspec.Struct, kw_only=True):
 
 
 class PreemptionExample(StepExample, kw_only=True):
-    """A preemption of a request."""
+    """Preemption of a request."""
 
     request_id: str
     """Request that was preempted."""
     for_request_id: str | None
-    """Request that it was preempted for; None: not recorded."""
+    """Request for which it was preempted; None: not recorded."""
     lost_tokens: int
     """Computed tokens that it lost."""
 
     @property
     def whom(self) -> Message:
-        """Request that got the blocks, in words."""
+        """Words for the request that got the blocks."""
         if self.for_request_id == self.request_id:
             return say("for blocks that it needed itself")
         return say("for [{for_request_id:id}][{for_request_id:!}a request that is not recorded]", self)
 
 
 class StormExample(StepExample, kw_only=True):
-    """A preemption and how long its victim was away."""
+    """Preemption, and the time until its victim was admitted again."""
 
     request_id: str
     """Request that was preempted."""
@@ -76,7 +76,7 @@ class StormExample(StepExample, kw_only=True):
     lasted_steps: int | None
     """Steps from its admission to the preemption."""
     resumed_step: int | None
-    """Step that admitted it again; None: none did."""
+    """Step that admitted it again; None: no step did."""
     away_us: int
     """Time from the start of the step that preempted it to that of the step that admitted it again; to its
     end, or to the trace's last output, if none did."""
@@ -92,7 +92,7 @@ class Storm(msgspec.Struct, kw_only=True):
     prefill_again_frac: float
     """Share of all prefill that was done twice."""
     first_step: int
-    """First step that preempted."""
+    """First step that preempted a request."""
     first_running: int
     """Number of running requests before it."""
     first_used_frac: float | None
@@ -118,9 +118,9 @@ class Preemptions(Evidence, kw_only=True):
     computed_tokens: int
     """All computed tokens."""
     storm: Storm | None
-    """Figures of a storm; None: these preemptions are none, or the record lacks what shows it."""
+    """Figures of a storm; None: there is no storm, or the record lacks the facts that show it."""
     examples: list[PreemptionExample]
-    """Preemptions that lost most tokens."""
+    """Preemptions that lost the most tokens."""
 
 
 def _find(timeline: Timeline) -> Findings:

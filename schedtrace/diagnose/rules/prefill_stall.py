@@ -28,11 +28,11 @@ class RankStall(msgspec.Struct, kw_only=True):
     stalled_passes: int
     """Number of common steps in which it only decoded while another rank prefilled."""
     stalled_ms: float
-    """Time that these took longer than common steps without prefill."""
+    """Time by which these steps took longer than common steps without prefill."""
     prefill_passes: int
     """Number of common steps in which it prefilled."""
     stalled_others_ms: float
-    """Stalls of other ranks in common steps in which its prefill was the largest."""
+    """Total stall of other ranks in common steps in which this rank's prefill was the largest."""
 
 
 class StallExample(StepExample, kw_only=True):
@@ -47,7 +47,7 @@ class StallExample(StepExample, kw_only=True):
     pass_us: int
     """Time of the common step."""
     excess_us: int
-    """Time that it took longer than common steps without prefill."""
+    """Time by which the step took longer than common steps without prefill."""
 
 
 class AlignedPrefills(msgspec.Struct, kw_only=True):
@@ -56,7 +56,7 @@ class AlignedPrefills(msgspec.Struct, kw_only=True):
     alone_passes: int
     """Number of common steps in which exactly one rank prefilled."""
     prefill_ms: float
-    """Time that common steps with a prefill took longer than those without."""
+    """Time by which common steps with a prefill took longer than those without."""
     aligned_ms: float
     """The same with aligned prefills: at least the time of the rank with most prefill work."""
     saved_ms: float
@@ -64,7 +64,7 @@ class AlignedPrefills(msgspec.Struct, kw_only=True):
     saved_frac: float
     """Share of the time of all common steps."""
     most_gain_frac: float
-    """Rise of throughput, at most."""
+    """Largest possible rise of throughput."""
 
 
 class PrefillStall(Evidence, kw_only=True):
@@ -75,18 +75,19 @@ class PrefillStall(Evidence, kw_only=True):
     prefill_passes: int
     """Number of common steps in which a rank prefilled."""
     stalled_passes: int
-    """Number of common steps in which a rank prefilled while another one only decoded."""
+    """Number of common steps in which a rank prefilled while another rank only decoded."""
     mean_prefilling: float
     """Mean number of ranks that prefilled in a common step with a prefill."""
     stalled_ms: float
-    """Time that stalled common steps took longer than those without prefill."""
+    """Time by which stalled common steps took longer than those without prefill."""
     stalled_frac: float
     """Share of the time of all common steps."""
     ranks: list[RankStall]
     """Figures of each rank."""
     aligned: AlignedPrefills | None
-    """Bound of what aligned prefills could save; None: nothing that the trace resolves, or they are aligned
-    by a setting."""
+    """Upper bound of the time that aligned prefills would save; None: too little to resolve, or a setting
+    aligns them already.
+    """
     examples: list[StallExample]
     """Longest stalls, with the step of the rank that prefilled."""
 
@@ -222,7 +223,7 @@ def _bound(aligned: AlignedPrefills | None) -> Message:
 
 
 def _share(ranks: RecordedRanks, stalls: PrefillStalls) -> float | None:
-    """Return the share of the requests' time; each request of a stalled rank waits."""
+    """Return the share of the requests' time that stalls cost; each request of a stalled rank waits."""
     if not ranks.total_requests_us:
         return None
     felt = float(stalls.stalled.select((pl.col("excess_us") * pl.col("requests")).sum()).item())

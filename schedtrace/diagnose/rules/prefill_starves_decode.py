@@ -1,4 +1,4 @@
-"""``prefill-starves-decode``: decoding requests waited longer because their steps prefilled, too."""
+"""``prefill-starves-decode``: decoding requests waited longer because their steps also prefilled."""
 
 import polars as pl
 
@@ -19,12 +19,12 @@ FOUND_FROM_FRAC = 0.10
 CRITICAL_FROM_FRAC = 0.25
 
 PAUSE_TIMES = 10
-"""Factor of the usual time from which a step is felt as a pause."""
+"""Least ratio to the usual time at which users notice a step as a pause."""
 MOST_FRAC = 0.5
 
 
 class StretchedStep(StepExample, kw_only=True):
-    """A step and what its prefill added."""
+    """Step, and the time that its prefill added."""
 
     prefill_tokens: int
     """Tokens of prefills."""
@@ -37,7 +37,7 @@ class StretchedStep(StepExample, kw_only=True):
 
 
 class StretchedDecodes(Evidence, kw_only=True):
-    """What prefill added to the time between tokens."""
+    """Time that prefill added to the time between tokens."""
 
     stretch_frac: float
     """Share of all time between tokens, as above."""
@@ -97,13 +97,13 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def _interrupts(evidence: StretchedDecodes) -> bool:
-    """Return whether such a step is felt as a pause, and not only as a slightly slower stream of tokens."""
+    """Return whether users notice such a step as a pause, and not only as a slightly slower stream."""
     usual_us = evidence.median_decode_step_us
     return usual_us is not None and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
 
 
 def _came_too_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
-    """Return whether most prefill is for requests that were sent with the decoding ones but came too late."""
+    """Return whether most prefill is for requests that were sent with the decoding ones but arrived late."""
     if not timeline.closed_workload:
         return False
     late = late_requests(timeline).select("request_id")
@@ -128,7 +128,7 @@ def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
 
 
 def _waited_us(steps: pl.DataFrame) -> int:
-    """Return the time that decoding requests spent in these steps, added up."""
+    """Return the total time that decoding requests spent in these steps."""
     return int((steps["busy_us"] * steps["decode_tokens"]).sum() or 0)
 
 

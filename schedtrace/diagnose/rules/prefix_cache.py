@@ -1,4 +1,4 @@
-"""``prefix-cache``: prompts or preempted requests found less in the prefix cache than had been computed."""
+"""``prefix-cache``: prompts or preempted requests found fewer tokens in the cache than had been computed."""
 
 import polars as pl
 
@@ -29,9 +29,9 @@ FEWEST_COMPARED = 3
 MISSED_FRAC = 0.05
 """Least share of all prompt tokens that makes a change worthwhile."""
 FEWEST_REQUESTS = 10
-"""Fewest requests without a hit from which that is reported."""
+"""Fewest requests without a hit at which this is reported."""
 SMALL_BLOCK = 16
-"""vLLM's block size on GPUs; prompts that share less do not count as beginning alike."""
+"""vLLM's block size on GPUs; prompts that share fewer tokens do not count as beginning alike."""
 LEAST_FRAC = 0.01
 """Least share of the requests' time that is stated."""
 
@@ -47,7 +47,7 @@ REASONS = {
 
 
 class Found(StepExample, kw_only=True):
-    """What one request found in the cache when it was admitted or came back."""
+    """Tokens that one request found in the cache when it was admitted or resumed."""
 
     request_id: str
     """vLLM's id of the request."""
@@ -58,7 +58,7 @@ class Found(StepExample, kw_only=True):
 
 
 class PrefixCache(Evidence, kw_only=True):
-    """Hits of new requests, what they could have hit, and what preempted ones found again."""
+    """Cache hits of new requests, the hits that they missed, and the hits of preempted requests."""
 
     requests: int
     """Number of requests admitted for the first time."""
@@ -67,19 +67,21 @@ class PrefixCache(Evidence, kw_only=True):
     cached_tokens: int
     """Tokens of these that they found in the cache."""
     hit_frac: float | None
-    """Share of the prompt tokens that were found."""
+    """Share of the prompt tokens that were found in the cache."""
     shareable_tokens: int | None
-    """Tokens that begin as an earlier prompt does; None: prefix hashes are not recorded."""
+    """Tokens in beginnings shared with an earlier prompt; None: prefix hashes are not recorded."""
     missed_tokens: int | None
     """Shareable tokens that were computed again; None: prefix hashes are not recorded."""
     group_lost_tokens: int | None
-    """Missed tokens that one of the KV cache groups still had and another had lost; None: no request's, or
-    vLLM does not say it (older than 0.32)."""
+    """Missed tokens that one KV cache group still had and another had lost; None: there are none, or vLLM
+    does not report it (before 0.32).
+    """
     shared_blocks: int | None
-    """KV blocks that all beginnings that prompts share take, each once; None: not known."""
+    """KV blocks of all beginnings that prompts share, each counted once; None: not known."""
     shared_end_blocks: int | None
-    """Part of them that stays cached if groups with a sliding window keep the ends only; None: no such group,
-    or not known."""
+    """Part of these blocks that stays cached if groups with a sliding window keep only the ends; None: no
+    such group, or not known.
+    """
     keeps_windows: bool
     """Whether groups with a sliding window keep all of their blocks cached."""
     usable_blocks: int | None
@@ -99,18 +101,19 @@ class PrefixCache(Evidence, kw_only=True):
     returned_requests: int
     """Number of preempted requests that came back."""
     lost_tokens: int
-    """Tokens that these had lost."""
+    """Tokens that these requests had lost."""
     found_tokens: int
-    """Tokens of these that they found again."""
+    """Number of these tokens that they found in the cache again."""
     evicted_tokens: int
-    """Tokens of full blocks that they did not find again."""
+    """Tokens of full blocks that they did not find in the cache again."""
     missed_ttft_ms: float | None
     """Median time to first token of new requests that computed a part of a shared beginning again; None: too
-    few of these or of those that found it, or not known."""
+    few requests missed or found theirs, or not known.
+    """
     reused_ttft_ms: float | None
-    """Median time to first token of new requests that found all of it."""
+    """Median time to first token of new requests that found their whole shared beginning."""
     examples: list[Found]
-    """Requests that computed most again."""
+    """Requests that computed the most tokens again."""
 
     @property
     def makes_tail(self) -> bool:
@@ -223,7 +226,7 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
 
 
 def _felt(share: float | None) -> float | None:
-    """Return a share of the requests' time that is large enough to state; None otherwise."""
+    """Return a share of the requests' time if it is large enough to state; None otherwise."""
     return share if share is not None and share >= LEAST_FRAC else None
 
 
@@ -233,7 +236,7 @@ def _hides_shared(evidence: PrefixCache) -> bool:
 
 
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:
-    """Return whether there was no hit although prompts may begin alike, in less than a block or salted."""
+    """Return whether there was no hit although prompts may begin alike: in less than a block, or salted."""
     long_enough = not evidence.without_hit.get("short") and block_size <= SMALL_BLOCK
     none = not evidence.cached_tokens and evidence.requests >= FEWEST_REQUESTS
     return none and (not long_enough or evidence.salted > 0)
@@ -370,7 +373,7 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 
 
 def _holder(evidence: PrefixCache) -> Message:
-    """Describe what emptied the cache."""
+    """Describe the requests or resets that emptied the cache."""
     parts = [
         say(
             "[{group_lost_tokens:n token} of these were still in one KV cache group and lost in another.]",

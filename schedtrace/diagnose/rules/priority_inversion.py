@@ -59,10 +59,10 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
 
 
 class Inversion(Waited, kw_only=True):
-    """Urgent requests that waited, and who ran meanwhile."""
+    """Urgent requests that waited, and the requests that ran meanwhile."""
 
     waited_for: list[str]
-    """Causes that urgent requests waited for, the one with most time first."""
+    """Causes of the waits of urgent requests, the cause with the most time first."""
     classes: list[ClassTime]
     """Priorities that ran in these steps."""
     admitted_before: int

@@ -1,4 +1,4 @@
-"""``rank-imbalance``: one data-parallel rank had far more to do than the others, or another had nothing."""
+"""``rank-imbalance``: one data-parallel rank had far more work than the others, or another had none."""
 
 from dataclasses import dataclass
 
@@ -17,21 +17,21 @@ from schedtrace.timeline.spans import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 UNEVEN_FRAC = 0.25
-"""``1 - mean / max`` of the ranks' mean loads."""
+"""Least ``1 - mean / max`` of the ranks' mean loads."""
 LEAST_REQUESTS = 2.0
-"""Least requests of the largest load above the mean: a request more or less is no imbalance."""
+"""Fewest requests by which the largest load must exceed the mean."""
 FEWEST_REQUESTS = 8
-"""A rank, on average: tokens of fewer differ by chance."""
+"""Fewest requests per rank, on average; the tokens of fewer requests differ by chance."""
 DUMMIES_FROM_FRAC = 0.01
 """Least share of the ranks' time that dummy batches take."""
 AVOIDABLE_FROM_FRAC = 0.01
-"""Least share of all requests' time: refused on one rank while another had room."""
+"""Least share of all requests' time in which they were refused on one rank while another had room."""
 LARGER = 1.25
 """Least ratio of a rank's requests, or their length, to those of the other ranks."""
 MOST_CHOSEN = 0.9
-"""Least share of its requests for which the client chose the rank."""
+"""Least share of a rank's requests for which the client chose the rank."""
 REQUESTS, TOKENS = pl.col("running") + pl.col("waiting"), pl.col("tokens")
-"""Loads: of ``RankLoads.loads``."""
+"""Loads that are compared: columns of ``RankLoads.loads``."""
 
 
 class RankFigures(msgspec.Struct, kw_only=True):
@@ -44,11 +44,11 @@ class RankFigures(msgspec.Struct, kw_only=True):
     chosen: int
     """Number of these for which the client asked for this rank."""
     mean_prompt_tokens: float | None
-    """Mean length of the prompts of requests that ended; None: none did."""
+    """Mean prompt length of the requests that ended; None: no request ended."""
     mean_output_tokens: float | None
-    """Mean length of the outputs of requests that ended; None: none did."""
+    """Mean output length of the requests that ended; None: no request ended."""
     prefill_tokens: int
-    """Prefill tokens computed, with those that a preemption had thrown away."""
+    """Computed prefill tokens, including those that a preemption had discarded."""
     decode_tokens: int
     """Decode tokens computed."""
     mean_running: float
@@ -58,9 +58,9 @@ class RankFigures(msgspec.Struct, kw_only=True):
     kv_used_frac: float | None
     """Mean share of the KV blocks in use after its steps; None: not recorded."""
     waited_ms: float
-    """Time that its requests were refused."""
+    """Time in which its requests were refused."""
     avoidable_ms: float
-    """Part of that while another rank had a seat and no waiting request."""
+    """Part of that time in which another rank had a free seat and no waiting request."""
 
 
 class WaitExample(StepExample, kw_only=True):
@@ -119,7 +119,7 @@ class DummyBatches(Evidence, kw_only=True):
 
 
 class RankImbalance(Evidence, kw_only=True):
-    """The ranks side by side, and why they differ."""
+    """Ranks side by side, and the reason why they differ."""
 
     largest: int
     """Rank that the finding names."""
@@ -132,9 +132,11 @@ class RankImbalance(Evidence, kw_only=True):
     """Time from the run's first request to the first part of the run in which this rank was above the mean
     by a quarter of its load and one request; None: never."""
     uneven_frac: float
-    """Share of the run in which it was."""
+    """Share of the run in which it was that far above the mean."""
     avoidable_ms: float
-    """Time that requests of all ranks were refused while another rank had a seat and no waiting request."""
+    """Time in which requests of all ranks were refused while another rank had a free seat and no waiting
+    request.
+    """
     avoidable_frac: float
     """Share of all requests' time."""
     lockstep_frac: float | None
@@ -254,7 +256,7 @@ def _rank_figures(evidence: RankImbalance, rank: int) -> RankFigures:
 
 
 def _holder(evidence: RankImbalance) -> Message:
-    """Describe why: what the rank got, compared with the others."""
+    """Describe the reason: the requests that the rank got, compared with the others."""
     own = _rank_figures(evidence, evidence.largest)
     peers = [figures for figures in evidence.ranks if figures.rank != own.rank]
     got = say(
@@ -430,7 +432,7 @@ def _figures(ranks: RecordedRanks, loads: RankLoads) -> list[RankFigures]:
 
 
 def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
-    """Return how far one rank is above the rest: the one that delayed requests, else the most loaded."""
+    """Return how far one rank is above the others: the rank that delayed requests, else the most loaded."""
     open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)

@@ -24,30 +24,31 @@ CRITICAL_FRAC = 0.25
 
 
 class RefusedRequest(msgspec.Struct, kw_only=True):
-    """A request that was turned away."""
+    """Request that the front end turned away."""
 
     at_us: int
     """Time of the refusal, on the trace's clock."""
     reason: str
-    """Limit that it was turned away for."""
+    """Limit for which it was turned away."""
 
 
 class AtDoor(Evidence, kw_only=True):
-    """Requests that were turned away."""
+    """Requests that the front end turned away."""
 
     refused: int
     """Number of requests that were turned away."""
     refused_frac: float
-    """Share of these and of the requests that reached an engine."""
+    """Share of these among all requests: turned away, or received by an engine."""
     by_reason: dict[str, int]
-    """Limit to requests."""
+    """Number of requests that were turned away, by limit."""
     first_us: int
     """Time of the first refusal, on the trace's clock."""
     last_us: int
     """Time of the last refusal, on the trace's clock."""
     waited_for: dict[str, float]
-    """Cause to its share of all waiting in the engine's queue between the first and the last; empty: no
-    request waited."""
+    """Share of all waiting in the engine's queue between the first and the last refusal, by cause; empty: no
+    request waited.
+    """
     examples: list[RefusedRequest]
     """First of these requests."""
 

@@ -21,17 +21,17 @@ from schedtrace.timeline.spans import overlap_us
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
-"""Least share of the run; less is in the noise of most runs."""
+"""Least share of the run; a smaller share is within the noise of most runs."""
 LEADS_FROM_FRAC = 0.25
-"""Share of the run from which host time limits it, if vLLM could hide it; every engine has some."""
+"""Share of the run from which host time limits it if vLLM could hide this time; every engine has some."""
 ADVISED_FROM_FRAC = 0.05
-"""Share of the run from which a setting of the host's work is worth trying."""
+"""Share of the run from which a setting that affects the host's work is worth trying."""
 WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
 """Shares of the run from which host time is a warning, and critical (it then exceeds the device's time)."""
 
 
 class HostGap(StepExample, kw_only=True):
-    """A step before which the device waited."""
+    """Step before which the device waited."""
 
     gap_us: int
     """Time that the device waited before the step."""
@@ -45,7 +45,7 @@ class HostGaps(Evidence, kw_only=True):
     """Time that the device waited for the host."""
 
     gap_ms: float
-    """Time that the device waited, added up; measured, not estimated."""
+    """Total time that the device waited; measured, not estimated."""
     schedule_ms: float
     """Part of it in ``schedule()``."""
     update_ms: float
@@ -97,7 +97,7 @@ def _find(timeline: Timeline) -> Findings:
 
 
 def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
-    """Return how much of these gaps can be hidden behind the device's time of the step, at least and at most.
+    """Return the least and the most of these gaps that the device's time of the step can hide.
 
     Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; for the rest, it is unknown.
     """

@@ -13,7 +13,7 @@ from schedtrace.model.trace_facts import Fact
 from schedtrace.timeline.engine_ranks import BEYOND, PASS, RecordedRanks
 
 SLOW_FACTOR = 1.2
-"""Least factor of a slow rank; models of two equal ranks differ by less."""
+"""Least factor of a slow rank; models of two equal ranks differ by a smaller one."""
 ERRORS = 3.0
 """Least ratio of a difference to what the models leave unexplained."""
 PREFILL_FACTOR = 1.3
@@ -46,25 +46,27 @@ class RankPace(msgspec.Struct, kw_only=True):
     rank: int
     """Data-parallel rank."""
     factor: float
-    """Time of its steps over what the other ranks' step times explain."""
+    """Ratio of its step times to those that the other ranks' step times predict."""
 
 
 class SlowRank(Evidence, kw_only=True):
-    """The slowest rank beside the others."""
+    """Slowest rank, compared with the others."""
 
     rank: int
     """Rank that is slowest."""
     factor: float | None
-    """Time of its steps over what the other ranks' step times explain; None: the other ranks add nothing."""
+    """Ratio of its step times to those that the other ranks' step times predict; None: the other ranks add
+    nothing.
+    """
     lockstep: bool
-    """Whether the ranks step together."""
+    """Whether the ranks run in lock-step."""
     work_of: int
     """Rank whose average step is compared: of a slow rank that holds far more, another rank's."""
     own_us: float
     """Time of that step on this rank; in lock-step what a thousand prefill tokens of it add to a common
     step."""
     others_us: float
-    """The same by the other ranks."""
+    """The same time on the other ranks."""
     ranks: list[RankPace]
     """Factor of each rank."""
 

@@ -1,4 +1,4 @@
-"""``spec-decode``: so few drafts are accepted that verifying them costs more than they give."""
+"""``spec-decode``: so few drafts are accepted that verifying them costs more than they save."""
 
 import polars as pl
 
@@ -17,20 +17,20 @@ LEAST_CHANGE = 0.02
 
 
 class DraftStep(StepExample, kw_only=True):
-    """A step that verified drafts."""
+    """Step that verified drafts."""
 
     total_requests: int
     """Number of requests that the step scheduled."""
     draft_tokens: int
     """Number of tokens that were drafted."""
     output_tokens: int
-    """Tokens that came out."""
+    """Number of output tokens."""
     busy_us: int
     """Time from the step's start to its output."""
 
 
 class SpecDecode(Evidence, kw_only=True):
-    """What drafts cost and gave in steps without prefill."""
+    """Cost and benefit of drafts in steps without prefill."""
 
     method: str | None
     """Drafting method; None: not recorded."""
@@ -41,9 +41,9 @@ class SpecDecode(Evidence, kw_only=True):
     accepted_tokens: int
     """Tokens accepted: ``output_tokens - total_requests``."""
     acceptance_frac: float
-    """Share of the drafts that was accepted."""
+    """Share of the draft tokens that were accepted."""
     wasted_frac: float
-    """Share of the steps' scheduled tokens that were drafts not accepted."""
+    """Share of the steps' scheduled tokens that were rejected drafts."""
     verify_us_per_token: float
     """Time that a decode token adds to a step."""
     output_tokens_per_s: float
@@ -54,9 +54,9 @@ class SpecDecode(Evidence, kw_only=True):
     """Number of steps that refused a request with cause ``input_budget``: some drafting methods take slots
     of the budget besides the tokens."""
     draft_slot_tokens: int
-    """Token budget that was left there."""
+    """Token budget that was left in these steps."""
     examples: list[DraftStep]
-    """Steps that took longest."""
+    """Steps that took the longest."""
 
 
 def _find(timeline: Timeline) -> Findings:

@@ -1,4 +1,4 @@
-"""``stall``: the engine stepped, scheduled nothing, and had requests that waited or ran."""
+"""``stall``: the engine ran steps that scheduled nothing, although requests waited or ran."""
 
 import polars as pl
 
@@ -77,7 +77,7 @@ def empty_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _running_exits(timeline: Timeline) -> pl.DataFrame:
-    """Return for every step the most frequent cause for which a running request got nothing."""
+    """Return, for every step, the most frequent cause for which it left out a running request."""
     return (
         timeline.exits.filter((pl.col("loop") == "running") & pl.col("refusal"))
         .with_columns(often=pl.col("count").sum().over("step", "cause"))
@@ -97,14 +97,14 @@ EXPECTED = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
 
 
 class Stall(StepExample, kw_only=True):
-    """A stall: ``step`` is its first."""
+    """Stall: ``step`` is its first step."""
 
     steps: int
     """Number of its steps."""
     since_us: int
     """Its beginning, on the trace's clock."""
     stalled_us: int
-    """Time that it lasted."""
+    """Length of the stall."""
     unended: bool
     """Whether it had not ended when its trial, or the trace, ended."""
     num_waiting: int
@@ -112,7 +112,7 @@ class Stall(StepExample, kw_only=True):
     num_running: int
     """Number of running requests after its last step."""
     request_id: str | None
-    """Request that the exit of the first step with this cause names; None: it names none."""
+    """Request named by the exit of the first step with this cause; None: the exit names no request."""
 
     @property
     def span(self) -> Steps:
@@ -121,20 +121,20 @@ class Stall(StepExample, kw_only=True):
 
 
 class Stalls(Evidence, kw_only=True):
-    """The stalls of one cause."""
+    """Stalls with the same cause."""
 
     stalls: int
     """Number of stalls."""
     unended: int
     """Number of these that had not ended when their trial, or the trace, ended."""
     stalled_ms: float
-    """Time of all stalls."""
+    """Total time of all stalls."""
     longest_ms: float
     """Time of the longest stall."""
     since_step: int
     """First step of the first stall."""
     examples: list[Stall]
-    """Longest stalls; the step is the first."""
+    """Longest stalls; the step is the first step of the stall."""
 
 
 def _find(timeline: Timeline) -> list[Finding]:

@@ -71,7 +71,11 @@ def _server(server: ServerStart) -> Message:
         say("[{setting:setting} {max_model_len:n}]", server, setting="max_model_len"),
         say("[KV cache {kv_cache_tokens:n token}]", server),
         say("[{kv_blocks:n KV block}]", server),
-        say("[room for {max_concurrency:n1} requests of the full length]", server),
+        say(
+            "[room for {max_concurrency:n1} requests of {longest:setting} tokens]",
+            server,
+            longest="max_model_len",
+        ),
     ]
     return joined([part for part in parts if part.template], ", ")
 

@@ -386,7 +386,7 @@ class Calls:
         self.number = number
 
     def note_progress(self) -> None:
-        """Restart the count."""
+        """Record the current call number as that of the latest progress."""
         self._at_progress = self.number
 
     @property

@@ -45,7 +45,7 @@ def test_the_public_console_log():
     assert engine.kv_cache_usage_frac == Range(0.877, 0.984)
     assert said(shown) == [("kv-cache-full", "likely", 4, 5), ("decodes-slowed-by-prefills", "likely", 2, 5)]
     slowed = plain(shown.statements[1].text)
-    assert "28.1 to 40.8 output tokens/s at 2 snapshots with prompts, 58.6 to 68.1 at 3 without" in slowed
+    assert "28.1 to 40.8 output tokens/s in 2 snapshots with prompts, and 58.6 to 68.1 in 3 without" in slowed
 
 
 def test_the_public_dump():
