@@ -8,6 +8,7 @@ from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests import makers
+from tests.unit.judged_once import judged_once
 from tests.unit.recorded_words import RecordedWords
 
 
@@ -52,6 +53,12 @@ def cli(capsys, monkeypatch):
         return (int(code), *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def each_timeline_judged_once(monkeypatch):
+    """An analysis judges a timeline anew only if no test of this worker had the same."""
+    monkeypatch.setattr("schedtrace.diagnose.analyze.one_engine", judged_once)
 
 
 @pytest.fixture
