@@ -1,5 +1,7 @@
 """Traces by hand, read back the way ``analyze`` reads them."""
 
+from pathlib import Path
+
 import pytest
 
 from schedtrace.cli.main import main
@@ -8,8 +10,22 @@ from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests import makers
-from tests.unit.judged_once import judged_once
+from tests.unit.judged_once import judge_once, one_engine_once
 from tests.unit.recorded_words import RecordedWords
+
+
+READ_JUDGEMENTS = {"cli", "compare", "present", "watch"}
+"""Folders of tests of what follows from a judgement."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_timeline_judged_once(request):
+    """Judge a timeline anew only if no test of these folders had the same in this worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(Path(__file__).parent).parts[0] in READ_JUDGEMENTS:
+            patch.setattr("schedtrace.diagnose.analyze.one_engine", one_engine_once)
+            patch.setattr("schedtrace.watch.judge.judge_engine", judge_once)
+        yield
 
 
 @pytest.fixture
@@ -53,12 +69,6 @@ def cli(capsys, monkeypatch):
         return (int(code), *capsys.readouterr())
 
     return call
-
-
-@pytest.fixture
-def each_timeline_judged_once(monkeypatch):
-    """An analysis judges a timeline anew only if no test of this worker had the same."""
-    monkeypatch.setattr("schedtrace.diagnose.analyze.one_engine", judged_once)
 
 
 @pytest.fixture

@@ -1,20 +1,21 @@
-"""Judgement of an engine's timeline, made once a worker for all tests that only read what follows from it.
+"""Judgements of engines that are made once a worker, for tests that only read what follows from them.
 
-Half of an analysis is spent here, and the tests of commands and comparisons have few timelines. The key is all
-that a timeline holds, so another trace, manifest or window is judged anew.
+Half of an analysis is spent here, and the tests of commands, comparisons and ``watch`` have few timelines. The
+key is all that a timeline holds, so another trace, manifest or window is judged anew.
 """
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import wraps
 from pickle import dumps, loads
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import polars as pl
 
-from schedtrace.diagnose.one_engine import OneEngine, one_engine
-from schedtrace.model.manifest import Manifest
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.diagnose import one_engine
 
-JUDGED: dict[bytes, bytes] = {}
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def comparable(value: Any) -> Any:
@@ -36,9 +37,18 @@ def comparable(value: Any) -> Any:
     return repr(value)
 
 
-def judged_once(timeline: Timeline, manifest: Manifest | None, *, engines: int) -> OneEngine:
-    """Return what ``one_engine`` returns, in a copy of the caller's own."""
-    key = dumps(comparable([timeline, manifest, engines]))
-    if key not in JUDGED:
-        JUDGED[key] = dumps(one_engine(timeline, manifest, engines=engines))
-    return loads(JUDGED[key])  # type: ignore[no-any-return]  # noqa: S301  # of this process
+def once(function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function so that it computes once for equal arguments; each caller gets a copy of its own."""
+    results: dict[bytes, bytes] = {}
+
+    @wraps(function)
+    def computed_once(*args: P.args, **options: P.kwargs) -> T:
+        key = dumps(comparable([args, options]))
+        if key not in results:
+            results[key] = dumps(function(*args, **options))
+        return loads(results[key])  # type: ignore[no-any-return]  # noqa: S301  # of this process
+
+    return computed_once
+
+
+one_engine_once, judge_once = once(one_engine.one_engine), once(one_engine.judge)

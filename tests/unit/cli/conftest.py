@@ -21,11 +21,6 @@ BLOCKED = [
 """b waits 10 ms for KV blocks."""
 
 
-@pytest.fixture(autouse=True)
-def _each_timeline_judged_once(each_timeline_judged_once):
-    pass
-
-
 @pytest.fixture
 def quiet(tmp_path):
     return makers.run_folder(tmp_path / "quiet", step(0, got={"a": 10}, new="a"))
